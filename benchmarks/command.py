@@ -67,7 +67,7 @@ def bench(
     try:
         if record:
             _keep(kept, results)
-    finally:  # a refusal must not lose minutes of measuring
+    finally:  # a refusal must not lose minutes of measurements
         _tell(rows, results, as_json=as_json)
     if any(result.failed for result in results):
         raise typer.Exit(1)

@@ -29,7 +29,7 @@ def _serve(pipe: Connection, ranges: int) -> None:
     from multiclouddb_cosmos_emulator.writes import Transaction
 
     def fill(items: int) -> None:
-        # By the emulator's own transactions: over HTTP this would take minutes.
+        # Uses the emulator's own transactions, because this would take minutes over HTTP.
         with server._lock:
             container = server._container("shop", "orders")
             for number in range(items):
@@ -70,14 +70,14 @@ class Account:
     pipe: Any
 
     def ask(self, name: str, argument: float = 0) -> int:
-        """Let it do something.
+        """Run a command in the process.
 
         Args:
             name: `fill`, `delay` or `count`.
-            argument: How many items, or how many seconds.
+            argument: The number of items, or of seconds.
 
         Returns:
-            How many reads of the feed it remembers.
+            The number of remembered reads of the feed.
         """
         self.pipe.send((name, argument))
         counted: int = self.pipe.recv()
@@ -90,7 +90,7 @@ class Account:
         return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls=false"}, max_concurrency=concurrency)
 
     def container(self) -> Any:
-        """The container of an azure-cosmos client as the provider makes it, but for its transport."""
+        """The container of an azure-cosmos client made as in the provider, except for its transport."""
         from azure.cosmos import CosmosClient
 
         client = CosmosClient(
@@ -100,7 +100,7 @@ class Account:
 
 
 def start_by_hand(container: Any) -> str:
-    """A continuation of now, over all ranges."""
+    """A continuation at the present time, over all ranges."""
     seen: list[Any] = []
     pages = container.query_items_change_feed(
         mode="AllVersionsAndDeletes", start_time="Now", response_hook=lambda headers, _: seen.append(headers)
@@ -110,7 +110,7 @@ def start_by_hand(container: Any) -> str:
 
 
 def bare_loop(container: Any, continuation: str) -> int:
-    """Read everything with azure-cosmos, and build no event; returns how many items came."""
+    """Read everything with azure-cosmos, without building events; returns the number of items."""
     pages = container.query_items_change_feed(continuation=continuation, max_item_count=1000).by_page()
     count = 0
     for page in pages:
@@ -120,7 +120,7 @@ def bare_loop(container: Any, continuation: str) -> int:
 
 @contextmanager
 def account(ranges: int) -> Iterator[Account]:
-    """An emulator with one empty container of so many ranges.
+    """An emulator with one empty container of the given number of ranges.
 
     Args:
         ranges: How many.

@@ -39,7 +39,7 @@ def item(number: int) -> dict[str, dict[str, str]]:
 def on_core(place: int) -> Iterator[None]:
     """Make this thread, and the threads and processes that it starts inside, run on one core.
 
-    Does nothing where a process cannot choose its core, or where there is only one.
+    Does nothing if a process cannot choose its core, or if there is only one core.
     """
     if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield
@@ -87,7 +87,7 @@ class Local:
         return self._client("dynamodbstreams")
 
     def tables(self) -> Any:
-        """The same for tables and items, with a connection for each of ten threads, boto3's default."""
+        """A client for tables and items, with connections for ten threads, which is boto3's default."""
         return self._client("dynamodb")
 
     def _client(self, service: str) -> Any:
@@ -151,11 +151,11 @@ class Scripted:
             self.ask("fill", shard, records)
 
     def calls(self, *operations: str) -> int:
-        """How many calls of these operations there were."""
+        """The number of calls of these operations."""
         return sum(self.ask("journal.count", operation) for operation in operations)
 
     def records_sent(self) -> int:
-        """How many records were in its answers."""
+        """The number of records in its answers."""
         return sum(call.records for call in self.ask("journal.calls", "GetRecords"))
 
     def ask(self, method: str, *arguments: Any) -> Any:

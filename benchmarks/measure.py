@@ -48,7 +48,7 @@ def checksum(ids: Iterable[str] | int) -> int:
 
 
 def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
-    """For each pair whether our side runs first: the order alternates, the warm-up pair included."""
+    """For each pair, True if our side runs first. The order alternates, and includes the warm-up pair."""
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 
 

@@ -60,7 +60,7 @@ class Backlog:
 
 
 def _aggregates(server: Any) -> int:
-    # The server's own count: a listener in this process would slow down every later row.
+    # The server's own count, because a listener in this process would slow down every later row.
     found: int = server.client().admin.command("serverStatus")["metrics"]["commands"]["aggregate"]["total"]
     return found
 

@@ -1,4 +1,4 @@
-"""Where a side spends its time: the reason for a missed goal."""
+"""Shows where a side spends its time, as the reason for a missed goal."""
 
 from __future__ import annotations
 

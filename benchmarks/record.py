@@ -23,7 +23,7 @@ _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
 
 
 class SettingError(Exception):
-    """The record is of another machine or other versions: their figures must not be mixed."""
+    """The record is from another machine or other versions, so the figures must not be mixed."""
 
 
 @attrs.frozen

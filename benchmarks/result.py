@@ -18,14 +18,14 @@ class Result:
         name: The name of the row.
         unit: The unit of value and baseline.
         value: Ours; None when the row failed.
-        baseline: The other side's; None where there is none.
+        baseline: The other side's value; None if there is no other side.
         ratio: Ours divided by the baseline, or None.
-        goal: Bound on the ratio, or on the value where there is no baseline.
+        goal: The bound on the ratio, or on the value if there is no baseline.
         at_most: True when the bound is an upper one.
         ok: True when the goal is met.
-        reason: Why it is not.
+        reason: Why the goal is not met.
         failed: True when the row failed, and `reason` is the error.
-        pairs: How many pairs were counted.
+        pairs: The number of pairs that were counted.
         seconds: Wall time of one run of ours.
         cpu: CPU time of one run of ours.
         baseline_seconds: Wall time of one run of the baseline.
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def score(self) -> float | None:
-        """1 where the goal is just met, more where it is exceeded, for upper and lower bounds."""
+        """1 if the goal is just met, more if it is exceeded, for upper and lower bounds."""
         if not self.achieved:
             return None
         return self.goal / self.achieved if self.at_most else self.achieved / self.goal
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def _measure(self) -> str:
-        # Without a figure we cannot know whether there would have been a baseline.
+        # Without a figure, it is not known if there would have been a baseline.
         return "x" if self.ratio is not None or self.value is None else self.unit
 
     def to_json(self) -> dict[str, Any]:

@@ -36,12 +36,12 @@ class Done:
     """The report of one side.
 
     Attributes:
-        count: How many units it has done: events, calls.
+        count: The number of units that it has done, such as events or calls.
         ids: Ids of the events that it read, in any order, which are read when the clock has stopped; or their
             checksum, where the side computed it.
-        value: The figure, where it is not `count` per second.
-        seconds: Wall time, where it is not the measured one: an ideal is computed.
-        cpu: CPU seconds, where another process did the work.
+        value: The figure, if it is not `count` per second.
+        seconds: Wall time, if it is not the measured one (an ideal is computed).
+        cpu: CPU seconds, if another process did the work.
         notes: Further figures, name → number in the row's unit.
     """
 

@@ -1,4 +1,4 @@
-"""`multiclouddb token check`: whether a token still resumes, and for how long.
+"""`multiclouddb token check` shows if a token can still be resumed, and for how long.
 
 First it reads the whole token as its reader would, with one event and no document. Then it reads each
 partition alone, because events of one partition can hide that another has expired.
@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def headroom(self) -> float | None:
-        """Seconds until its position expires, where the service reports it."""
+        """The seconds until its position expires, if the service reports this."""
         return None if self.page is None else self.page.diagnostics.retention_headroom_seconds
 
 
@@ -85,7 +85,8 @@ class Verdict:
         envelope: The token.
         whole: The result of reading it: a page, or the error that it has expired.
         answers: The results of reading its partitions one by one.
-        missed: Open partitions that the token neither holds nor leads to; None when that cannot be known.
+        missed: Open partitions that the token neither contains nor leads to; None if this cannot be
+            determined.
     """
 
     envelope: Envelope
@@ -100,14 +101,14 @@ class Verdict:
 
     @property
     def error(self) -> MulticloudDbError | None:
-        """Why it does not resume, or None when it does."""
+        """Why it cannot be resumed, or None if it can."""
         if isinstance(self.whole, MulticloudDbError):
             return self.whole
         return next((answer.error for answer in self.answers if answer.error is not None), None)
 
     @property
     def watermark(self) -> datetime | None:
-        """The page's, else the token's own."""
+        """The watermark of the page, else that of the token."""
         return watermark_of(self.envelope) if self.page is None else self.page.diagnostics.watermark
 
     @property
@@ -117,21 +118,21 @@ class Verdict:
 
     @property
     def changes(self) -> str:
-        """Whether there are changes to read."""
+        """True if there are changes to read."""
         if self.page is None:
             return "lost to retention"
         return "waiting" if self.page.events else "none at present" if self.page.idle else "maybe"
 
     @property
     def covers(self) -> str:
-        """Whether every open partition of the service is in the token or descends from one that is."""
+        """True if every open partition of the service is in the token or descends from a partition in it."""
         if self.missed is None:
             return "unknown"
         return f"no, {len(self.missed)} missed: {', '.join(self.missed[:3])}" if self.missed else "yes"
 
     @property
     def headroom(self) -> float | None:
-        """Seconds until its oldest position expires, where the service reports it."""
+        """The seconds until its oldest position expires, if the service reports this."""
         told = [answer.headroom for answer in self.answers]
         if self.page is not None:
             told.append(self.page.diagnostics.retention_headroom_seconds)
@@ -143,7 +144,7 @@ def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_j
 
     Raises:
         MulticloudDbError: The error of a read from it; `INVALID_REQUEST` for a foreign token.
-        typer.BadParameter: The token is of one partition key, and `key` is another key.
+        typer.BadParameter: The token belongs to one partition key, and `key` is a different key.
     """
     envelope = decode_token(token)
     _check_provider(config, envelope)

@@ -1,4 +1,4 @@
-"""Exit codes: one for each kind of failure, so that a script knows what to do."""
+"""Exit codes. Each kind of failure has its own code, so that a script knows what to do."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def report(error: Exception, *, debug: bool) -> int:
             typer.echo(scrub(_traces(error).rstrip()), err=True)
         typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
         if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
-            # In a log an error stays one line; a traceback has the link already.
+            # In a log, an error stays on one line. A traceback already contains the link.
             typer.echo(_dim(error.help_url), err=True)
     return code
 
@@ -45,8 +45,8 @@ def report(error: Exception, *, debug: bool) -> int:
 def _traces(error: BaseException) -> str:
     """The traceback of an error and of its causes, in Python's form.
 
-    Our message contains the vendor's text where it is safe to show. Of the vendor's exception only the class
-    is printed: its text may quote the request that was refused, with a session token in it.
+    Our message contains the vendor's text where it is safe to show. Only the class of the vendor's exception
+    is printed, because its text may quote the refused request, including a session token.
     """
     told = isinstance(error, MulticloudDbError)
     parts: list[str] = []
@@ -75,7 +75,7 @@ def _line(error: Exception) -> tuple[int, str]:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "multiclouddb"
         return USAGE, f"[USAGE] {error.format_message().rstrip('.')}; see {command} --help"
-    if isinstance(error, OSError):  # the library wraps its own errors: this one is of our output
+    if isinstance(error, OSError):  # the library wraps its own errors, so this one comes from our output
         return FAILURE, f"[OUTPUT] cannot be written: {error.strerror or error}"
     return FAILURE, f"[UNEXPECTED] {type(error).__name__}: {error}; run it again with --debug and report it"
 

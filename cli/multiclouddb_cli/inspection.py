@@ -48,7 +48,7 @@ def inspect(token: str, *, as_json: bool) -> None:
 
 
 def watermark_of(envelope: Envelope) -> datetime | None:
-    """Nothing after the token is older than this; None where the service did not report it."""
+    """A time; nothing after the token is older. None if the service did not report it."""
     if envelope.watermark is None:
         return None
     return _EPOCH + timedelta(microseconds=envelope.watermark)

@@ -1,4 +1,4 @@
-"""Ctrl-C that ends between two pages, so that the checkpoint is after what was printed."""
+"""Ctrl-C takes effect between two pages, so that the checkpoint is after the printed events."""
 
 from __future__ import annotations
 

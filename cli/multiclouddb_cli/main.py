@@ -64,7 +64,7 @@ class Commands(TyperGroup):
 
 
 def _silence() -> None:
-    """The rest of the buffer has no reader; the interpreter must not report an error for it."""
+    """The rest of the buffer has no reader, and the interpreter must not report an error for it."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -37,7 +37,7 @@ class Standing:
     entry: Entry | None = None
 
     def describe(self, feed: Feed) -> tuple[str, datetime | None]:
-        """Its position for a person, and a time: nothing after the position is older than that."""
+        """Its position as text for a person, and a time; nothing after the position is older than this."""
         try:
             told = [feed.describe(cursor) for cursor in self.cursors]
         except InvalidCursor:
@@ -112,7 +112,7 @@ def _standing(entry: Entry) -> Standing:
 
 
 def _never_joined(child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-    """Is never called: nothing is retired while a token is only inspected."""
+    """This is never called, because nothing is retired while a token is only inspected."""
     del child_id
     return cursors[0]
 

@@ -24,8 +24,8 @@ def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> st
     """`[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`.
 
     Args:
-        progress: How far the scan is.
-        rows_a_second: How fast it is; None when that is not known yet.
+        progress: The progress of the scan.
+        rows_a_second: Its speed; None if it is not known yet.
     """
     segments = progress.segments
     words = []
@@ -62,7 +62,7 @@ class ScanProgress:
             self._is_shown = False
 
     def show(self, progress: SnapshotProgress | None) -> None:
-        """Show it, unless that was done a moment ago.
+        """Show the progress, unless it was shown a moment ago.
 
         Args:
             progress: From the last page; None when no scan is running.

@@ -1,4 +1,4 @@
-"""`multiclouddb providers`: what is installed, and whether it can be imported."""
+"""`multiclouddb providers` lists the installed providers and shows if they can be imported."""
 
 from __future__ import annotations
 

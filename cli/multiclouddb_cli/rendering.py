@@ -24,7 +24,7 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
         event: The change.
         columns: The width for the line; the key is never cut.
         colour: True to colour the type.
-        address: True to say where the document is.
+        address: True to show the location of the document.
     """
     kind = event.type.value.ljust(_TYPE_COLUMNS)
     words = [rfc3339(event.timestamp), kind, *([printable(str(event.address))] if address else [])]

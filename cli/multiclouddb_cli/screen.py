@@ -44,7 +44,7 @@ _PARTS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def is_terminal() -> bool:
-    """Whether the output goes to a terminal."""
+    """True if the output goes to a terminal."""
     return sys.stdout.isatty()
 
 
@@ -74,7 +74,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`3h 12m`: the two largest parts; `-` when it is not known."""
+    """`3h 12m`, the two largest units; `-` if the duration is not known."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -89,7 +89,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    """A time to the millisecond; `-` when it is not known."""
+    """A time to the millisecond; `-` if it is not known."""
     if time is None:
         return "-"
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

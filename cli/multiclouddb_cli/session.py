@@ -1,4 +1,4 @@
-"""One database with its engine and one opened feed, for facts that a client does not offer."""
+"""One database with its engine and one opened feed, for information that a client does not provide."""
 
 from __future__ import annotations
 

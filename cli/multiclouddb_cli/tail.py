@@ -110,7 +110,7 @@ def _changes(
         request,
         wait_seconds=0.0 if wish.until_idle else _WAIT_SECONDS,
         until_idle=wish.until_idle,
-        # The engine retries each call; a run that should end does not also wait for the end of an outage.
+        # The engine retries each call, so a run that should end does not also wait for the end of an outage.
         max_outage_seconds=0.0 if wish.until_idle else _OUTAGE_SECONDS,
         checkpoint_store=bookmark,
         checkpoint_name=None if bookmark is None else bookmark.name,

@@ -95,7 +95,7 @@ class Board:
         """Read for a while.
 
         Raises:
-            MulticloudDbError: A retry does not fix it.
+            MulticloudDbError: An error that a retry does not fix.
         """
         began = time.monotonic()
         self._before = Counter(self._counts)
@@ -201,7 +201,7 @@ def top(
         once: One table only.
 
     Raises:
-        MulticloudDbError: A retry does not fix it.
+        MulticloudDbError: An error that a retry does not fix.
         BrokenPipeError: The output has no reader.
     """
     address, scope = target

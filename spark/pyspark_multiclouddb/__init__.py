@@ -4,8 +4,8 @@ Spark finds it by the name of this package, without registration:
 
     spark.readStream.format("multiclouddb").option("url", "embedded:///data/store.db").option(...)
 
-Spark imports every package whose name starts with `pyspark_`. When one import fails, it uses none of them. So
-nothing is imported here before it is used.
+Spark imports every package whose name starts with `pyspark_`. If one import fails, Spark uses none of them.
+Therefore nothing is imported here before it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The batch: it reads a feed from its start to its end, through every split and merge."""
+"""The batch, which reads a feed from its start to its end, through every split and merge."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["ChangeFeedReader"]
 
 
 class ChangeFeedReader(DataSourceReader):
-    """Reads a feed once. Each action of a DataFrame plans again, and may see a later end.
+    """Reads a feed once. Each action of a DataFrame plans again and may see a later end.
 
-    The tasks run in any order, and a child of a split may be in another task than its parent. So `order_key`,
-    not the order of rows, says which of two changes of one key is the later.
+    The tasks run in any order, and a child of a split may be in a different task than its parent. Therefore
+    `order_key`, not the order of rows, shows which of two changes of a key is the later one.
 
     Args:
         settings: The options, checked for a batch.
@@ -33,8 +33,8 @@ class ChangeFeedReader(DataSourceReader):
         """Resolve the start and the end, and distribute the ranges between them."""
         with source_errors():
             connection = connection_for(self._settings)
-            # Spark reuses the process that plans: its open feed may be of a resource that was recreated
-            # since.
+            # Spark reuses the process that plans, so its open feed may belong to a resource that was
+            # recreated since.
             connection.opened.renew()
             start = connection.start(self._settings.start)
             end = self._settings.end

@@ -1,7 +1,7 @@
-"""A provider and its feed: one for each database, collection and kind of rows in a process.
+"""A provider and its feed. A process has one for each database, collection and kind of rows.
 
-Spark unpickles a new reader for every task, but keeps the process: later tasks use what is opened here.
-Nothing is opened at import, because workers are forked.
+Spark unpickles a new reader for every task but keeps the process, so later tasks reuse the connections opened
+here. Nothing is opened at import, because workers are forked.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Connection:
 
         Args:
             operation: The name of the call, for errors.
-            ask: The function; may be called several times.
+            ask: The function. It may be called several times.
         """
         config = self._settings.config
         planner = Planner(
@@ -115,12 +115,12 @@ class Connection:
 def connection_for(settings: Settings) -> Connection:
     """The connection of this process for these options, opened at the first use.
 
-    The one that was used least recently is closed when there are too many. So use what this returns before
-    the next call.
+    If there are too many connections, the least recently used one is closed. Therefore use the returned
+    connection before the next call.
     """
     global _pid
     if _pid != os.getpid():
-        # They belong to the parent process, which closes them.
+        # These connections belong to the parent process, which closes them.
         _open.clear()
         _pid = os.getpid()
     settings = settings.of_the_connection()

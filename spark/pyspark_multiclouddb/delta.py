@@ -28,8 +28,8 @@ class Target:
 
     Args:
         where: Its folder or URL.
-        create: Whether the first merge creates it.
-        new_columns: What to do with a column of a batch that the table does not have.
+        create: True if the first merge creates it.
+        new_columns: The action for a column of a batch that the table does not have.
     """
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
@@ -41,15 +41,17 @@ class Target:
             raise _missing(where)
 
     def has(self, app_id: str, batch_id: int) -> bool:
-        """Whether this batch, or one after it, was merged completely."""
+        """True if this batch or a later one was merged completely."""
         last = None if self._table is None else self._table.transaction_version(app_id)
         return last is not None and last >= batch_id
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Make the table ready for rows of a schema: checked first, then created or given its new columns.
+        """Prepare the table for rows of a schema.
+
+        The schema is checked first; then the table is created or gets its new columns.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when a column is of another type, or new and refused.
+            MulticloudDbError: `INVALID_REQUEST` if a column has a different type, or is new and refused.
         """
         from deltalake import DeltaTable, Schema
 
@@ -85,11 +87,11 @@ class Target:
             self._table.alter.add_columns(new)
 
     def merge(self, rows: pa.Table, done: Transaction | None) -> None:
-        """Merge the last changes of some keys: one commit, or none when nothing changes.
+        """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
 
         Args:
-            rows: In the prepared schema, and the column `type`; no two rows of one key.
-            done: What the commit stores when it completes a batch.
+            rows: The rows in the prepared schema, with the column `type`; at most one row per key.
+            done: The data that the commit stores if it completes a batch.
         """
         from deltalake import CommitProperties
 
@@ -112,13 +114,13 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
 
     Args:
         table_path: As for `merge_into_delta`.
-        columns: Which columns; by default all but `_deleted_at`.
+        columns: The columns to read; by default all except `_deleted_at`.
 
     Returns:
-        The rows, in batches: `.read_all()` makes a table of them.
+        The rows, in batches; `.read_all()` returns them as one table.
 
     Raises:
-        MulticloudDbError: `NOT_FOUND` when there is no table.
+        MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
     table = _opened(os.fspath(table_path))
     if table is None:
@@ -127,27 +129,27 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     if columns is None:
         columns = [name for name in dataset.schema.names if name != DELETED_AT]
     live = pc.field(DELETED_AT).is_null() if DELETED_AT in dataset.schema.names else None
-    # With threads of its own, deltalake's reader can abort the process when it ends.
+    # If deltalake's reader uses its own threads, it can abort the process when it ends.
     return dataset.scanner(columns=columns, filter=live, use_threads=False).to_reader()
 
 
 def drop_tombstones(table_path: str | os.PathLike[str], older_than: timedelta = timedelta(days=30)) -> int:
     """Remove the tombstones of keys that were deleted long ago.
 
-    A tombstone keeps an older change from bringing its row back, so it may go only when no older change can
-    arrive. Let it live longer than the service keeps changes, than any query with this table may stand still,
-    and than a scan takes. After a snapshot call this only when the query has stored a position after the end
-    of the scan.
+    A tombstone prevents an older change from restoring its row, so it may be removed only when no older
+    change can arrive. Its lifetime must be longer than the service keeps changes, longer than any query with
+    this table may be stopped, and longer than a scan takes. After a snapshot, call this only when the query
+    has stored a position after the end of the scan.
 
     Args:
         table_path: As for `merge_into_delta`. Call it in the process that merges, or while nothing merges.
-        older_than: The lifetime of a tombstone, from the moment at which its delete was merged.
+        older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
 
     Returns:
-        How many were removed.
+        The number of tombstones that were removed.
 
     Raises:
-        MulticloudDbError: `NOT_FOUND` when there is no table.
+        MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
     if older_than < timedelta(0):
         raise invalid_request("older_than", "is negative", "give the lifetime of a tombstone")
@@ -178,14 +180,14 @@ def _stored(schema: pa.Schema) -> pa.Schema:
 
 
 def _with_tombstones(rows: pa.Table) -> pa.Table:
-    """The rows as they are stored: a delete has the time of its merge."""
+    """The rows as they are stored. A delete contains the time of its merge."""
     now = pa.scalar(datetime.now(UTC), _TIME)
     deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))
     return rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
 
 
 def _kind(of: object) -> str:
-    """A Delta type without what says where null is allowed: that is no other type."""
+    """A Delta type without its nullability, because a different nullability is not a different type."""
     return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
 
 

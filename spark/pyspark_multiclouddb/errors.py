@@ -1,7 +1,7 @@
 """Errors whose category can still be found after Spark has passed them on.
 
-Spark passes an exception of a data source through two processes as the text of a traceback: its class and its
-fields are lost. So every message begins with a marker that can be found in the text:
+Spark passes an exception of a data source through two processes as the text of a traceback, so its class and
+fields are lost. Therefore every message begins with a marker that can be found in the text:
 
     [MULTICLOUDDB:CHECKPOINT_EXPIRED] the position is older than what the store keeps; …
 """
@@ -22,7 +22,7 @@ _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
 _SKIP_TO_OLDEST: Final = (
     "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left"
 )
-# What a client calls it → what it is called here.
+# The name in a client → the name here.
 _IN_SPARK: Final = (
     (re.compile(r";? *start again, or read with on_expired=SkipToOldest\(\)[^;]*"), ""),
     (re.compile(r"on_expired=SkipToOldest\(\)"), "failOnDataLoss=false"),
@@ -38,7 +38,7 @@ _IN_SPARK: Final = (
 
 
 class SourceError(Exception):
-    """The error that the data source raises: one line that begins with the marker of its category."""
+    """The error that the data source raises. It is one line that begins with the marker of its category."""
 
 
 def error_from_query(error: BaseException | None) -> ErrorCategory | None:
@@ -49,7 +49,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
             None.
 
     Returns:
-        The category, or None when the failure is not of this source.
+        The category, or None if the failure is not from this source.
 
     Examples:
         >>> try:

@@ -25,14 +25,14 @@ def pages_to_dataframe(
 ) -> DataFrame:
     """The events of some pages as a DataFrame with the columns of the data source.
 
-    Use it to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark when they fit into the
-    memory of the driver. When they do not, use the stream.
+    Use it to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark if they fit into the
+    memory of the driver. If they do not fit, use the stream.
 
     Args:
         spark: The session.
-        pages: They are read to the end, so they must end: `iterate_changes(…, until_idle=True)`.
-        schema: The schema of documents, as `StructType` or DDL: `new_item_state` is then a struct. By default
-            it stays JSON text. There, values that JSON has no type for are objects, such as
+        pages: The pages. They are read to the end, so they must end: `iterate_changes(…, until_idle=True)`.
+        schema: The schema of documents, as `StructType` or DDL. With a schema, `new_item_state` is a struct.
+            By default it stays JSON text, in which values that have no JSON type are objects, such as
             `{"$decimal": "1.50"}`.
 
     Returns:

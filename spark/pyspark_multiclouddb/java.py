@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark_multiclouddb.missing import no_pyspark
 
 OLDEST_JAVA = 17
-# PySpark 4.0 and 4.1 need the security manager, which Java 24 no longer has.
+# PySpark 4.0 and 4.1 need the security manager, which Java 24 does not contain.
 NEWEST_JAVA_BEFORE_4_2 = 23
 
 # Spark asks for this module at every start, and some runtimes do not contain it.
@@ -57,7 +57,7 @@ def _java_of_spark() -> str | None:
 
 
 def _serves(java: str | None) -> bool:
-    """Whether this executable starts, accepts Spark's module option and has a version that Spark runs on."""
+    """True if this executable starts, accepts Spark's module option and has a version on which Spark runs."""
     if java is None:
         return False
     try:
@@ -103,7 +103,7 @@ def _write_shim(folder: Path, shim: str) -> Path:
     if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):
         return home
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may be running or writing the shim: replace it atomically.
+    # Another process may be running or writing the shim, so replace it atomically.
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as draft:
         draft.write(shim)
     os.chmod(draft.name, 0o755)

@@ -33,9 +33,9 @@ _LINES_PER_HEAD: Final = 20
 
 
 class ProgressTable(StreamingQueryListener):
-    """Prints one line for each micro-batch, and what was skipped or found late.
+    """Prints one line for each micro-batch, and the changes that were skipped or found late.
 
-    Before Spark 4.2 a source cannot report, and the columns from `events` on stay empty.
+    Before Spark 4.2, a source cannot report its progress, so the columns from `events` on stay empty.
 
     Args:
         file: The file to print to; standard error by default.
@@ -49,7 +49,7 @@ class ProgressTable(StreamingQueryListener):
         self._lines = 0
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to show yet.
+        """Print nothing, because there is nothing to show yet.
 
         Args:
             event: The event; Spark passes it.
@@ -79,7 +79,7 @@ class ProgressTable(StreamingQueryListener):
                 self._write(f"  partitions that an audit found late: {report['foundLate']}")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Print nothing: an idle query has no micro-batch.
+        """Print nothing, because an idle query has no micro-batch.
 
         Args:
             event: The event; Spark passes it.
@@ -105,7 +105,7 @@ class ProgressTable(StreamingQueryListener):
 
 
 def _report(text: str | None) -> dict[str, Any]:
-    """The report of our source, or an empty one: another source has an offset there."""
+    """The report of our source, or an empty report if another source has put an offset there."""
     try:
         value = json.loads(text or "null")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Micro-batches: where each ends, and what its tasks read; for the stream of every Spark."""
+"""The ends of micro-batches and the work of their tasks, for the stream of every Spark version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyspark_multiclouddb.rows import read_work, work_of
 __all__ = ["MicroBatches"]
 
 _NAP_SECONDS: Final = 0.1
-# Audits, and positions that are due, are looked at again after this time, also where nothing has changed.
+# After this time, audits and positions that are due are checked again, even if nothing has changed.
 _STILL_SECONDS: Final = 60.0
 
 
@@ -43,9 +43,10 @@ class MicroBatches:
     Attributes:
         settings: The same.
         ends_by_itself: True to read no further than the end that the feed has when the first batch is
-            planned. The end is looked up then, because only a position of the checkpoint leads to it through
-            all splits.
-        caught_up: True once a micro-batch had less than its bound: the backlog of the start is done.
+            planned. The end is determined at that time, because only a position from the checkpoint leads to
+            it through all splits.
+        caught_up: True after a micro-batch had fewer rows than its bound, which means that the initial
+            backlog was read.
         report: A summary for the query's progress, or None before anything is planned. It is not an offset.
     """
 
@@ -62,13 +63,13 @@ class MicroBatches:
         self._still: tuple[dict[str, Any], Hashable, float] | None = None
 
     def initial(self) -> dict[str, Any]:
-        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
+        """The start of a new query. It is not resolved here, because Spark asks for it again on a replay."""
         return offset_to_json(self.settings, Symbolic(self.settings.start))
 
     def first(self, max_records: int | None) -> dict[str, Any]:
         """The end of the first micro-batch, for a Spark that runs one micro-batch at a time.
 
-        The start is stored beside the end, so that the batch can be replayed.
+        The start is stored with the end, so that the batch can be replayed.
 
         Args:
             max_records: The bound on its rows.
@@ -79,7 +80,7 @@ class MicroBatches:
             step = self._step(connection, start, max_records)
             state = snapshot_state(None, start, step.after)
             if start.plan is not None:
-                # This step only cuts segments. They are a part of the start, so that the batch has rows.
+                # This step only creates segments. They become part of the start, so that the batch has rows.
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
             offset = Pinned(connection.incarnation, start.to_json(), snapshot=state)
@@ -103,12 +104,13 @@ class MicroBatches:
         Args:
             start: The start of the micro-batch.
             max_records: The bound on its rows.
-            tell_more: True to mark an offset after which there may be more.
+            tell_more: True to mark an offset after which there may be more records.
 
         Returns:
-            `start` itself when there is nothing to read. Spark then asks again without a pause, so this
-            answer is reused for `pollInterval`. At first, and once per `idleCheckpointInterval`, a position
-            that moved without a record is an end too, so that the position in the checkpoint does not expire.
+            `start` itself if there is nothing to read. Spark then asks again without a pause, so this answer
+                is reused for `pollInterval`. At first, and once per `idleCheckpointInterval`, a position that
+                moved without a record is also returned as an end, so that the position in the checkpoint does
+                not expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
@@ -119,12 +121,12 @@ class MicroBatches:
                 return start
             self._still = None
             end = self._plan(start, max_records, tell_more)
-        # A position that moved without a record has nothing after it either.
+        # There is nothing after a position that moved without a record either.
         self._idle = (end, time.monotonic()) if end is start or "empty" in end else None
         return end
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The work of a micro-batch: the same on every call, without a call to the database.
+        """The work of a micro-batch. It is the same on every call, and the database is not called.
 
         Args:
             start: The start of the batch.
@@ -148,7 +150,7 @@ class MicroBatches:
         return read_work(self.settings, partition)
 
     def _is_idle(self, start: dict[str, Any]) -> bool:
-        """True when the same start was asked for a moment ago, and there was nothing."""
+        """True if the same start was requested a moment ago and nothing was found."""
         if self._idle is None or self.ends_by_itself:
             return False
         asked, when = self._idle
@@ -191,26 +193,29 @@ class MicroBatches:
         return end
 
     def _stands_still(self, start: dict[str, Any]) -> bool:
-        """True when nothing was found after the same start, and the database has not changed since."""
+        """True if nothing was found after the same start and the database has not changed since."""
         if self._still is None:
             return False
         asked, mark, when = self._still
         return asked == start and time.monotonic() - when < _STILL_SECONDS and self._mark() == mark
 
     def _mark(self) -> Hashable:
-        """A value that stays equal while nothing changes; None where the database has none."""
+        """A value that stays equal while nothing changes; None if the database does not provide one."""
         connection = connection_for(self.settings)
         if not isinstance(connection.feed, SupportsChangeMark):
             return None
         return connection.opened.call("mark", connection.feed.change_mark)
 
     def _started(self, connection: Connection, position: FeedStart | Snapshot) -> Lineage:
-        """The start of a new query; this process may know an earlier resource of the same name."""
+        """The start of a new query. This process may still know an earlier resource of the same name."""
         connection.opened.renew()
         return connection.start(position)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
-        """The lineage to plan from: further ahead than the offset, if nothing was found after it."""
+        """The lineage from which to plan.
+
+        It is further ahead than the offset if nothing was found after the offset.
+        """
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 
     def _step(self, connection: Connection, before: Lineage, max_records: int | None) -> Step:
@@ -237,7 +242,10 @@ def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
 
 
 def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
-    """The end of a step in which partitions without records stay: the batch does not read them."""
+    """The end of a step.
+
+    Partitions without records keep their positions, and the batch does not read them.
+    """
     kept = step.after.copy()
     now = _entries(step.after)
     for entry in before.active():

@@ -1,22 +1,23 @@
 """The offsets in a query's checkpoint.
 
-There are two forms, both canonical JSON (sorted keys), because Spark takes a different text for new data:
+There are two forms. Both are canonical JSON (sorted keys), because Spark interprets a different text as new
+data:
 
     {"from": "beginning", "src": "3b1f…", "v": 1}
     {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
-The first form is where a new query starts. Spark asks for it several times and does not store it, so it holds
-no resolved position. The first micro-batch has no rows and fixes the start in the second form. There `c` is
-the lineage as in a continuation token. `e` says where the partitions ended that the step to this offset has
-read to their end, so that the step can be read again with the same result. `empty` is there when only the
-positions of an idle feed have moved. Such a step needs no reading, so it can be replayed also when the
-service has deleted the log after it.
+The first form is the start of a new query. Spark asks for it several times and does not store it, so it
+contains no resolved position. The first micro-batch has no rows and fixes the start in the second form. In
+this form, `c` is the lineage as in a continuation token. `e` contains the ends of the partitions that the
+step to this offset has read completely, so that the step can be read again with the same result. `empty` is
+present if only the positions of an idle feed have moved. Such a step needs no reading, so it can be replayed
+even if the service has deleted the log after it.
 
-On Spark 4.0 and 4.1 the first micro-batch has rows. Its end holds the lineage of the resolved start as `o`.
-`more` says there that the step had records, so that more may follow (`caught_up`).
+On Spark 4.0 and 4.1, the first micro-batch has rows. Its end contains the lineage of the resolved start as
+`o`. In this form, `more` means that the step had records and more may follow (`caught_up`).
 
-After `startingPosition=snapshot` there is `s`: the id of the plan, the floor, and whether the scan is over.
-It is there for an empty collection, too, and stays when the scan is over.
+After `startingPosition=snapshot`, there is also `s`, which contains the id of the plan, the floor, and
+whether the scan is over. It is also present for an empty collection, and it stays after the scan is over.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Pinned:
         cursors: The lineage as JSON.
         ends: The ends of the partitions that ended in the step to this offset.
         empty: True when that step has no record.
-        origin: The lineage as JSON where that step starts, when it starts at a symbolic offset.
-        more: True when records may follow, for a Spark that runs one micro-batch at a time.
+        origin: The lineage, as JSON, at the start of that step, if it starts at a symbolic offset.
+        more: True if records may follow, for a Spark that runs one micro-batch at a time.
         snapshot: The snapshot that the query began with: `plan`, `floor`, and `over` once it is read.
     """
 
@@ -106,7 +107,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
     """The inverse of `offset_to_json`.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an offset of another source or a later version, or for a
+        MulticloudDbError: `INVALID_REQUEST` for an offset from another source or a later version, or for a
             value that is not an offset.
     """
     match value:
@@ -148,7 +149,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
 
 
 def ranges_of(start: Offset, end: Offset) -> list[Range]:
-    """The ranges between two offsets of one query; pure, with the same result on every call.
+    """The ranges between two offsets of one query. Pure, with the same result on every call.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when the end cannot have been planned from the start.

@@ -17,13 +17,13 @@ __all__ = ["checked_schema", "settings_of"]
 
 
 def checked_schema(options: Mapping[str, str]) -> StructType:
-    """The columns, when the options are right.
+    """The columns, if the options are valid.
 
     Args:
         options: As Spark passes them.
 
     Raises:
-        SourceError: `INVALID_REQUEST` that names the option and the way out.
+        SourceError: `INVALID_REQUEST`; the message names the option and the solution.
     """
     with source_errors():
         config = parse_options(options).config
@@ -42,7 +42,7 @@ def settings_of(options: Mapping[str, str], schema: StructType, *, is_stream: bo
         is_stream: True for a stream, False for a batch.
 
     Raises:
-        SourceError: `INVALID_REQUEST` that names the option or the schema, and the way out.
+        SourceError: `INVALID_REQUEST`; the message names the option or the schema, and the solution.
     """
     with source_errors():
         if schema != SPARK_SCHEMA:

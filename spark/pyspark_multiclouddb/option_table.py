@@ -1,4 +1,4 @@
-"""The options of the data source: one place for their names, what they mean and the table in the docs."""
+"""The options of the data source: their names, their meanings, and the table in the docs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Option:
     """One option.
 
     Attributes:
-        name: As the docs spell it; Spark ignores case.
+        name: The name as the docs spell it; Spark ignores case.
         values: Its possible values, in Markdown.
         default: Its default, in Markdown.
-        only: `stream` or `batch` where it means nothing in the other, else empty.
+        only: `stream` or `batch` if it has a meaning only there, else empty.
     """
 
     name: str

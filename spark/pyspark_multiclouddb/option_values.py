@@ -1,4 +1,4 @@
-"""The values of options: text into what it means, or an error that names the option as the user did."""
+"""Converts the text of an option to its value. An error names the option as the user spelled it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _RESNAPSHOT: Final = "resnapshot"
 _WAY_OUT_POSITION: Final = (
     "write beginning, now, snapshot, or a time with its zone such as 2026-01-31T12:00:00Z"
 )
-# Milliseconds below this are in 1970 to 1973, seconds are now.
+# As milliseconds, numbers below this are times in 1970 to 1973; as seconds, they are present times.
 _LEAST_MILLIS: Final = 100_000_000_000
 _Mode = TypeVar("_Mode", bound=Enum)
 
 
 def from_environment(name: str, value: str) -> str:
-    """The value itself; for `env:NAME` the value of that variable of this process.
+    """The value itself. For `env:NAME`, it is the value of that environment variable in this process.
 
     Args:
         name: The option, for the error.
@@ -120,7 +120,7 @@ def snapshot_order(name: str, text: str) -> SnapshotOrder:
 
 
 def loss_fails(name: str, text: str) -> bool:
-    """Whether a query fails when changes have expired.
+    """True if a query fails when changes have expired.
 
     Args:
         name: The option, as the user spelled it.

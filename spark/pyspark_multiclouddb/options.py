@@ -1,26 +1,28 @@
 """The options of the data source, checked.
 
-Names are case-insensitive. Options that begin with `connection.` go to the provider's own configuration,
-which knows their names. `pyspark_multiclouddb.option_table` has all others.
+Names are case-insensitive. Options that begin with `connection.` are passed to the provider's own
+configuration, which defines their names. `pyspark_multiclouddb.option_table` contains all others.
 
 The default start is `beginning` for streams and for batches, so that nothing is left out unless you ask for
 it (Kafka's source starts a stream at the end). It applies only to a new query: a query with a checkpoint
 resumes from the checkpoint. The names of Kafka's source work too; its times are milliseconds since 1970.
 
-The value `env:NAME` is that variable of the environment. Each process reads it by itself: the driver when it
-plans, and each worker when it connects. So a secret is neither in the options nor in what Spark sends.
+The value `env:NAME` stands for that environment variable. Each process reads it by itself: the driver when it
+plans, and each worker when it connects. Therefore a secret is neither in the options nor in the data that
+Spark sends.
 
-A secret is only accepted where Spark hides it: in `url`, and in options whose names have `password`,
-`secret`, `token` or `access_key` in them. Spark prints all other options of a stream in clear, for example in
+A secret is only accepted where Spark hides it: in `url`, and in options whose names contain `password`,
+`secret`, `token` or `access_key`. Spark prints all other options of a stream in plain text, for example in
 `explain(True)`.
 
-`startingPosition=snapshot` reads every row that exists, then every change: see `docs/reference/spark.md`. It
-applies to a new query only, too.
+`startingPosition=snapshot` reads every existing row, and then every change (see `docs/reference/spark.md`).
+It also applies only to a new query.
 
-The position of an idle feed moves with the service's log, and an old position in the checkpoint expires. So a
-query saves the new position when it resumes from a checkpoint, and then once per `idleCheckpointInterval`, in
-a micro-batch without rows that reads nothing. When the position has not moved, there is no such micro-batch.
-Durations have a unit: `ms`, `seconds`, `minutes`, `hours`; without a unit they are seconds.
+The position of an idle feed advances with the service's log, and an old position in the checkpoint expires.
+Therefore a query saves the new position when it resumes from a checkpoint, and then once per
+`idleCheckpointInterval`. It uses a micro-batch without rows that reads nothing. If the position has not
+moved, there is no such micro-batch. Durations have a unit: `ms`, `seconds`, `minutes`, `hours`; without a
+unit they are seconds.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ _ALIAS_NAMES: Final = {alias.lower(): alias for alias in ALIASES}
 _ONLY: Final = {option.name: option.only for option in OPTIONS if option.only}
 _DEFAULT_TASKS: Final = 32
 _SNAPSHOT_TEXT: Final = re.compile(r"snapshot (ordered|auto)(?: ([0-9]+))?")
-# spark.redaction.regex and spark.sql.redaction.options.regex, as Spark sets them.
+# The default values of spark.redaction.regex and spark.sql.redaction.options.regex.
 _HIDDEN: Final = re.compile(r"secret|password|token|access[._]?key|url")
 _SECRET: Final = re.compile(r"key|credential|connection_?string|passw|pwd|sas|auth|signature|private")
 _HINTS: Final = {
@@ -84,18 +86,19 @@ class Settings:
     """The options, checked.
 
     Attributes:
-        connection: The way to reach the database: `url` or `provider`, and the provider's settings, as given.
+        connection: The connection to the database: `url` or `provider`, and the provider's settings, as
+            given.
         address: The collection.
         start: The start of a new query or a batch.
         end: The end of a batch; None means the current end.
-        max_records: Hard bound on the rows of a micro-batch, or None.
-        max_tasks: Maximum number of tasks of a batch.
+        max_records: The hard limit on the rows of a micro-batch, or None.
+        max_tasks: The maximum number of tasks of a batch.
         fail_on_data_loss: False to skip changes that have expired.
         new_item_state: The mode of the new document in rows.
         old_item_state: The mode of the old document in rows.
         poll_seconds: The time between two polls of an idle feed.
         idle_checkpoint_seconds: The time after which positions that moved without a record are saved.
-        given: The options that were given → how the user spelled each.
+        given: The given options → the user's spelling of each.
     """
 
     connection: tuple[tuple[str, str], ...] = attrs.field(repr=_names_alone)
@@ -113,10 +116,11 @@ class Settings:
 
     @property
     def config(self) -> ClientConfig:
-        """The configuration of the client in this process: `env:NAME` is replaced here, and nowhere before.
+        """The configuration of the client in this process. `env:NAME` is replaced here, and not earlier.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`: this process has no such variable, or `url` is not valid.
+            MulticloudDbError: `INVALID_REQUEST` if this process has no such variable, or if `url` is not
+                valid.
         """
         found = {name: values.from_environment(name, value) for name, value in self.connection}
         ours = {name: found.pop(name, None) for name in ("url", "provider")}
@@ -124,18 +128,18 @@ class Settings:
 
     @property
     def on_expired(self) -> OnExpired:
-        """The reaction to a position that is older than retention."""
+        """The reaction to a position that is older than the retention period."""
         return Fail() if self.fail_on_data_loss else SkipToOldest()
 
     @property
     def source(self) -> str:
-        """A short digest of the source; it shows when a checkpoint belongs to another source."""
+        """A short digest of the source, which shows if a checkpoint belongs to another source."""
         what = [self.config.provider, self.address.database, self.address.collection]
         return hashlib.sha256(canonical_json(what)).hexdigest()[:12]
 
     @property
     def modes(self) -> dict[str, str]:
-        """The options that decide the columns of a query and are not the default: option → value."""
+        """The options with non-default values that determine the columns of a query: option → value."""
         modes = {}
         if self.new_item_state is not NewItemStateMode.INCLUDE_IF_AVAILABLE:
             modes["newItemState"] = str(self.new_item_state.value)
@@ -144,7 +148,7 @@ class Settings:
         return modes
 
     def of_the_connection(self) -> Settings:
-        """The same without what does not make another connection."""
+        """The same settings without the options that do not require a different connection."""
         return attrs.evolve(
             self,
             start=Now(),
@@ -186,8 +190,8 @@ class Settings:
         """These settings, checked for a batch.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when an option is only for streams, or nothing can be between
-                the start and the end.
+            MulticloudDbError: `INVALID_REQUEST` if an option is only for streams, or if nothing can lie
+                between the start and the end.
         """
         self._refuse("stream", "a batch", "leave it out, or use spark.readStream")
         start, end = self.named("startingPosition"), self.named("endingPosition")
@@ -215,10 +219,10 @@ def parse_options(options: Mapping[str, str]) -> Settings:
     """Check options.
 
     Args:
-        options: Names in any case; values are text, as Spark passes them.
+        options: The options, with names in any case. Values are text, as Spark passes them.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
+        MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
     """
     given, connection = _sorted_out(options)
 
@@ -253,7 +257,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
 
 
 def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
-    """The start position; the options of a snapshot need one."""
+    """The start position. The options of a snapshot require a snapshot as the start."""
     name, text = given.get("startingPosition", ("startingPosition", "beginning"))
     start = values.position(name, text)
     if isinstance(start, Snapshot):
@@ -303,7 +307,7 @@ def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
 
 
 def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Our own options, name → how it was spelled and its value, and what makes the connection."""
+    """Our own options (name → spelling and value), and the options of the connection."""
     given: dict[str, tuple[str, str]] = {}
     connection: dict[str, str] = {}
     for name, value in options.items():

@@ -1,7 +1,7 @@
 """The last change of each key of a DataFrame, collected in pieces of bounded size.
 
-Spark finds the last changes and keeps them on the executors, so the source is read once for all pieces, and a
-second time only where an executor was lost meanwhile.
+Spark finds the last changes and keeps them on the executors, so the source is read once for all pieces. It is
+read a second time only for data of an executor that was lost meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, 
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
-    """The row with the highest `order_key` of each `key`, found in Spark; a missing one counts as highest."""
+    """The row with the highest `order_key` of each `key`, found in Spark.
+
+    A missing `order_key` counts as the highest.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     row = F.struct(*(_column(name) for name in frame.columns))
@@ -43,16 +46,16 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[tuple[pa.T
     """Collect the last change of each key.
 
     Args:
-        frame: With the columns `key`, `order_key` and `type`, and any others.
-        max_bytes: The bound of a piece. It becomes lower where Spark's `spark.driver.maxResultSize` needs it.
-            Only what is in one of 4096 parts of all keys is never cut.
+        frame: The DataFrame, with the columns `key`, `order_key` and `type`, and any others.
+        max_bytes: The maximum size of a piece. It is lowered if Spark's `spark.driver.maxResultSize` requires
+            this. The keys are divided into 4096 parts, and the rows of one part are never split.
 
     Returns:
-        Tables with the columns of the frame, each key in one of them, and True with the last. None for
-        a frame without rows.
+        Tables with the columns of the frame, and True with the last table. Each key is in one table. For a
+            frame without rows, there are no tables.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a row has no key, `order_key` or type.
+        MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.storagelevel import StorageLevel
@@ -72,7 +75,7 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[tuple[pa.T
 
 
 def _column(name: str) -> Column:
-    """A column of this very name: dots in it are no path."""
+    """A column with exactly this name; dots in it do not form a path."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return F.col("`" + name.replace("`", "``") + "`")
@@ -125,7 +128,7 @@ def _cuts(kept: DataFrame, bound: int) -> list[tuple[int, int]]:
 
 
 def _bytes_of(value: Column, kind: DataType) -> Column:
-    """About how much a value takes in Arrow, rather more than less."""
+    """The approximate size of a value in Arrow, estimated rather too high than too low."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
@@ -135,7 +138,7 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
     if isinstance(kind, StringType | BinaryType):
         length = F.octet_length(value)
     elif isinstance(kind, ArrayType | MapType) or kind.typeName() == "variant":
-        # A number and the comma after it are two characters at least, and eight bytes.
+        # A number and the comma after it take at least two characters, and eight bytes.
         length = F.octet_length(F.to_json(F.struct(value.alias("v")))) * 4
     else:
         return F.lit(16)
@@ -143,7 +146,7 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
-    """Half of what Spark lets the driver collect at most: a result has more in it than its rows."""
+    """Half of the maximum that Spark lets the driver collect. A result contains more than its rows."""
     limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0

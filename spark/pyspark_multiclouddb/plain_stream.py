@@ -1,7 +1,8 @@
 """The stream on a Spark that passes neither a position nor a limit to `latestOffset` (4.0 and 4.1).
 
-There Spark calls `partitions(last, last)` with the newest offset of its log before the first `latestOffset()`
-of a restart. So the reader learns where its checkpoint stands, and applies the limit itself.
+These versions call `partitions(last, last)` with the newest offset of the log before the first
+`latestOffset()` of a restart. The reader thereby learns the position of its checkpoint. It applies the limit
+itself.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
 class PlainStreamReader(DataSourceStreamReader):
-    """Plans micro-batches from the offsets that it returned, and from the one that a restart begins with.
+    """Plans micro-batches from the offsets that it returned, and from the offset at which a restart begins.
 
     A query that ends by itself (`availableNow`, `once`) runs one micro-batch. Its first batch fixes the start
-    and has rows, too: a batch without rows would be the whole run.
+    and also has rows, because otherwise the run would consist of one batch without rows.
 
     Args:
         settings: The options, checked for a stream.
@@ -41,11 +42,11 @@ class PlainStreamReader(DataSourceStreamReader):
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
+        """The start of a new query. It is not resolved here, because Spark asks for it again on a replay."""
         return self._batches.initial()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # as Spark 4.0 and 4.1 call it
-        """The end of the next micro-batch; the current position when there is nothing to read."""
+        """The end of the next micro-batch; the current position if there is nothing to read."""
         most = self._batches.settings.max_records
         if self._position is not None:
             return self._batches.after(self._position, most, tell_more=True)
@@ -54,11 +55,11 @@ class PlainStreamReader(DataSourceStreamReader):
         return self._first
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The work of a micro-batch; `end` is where the query stands from now on.
+        """The work of a micro-batch. From now on, `end` is the position of the query.
 
         Raises:
-            SourceError: The query has a checkpoint, and Spark did not say where it stands before it asked for
-                the first batch. Nothing is written by then.
+            SourceError: The query has a checkpoint, and Spark did not pass its position before it requested
+                the first batch. Nothing has been written at that time.
         """
         if self._position is None and self._first not in (None, end):
             with source_errors():

@@ -6,20 +6,20 @@ From Spark 4.2 on `sources[].latestOffset` of the progress is a report, not an o
      "openWatches": 0, "partitions": 8, "readUntil": "2026-01-31T12:00:00Z",
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
-`events` is the number of records of the step, and null where the service does not say before they are read.
-No change after `readUntil` is older; `lagSeconds` is its age by the service's clock, and 0 when the feed is
-idle. `headroomSeconds` is the time until the first position falls out of retention. `skipped` counts the
-places where `failOnDataLoss=false` left out what had expired, since this run of the query began; it names the
-last one.
+`events` is the number of records of the step. It is null if the service does not give it before the records
+are read. `readUntil` is a time, and no later change is older than it. `lagSeconds` is its age by the
+service's clock, and 0 if the feed is idle. `headroomSeconds` is the time until the first position expires.
+`skipped` counts the places where `failOnDataLoss=false` left out expired changes since this run of the query
+began, and shows the last place.
 
-A query that began with a snapshot has this as `snapshot`:
+For a query that began with a snapshot, `snapshot` contains:
 
     {"floor": "…", "order": "ordered", "over": false, "plan": "9f…", "records": 100000, "segments": 100,
      "segmentsDone": 30}
 
-`records` is the estimate for the whole scan. `segmentsDone` counts the segments of this step, too. When the
-scan is over, only `floor`, `over` and `plan` are left. `readUntil` is the moment of the snapshot until then,
-and `headroomSeconds` the time that the changes after it are still kept.
+`records` is the estimate for the whole scan. `segmentsDone` includes the segments of this step. After the
+scan is over, only `floor`, `over` and `plan` remain. Until then, `readUntil` is the time of the snapshot, and
+`headroomSeconds` is how long the changes after it are still kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Reports:
-    """Makes the reports of one run of a query. It asks the service for its time every 30 seconds at most."""
+    """Makes the reports of one run of a query. It requests the service's time at most every 30 seconds."""
 
     def __init__(self) -> None:
         self._clock: tuple[datetime | None, float] | None = None
@@ -97,7 +97,7 @@ class Reports:
         }
 
     def _now(self, connection: Connection) -> datetime | None:
-        """The service's time, extrapolated between two questions."""
+        """The service's time, extrapolated between two requests."""
         here = time.monotonic()
         if self._clock is None or here - self._clock[1] > _CLOCK_SECONDS:
             self._clock = connection.opened.call("clock", connection.feed.clock), here
@@ -108,10 +108,10 @@ class Reports:
 def snapshot_state(
     known: Mapping[str, Any] | None, before: Lineage, after: Lineage
 ) -> Mapping[str, Any] | None:
-    """The snapshot as the offset after a step names it; None for a query that began without one.
+    """The snapshot in the form of the offset after a step; None for a query that began without a snapshot.
 
     Args:
-        known: The same from the offset before the step, or None.
+        known: The snapshot from the offset before the step, or None.
         before: The lineage before the step.
         after: The lineage after it.
     """
@@ -122,14 +122,14 @@ def snapshot_state(
 
 
 def _events(step: Step | None) -> int | None:
-    """How many events a step has; None where that is not known, as for a segment."""
+    """The number of events in a step; None if it is not known, for example for a segment."""
     if step is None:
         return 0
     return None if step.before.plan is not None and step.ranges() else step.records
 
 
 def _scan(lineage: Lineage) -> dict[str, Any]:
-    """How far a scan is, while there is one."""
+    """The progress of a scan while it is running."""
     if lineage.plan is None:
         return {}
     scan = lineage.plan.progress()
@@ -138,7 +138,7 @@ def _scan(lineage: Lineage) -> dict[str, Any]:
 
 
 def _kept(lineage: Lineage) -> list[Cursor]:
-    """The positions of the stream: also of partitions that wait for the scan."""
+    """The positions of the stream, including those of partitions that wait for the scan."""
     active = [entry.cursor for entry in lineage.active() if not lineage.is_segment(entry.partition_id)]
     if lineage.plan is None:
         return active
@@ -146,7 +146,7 @@ def _kept(lineage: Lineage) -> list[Cursor]:
 
 
 def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
-    """No later event is older than this."""
+    """A time; no later event is older than this."""
     if lineage.plan is not None:
         return _EPOCH + timedelta(microseconds=lineage.plan.moment)
     times = [connection.feed.describe(entry.cursor).time for entry in lineage.active()]
@@ -155,10 +155,10 @@ def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
 
 
 def caught_up(query: StreamingQuery) -> bool:
-    """True when a run that has ended by itself has read everything.
+    """True if a run that ended by itself has read everything.
 
-    Spark 4.0 and 4.1 run one micro-batch with `trigger(availableNow=True)`. So repeat the run until it says
-    True; from 4.2 on it always does.
+    With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch. Therefore repeat the run until
+    this function returns True. From Spark 4.2 on, it always returns True.
 
     Args:
         query: The query, after `awaitTermination()`.
@@ -181,7 +181,7 @@ def _has_more(source: Any) -> bool:
     if start == end:
         return False
     try:
-        # PySpark 4.0 shows an offset as Python writes it, later versions as JSON.
+        # PySpark 4.0 shows an offset in Python's notation, later versions as JSON.
         value = literal_eval(end) if "'" in end else json.loads(end)
     except (SyntaxError, TypeError, ValueError):
         return False

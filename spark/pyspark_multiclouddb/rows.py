@@ -1,4 +1,4 @@
-"""Reads ranges of a feed as rows: Spark's tasks run it."""
+"""Reads ranges of a feed as rows. Spark's tasks run it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Work:
     """The work of one task; the value of an `InputPartition`.
 
     Attributes:
-        incarnation: The incarnation of the resource that it was planned for.
+        incarnation: The incarnation of the resource for which it was planned.
         ranges: The ranges to read, in this order.
     """
 
@@ -55,7 +55,7 @@ class Work:
 
 
 def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
-    """Distribute ranges to tasks: one each, up to a bound that does not depend on this machine."""
+    """Distribute ranges to tasks, one range each, up to a limit that does not depend on this machine."""
     tasks = min(len(ranges), settings.max_tasks)
     return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
 
@@ -65,10 +65,10 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
 
     Args:
         settings: The options.
-        partition: From `work_of`, or with the value None when there is nothing to read.
+        partition: A partition from `work_of`, or one with the value None if there is nothing to read.
 
     Raises:
-        SourceError: With the marker of its category.
+        SourceError: The error, with the marker of its category.
     """
     work: Work | None = partition.value
     if work is None:
@@ -85,7 +85,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
 
 
 def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
-    """The next rows of a range, after so many; None at its end."""
+    """The next rows of a range, after the given number of rows; None at its end."""
     with collector_paused():
         batch = next(batches, None)
         if batch is None:
@@ -94,7 +94,7 @@ def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
 
 
 def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
-    """Events in the schema of rows."""
+    """The events in the schema of rows."""
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
 
 

@@ -27,7 +27,7 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
     Args:
         app_name: The name of the application in Spark.
         conf: Spark settings; they override the settings made here, and None leaves a setting unset. Names
-            have dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to
+            contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to
             those made here; `-XX:TieredStopAtLevel=1` halves the work of a short run.
 
     Returns:
@@ -61,7 +61,7 @@ def _settings() -> dict[str, object]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Streams disable it with a warning, and it has no use on a small machine.
+        # Streams disable it with a warning, and it is not useful on a small machine.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": cores,
         "spark.sql.session.timeZone": "UTC",

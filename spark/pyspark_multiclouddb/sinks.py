@@ -1,20 +1,21 @@
 """Sinks for `foreachBatch`: they keep a table equal to the collection.
 
-A micro-batch can come twice: a query that is killed after the sink's commit and before Spark's own commit
-delivers it again, with the same number and the same rows. Also, a key can change several times in one batch.
-So there are two steps, and each is safe to repeat:
+A micro-batch can be delivered twice. If a query is killed after the sink's commit and before Spark's own
+commit, it delivers the batch again, with the same number and the same rows. Also, a key can change several
+times in one batch. Therefore there are two steps, and each is safe to repeat:
 
     def merge(frame, batch_id):
         merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")
 
     stream.writeStream.foreachBatch(merge).option("checkpointLocation", "/data/checkpoint").start()
 
-An older change can come after a newer one, too: from a second query on the table, from a query that starts
-again, from a scan. It never wins, because the table stores the `order_key` of each row. The row of a deleted
-document stays as a *tombstone* for the same reason, with the time of its delete in `_deleted_at`. Read the
-table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call `drop_tombstones` from time to time.
+An older change can also arrive after a newer one: from a second query on the table, from a query that starts
+again, or from a scan. The older change never wins, because the table stores the `order_key` of each row. For
+the same reason, the row of a deleted document stays as a *tombstone*, with the time of its delete in
+`_deleted_at`. Read the table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call
+`drop_tombstones` from time to time.
 
-Spark is not needed: `merge_into_delta` takes a page of `client.iterate_changes(…).pages()` as well.
+Spark is not required, because `merge_into_delta` also accepts a page of `client.iterate_changes(…).pages()`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def latest_by_key(events: _Events) -> _Events:
         events: A DataFrame or a pyarrow table with the columns `key` and `order_key`, and any others.
 
     Returns:
-        The row with the highest `order_key` of each `key`. An event that came twice gives one row. A table is
+        The row with the highest `order_key` of each `key`. An event that was delivered twice gives one row. A
+            table is
         sorted by `key`; a DataFrame is evaluated when you use it, in Spark, and has no order.
     """
     if not isinstance(events, pa.Table):
@@ -83,44 +85,44 @@ def merge_into_delta(
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
-    A row is written when its `order_key` is higher than the table's, so it does not matter in which order
-    changes arrive, or how often. The row of a deleted document has the time of its merge in `_deleted_at`,
-    which is null for all others (`live_rows`, `drop_tombstones`).
+    A row is written if its `order_key` is higher than the table's, so the order and the repetition of changes
+    do not matter. The row of a deleted document has the time of its merge in `_deleted_at`, which is null for
+    all others (`live_rows`, `drop_tombstones`).
 
-    Spark finds the last change of each key. Only these, and only the columns that the table has, come to the
-    driver, in pieces of at most `max_bytes`; each piece is a commit of its own. Spark reads the source once
-    and keeps the last changes on its executors until all pieces are merged, on their disks where memory is
-    short. A process that is killed between two commits merges the batch again when it restarts, and what was
-    merged is found equal. The last commit stores the number of the batch: a batch whose number the table has
-    is left out.
+    Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
+    to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
+    once and keeps the last changes on its executors until all pieces are merged. If memory is short, it keeps
+    them on the executors' disks. A process that is killed between two commits merges the batch again when it
+    restarts; rows that were already merged are found equal. The last commit stores the number of the batch,
+    and a batch whose number the table already contains is left out.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
-    `_deleted_at`. Additional columns of the batch are kept too, so you can parse documents before:
-    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that the
-    batch does not have keeps its values.
+    `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
+    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column that the table has but
+    the batch does not have keeps its values.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
             or a page is one commit.
-        batch_id: The number that Spark passes. None for changes that have no number: they are always merged,
+        batch_id: The number that Spark passes. None for changes that have no number. They are always merged,
             and a repetition changes nothing.
         table_path: A folder, or a URL that `deltalake` supports. Only one process may write at a time.
         app_id: Identifies the query and its checkpoint. With a new checkpoint directory the numbers begin
             again, so use another `app_id`. Otherwise the first batches count as replays and are left out.
             None if, and only if, there is no number.
-        create: False: a table that does not exist is an error.
-        new_columns: What to do with a column that the batch has and the table does not: `"add"` it, with null
-            in the rows that are there, or `"refuse"` the batch.
-        max_bytes: The bound of a piece, about as Arrow stores it. It becomes lower where Spark's
-            `spark.driver.maxResultSize` needs it. A single row is never cut.
+        create: False to raise an error if the table does not exist.
+        new_columns: The action for a column that the batch has and the table does not: `"add"` it, with null
+            in the existing rows, or `"refuse"` the batch.
+        max_bytes: The maximum size of a piece, approximately as Arrow stores it. It is lowered if Spark's
+            `spark.driver.maxResultSize` requires this. A single row is never split.
 
     Returns:
-        True when the batch was merged; False when it was empty or the table had it already.
+        True if the batch was merged; False if it was empty or the table already contained it.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a column is missing, is of another type than in the table,
-            or is new and refused; `NOT_FOUND` when there is no table and `create` is False. Nothing was
-            written then.
+        MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
+            or is new and refused; `NOT_FOUND` if the table does not exist and `create` is False. In these
+            cases nothing was written.
         ImportError: `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
@@ -143,7 +145,7 @@ def merge_into_delta(
 
 
 def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[tuple[pa.Table, bool]]:
-    """The last changes of the batch in the columns of the target and `type`; True with the last piece."""
+    """The last changes of the batch, in the columns of the target and `type`; True with the last piece."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
@@ -178,7 +180,7 @@ def _last_of_each(events: pa.Table) -> pa.Array:
 
 
 def _without_older(events: pa.Table) -> pa.Table:
-    """The last change of each key in any order: only what has a key of another row is sorted."""
+    """The last change of each key in any order. Only rows that share a key with another row are sorted."""
     numbers = events["key"].combine_chunks().dictionary_encode().indices
     counts = pc.value_counts(numbers)
     several = counts.field(0).filter(pc.greater(counts.field(1), 1))
@@ -190,7 +192,7 @@ def _without_older(events: pa.Table) -> pa.Table:
 
 
 def _in_utc(events: pa.Table) -> pa.Table:
-    """The events, with times in UTC: Spark labels them with the zone of the session."""
+    """The events, with times in UTC, because Spark labels them with the time zone of the session."""
     for index, field in enumerate(events.schema):
         if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
             utc: Any = events.column(index).cast(pa.timestamp("us", tz="UTC"))

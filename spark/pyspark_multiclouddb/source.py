@@ -1,8 +1,8 @@
 """The data source itself: its name, its schema, its options.
 
-Spark imports this module in a worker process to find the source. An error there would disable every
-Python data source of the session. So nothing is imported here but the base class, and what is missing is
-said when the source is used.
+Spark imports this module in a worker process to find the source. An error there would disable every Python
+data source of the session. Therefore only the base class is imported here, and a missing module is reported
+when the source is used.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pyspark.sql.types import StructType
 __all__ = ["DefaultSource"]
 
 _OLDEST_PYTHON: Final = (3, 11)
-# It came with the interface that passes positions and limits (4.2). Platforms also have it in older versions.
+# It was introduced with the interface that passes positions and limits (4.2). Some platforms also have it in
+# older versions.
 _LIMITS: Final = "pyspark.sql.streaming.datasource"
 
 
 class DefaultSource(DataSource):
     """`format("multiclouddb")`, for `spark.readStream` and `spark.read`.
 
-    The module `pyspark_multiclouddb.option_table` has the options.
+    The module `pyspark_multiclouddb.option_table` lists the options.
 
-    Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes
-    of one key the later has the higher `order_key`; rows of a batch come in no particular order.
+    Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes of one
+    key, the later one has the higher `order_key`. The rows of a batch have no particular order.
     """
 
     @classmethod
@@ -37,7 +38,7 @@ class DefaultSource(DataSource):
         return "multiclouddb"
 
     def schema(self) -> StructType:
-        """The columns, the same for every provider; this also checks the options."""
+        """The columns, which are the same for every provider. This also checks the options."""
         schema: StructType = _room("opening").checked_schema(self.options)
         return schema
 
@@ -67,7 +68,7 @@ class DefaultSource(DataSource):
 
 
 def _room(name: str) -> Any:
-    """A module of this package, or one clear error when it cannot be imported here."""
+    """A module of this package, or one clear error if it cannot be imported here."""
     trouble = f"Python {sys.version.split()[0]} is too old, 3.11 is needed"
     if sys.version_info >= _OLDEST_PYTHON:
         try:

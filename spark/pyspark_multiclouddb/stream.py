@@ -37,19 +37,22 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
+        """The start of a new query. It is not resolved here, because Spark asks for it again on a replay."""
         return self._batches.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The bound on the rows of a micro-batch; without the option, that of the first ones."""
+        """The limit on the rows of a micro-batch.
+
+        Without the option, the limit is for the first micro-batches.
+        """
         return ReadMaxRows(self._batches.settings.max_records or BACKLOG_RECORDS)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end by itself, at the end that the feed has when the first batch is planned."""
+        """Make the query end by itself. It ends where the feed ends when the first batch is planned."""
         self._batches.ends_by_itself = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; `start` itself when there is nothing to read."""
+        """The end of the next micro-batch; `start` itself if there is nothing to read."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         by_default = self._batches.settings.max_records is None and most == BACKLOG_RECORDS
         return self._batches.after(start, None if by_default and self._batches.caught_up else most)
@@ -59,7 +62,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._batches.report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The work of a micro-batch: the same on every call, without a call to the database."""
+        """The work of a micro-batch. It is the same on every call, and the database is not called."""
         return self._batches.tasks(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""A request in progress, and what all answers about items share."""
+"""A request in progress, and the parts that all answers about items share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Call:
         return container
 
     def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
-        """Tell the client in the session token what it has seen of each partition."""
+        """Write to the session token what the client has seen of each partition."""
         reply.headers["x-ms-session-token"] = session_token(partitions)
         reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
         reply.headers["x-ms-content-path"] = container.rid

@@ -83,7 +83,7 @@ class Fault:
         container: The id of the container whose requests it affects; None for all.
         partition: The id of the partition whose requests it affects; None for all.
         times: How often it happens; None for ever.
-        after: The number of requests that succeed first.
+        after: The number of requests that succeed before the first failure.
         happened: How often it has happened.
     """
 

@@ -98,7 +98,7 @@ class Route:
 
     @property
     def container(self) -> str | None:
-        """The container's name; None where the path has none."""
+        """The container's name; None if the path contains none."""
         return self.segments[3] if len(self.segments) > 3 and self.segments[0] == "dbs" else None
 
     @property

@@ -32,7 +32,7 @@ class Arguments:
         return self._fields.get(name, default)
 
     def only(self, *names: str) -> None:
-        """Refuse arguments that the server would otherwise ignore in silence."""
+        """Refuse arguments that the server would otherwise silently ignore."""
         if unknown := sorted(self._fields.keys() - set(names)):
             raise invalid(f"The scripted server does not know {', '.join(unknown)}")
 

@@ -129,7 +129,7 @@ class HttpServer:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
-        """Break everything off and wait for the threads; a second call does nothing."""
+        """Break off all connections and wait for the threads. A second call does nothing."""
         with self._lock:
             if self._stopping:
                 return

@@ -109,7 +109,7 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def normalised(item: Any) -> Item:
-    """An item as the service stores it: `1.50` is `1.5`; the members of a set have no order."""
+    """An item as the service stores it: `1.50` becomes `1.5`, and the members of a set have no order."""
     if not isinstance(item, dict):
         raise ServiceError("SerializationException", f"{item!r} is not an item")
     return {name: _value(value) for name, value in item.items()}
@@ -133,7 +133,7 @@ def _value_size(value: Mapping[str, Any]) -> int:
 
 
 def item_size(item: Mapping[str, Mapping[str, Any]]) -> int:
-    """About how many bytes the service counts for it."""
+    """The approximate number of bytes that the service counts for it."""
     return sum(len(name) + _value_size(value) for name, value in item.items())
 
 

@@ -27,7 +27,7 @@ class ShardIterator:
         after: The records after this number come next.
         horizon: True to start at the oldest record that is left, also after a trim.
         issued: Its time, in seconds since 1970.
-        epoch: How often all iterators had been expired by the test by then.
+        epoch: The number of times that the test had expired all iterators by then.
         renewed: True when it came from `GetRecords`.
         empty: How many pages without records still come before its records.
     """

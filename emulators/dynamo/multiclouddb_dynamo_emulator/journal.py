@@ -23,9 +23,9 @@ class Call:
 
     Attributes:
         operation: For example `GetRecords`.
-        shard: Its shard's id; None where it has none.
-        stream: Its stream's ARN; None where it has none.
-        code: The error's code; `dropped` for a broken connection; None when all was well.
+        shard: Its shard's id; None if it has none.
+        stream: Its stream's ARN; None if it has none.
+        code: The error's code; `dropped` for a broken connection; None if there was no error.
         records: How many records were in the answer.
         limit: The argument `Limit`, or None.
         iterator_type: The argument `ShardIteratorType`, or None.
@@ -117,7 +117,7 @@ class Journal:
             return max(self._most_describes.values(), default=0)
 
     def enter(self, operation: str, shard: str | None, stream: str | None) -> bool:
-        """A request begins; False where it breaks a limit."""
+        """A request begins; returns False if it breaks a limit."""
         with self._lock:
             self._counts[operation, shard] += 1
             if operation == "GetRecords" and shard is not None:

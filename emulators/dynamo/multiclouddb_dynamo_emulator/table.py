@@ -70,12 +70,12 @@ class Table:
         return old
 
     def spoil(self, key: Item, name: str, value: Any) -> None:
-        """Change an attribute of an item to what no client can decode; writes no record."""
+        """Change an attribute of an item to a value that no client can decode. This writes no record."""
         place = orjson.dumps(self.keys.exactly(key))
         self._items[place] = self._items[place] | {name: value}
 
     def place_of(self, key: Item) -> tuple[int, bytes]:
-        """Where a key is in the order of a scan."""
+        """The place of a key in the order of a scan."""
         key = self.keys.exactly(key)
         return self.keys.hash_of(key), orjson.dumps(key)
 

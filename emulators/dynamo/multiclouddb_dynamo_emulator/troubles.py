@@ -93,7 +93,7 @@ class Trouble:
         self.over.set()
 
     def strikes(self, operation: str, shard: str | None, renewed: bool, records: int | None) -> bool:
-        """True when it happens to this call; `records` is None before the answer is known."""
+        """True if it happens to this call. `records` is None before the answer is known."""
         if self.over.is_set() or self.operation not in (None, operation) or self.shard not in (None, shard):
             return False
         if (self.renewed_only and not renewed) or (self.with_records and not records):

@@ -1,4 +1,4 @@
-"""What a statement answers: change stream queries, INFORMATION_SCHEMA, the time, and 1."""
+"""The answers to statements: change stream queries, INFORMATION_SCHEMA, the time, and 1."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _params(request: Any) -> dict[str, Any]:
 
 
 def stream_query(database: Database, sql: str, params: dict[str, Any]) -> StreamQuery | None:
-    """The arguments of a change stream query; None for another statement."""
+    """The arguments of a change stream query; None for any other statement."""
     found = (_POSTGRES if database.postgres else _GOOGLE).fullmatch(sql)
     if found is None:
         if re.search(r"\bread_(json_)?\w+\s*\(", sql, re.IGNORECASE):
@@ -185,7 +185,7 @@ def _stream_rows(
     is_active: Callable[[], bool],
     meet: Meet,
 ) -> Iterator[list[list[Value]]]:
-    """Rows, in batches that are sent at once; a trouble may come between any two."""
+    """Rows, in batches that are sent immediately. A trouble may happen between any two batches."""
     mix = random.Random(len(world.journal.calls)) if world.habits.mixes_equal_timestamps else None
     reading = Reading(query, stream, world.clock, world.changed, is_active, mix=mix)
     for records in reading.records():
@@ -234,7 +234,10 @@ def _messages(
     fields: list[tuple[str, dict[str, Any]]],
     batches: Iterator[list[list[Value]]],
 ) -> Iterator[Any]:
-    """The messages of an answer; the first has the types, and the time of the read if that is wanted."""
+    """The messages of an answer.
+
+    The first message contains the types, and the time of the read if requested.
+    """
     make = PartialResultSet.pb()
     first = make()
     spelled = [{"name": name, "type": of} for name, of in fields]

@@ -1,4 +1,4 @@
-"""What a change stream tells of a transaction: the net effect on each row, as records."""
+"""What a change stream reports for a transaction: the net effect on each row, as records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Change", "captured"]
 
 @attrs.define
 class Change:
-    """What a transaction does to one row.
+    """The effect of a transaction on one row.
 
     Attributes:
         before: The row before it.
         after: The row after it.
-        touched: The columns that were written, those of the key aside.
-        replaced: True when the row was replaced or deleted inside the transaction.
+        touched: The columns that were written, without the key columns.
+        replaced: True if the row was replaced or deleted inside the transaction.
     """
 
     before: Row | None
@@ -40,7 +40,7 @@ class Change:
 
 @attrs.frozen
 class _Told:
-    """One row of a record to be."""
+    """One row of a future record."""
 
     partition: Partition
     table: Table
@@ -60,7 +60,7 @@ def captured(
     *,
     is_system: bool,
 ) -> None:
-    """Put a transaction into the partitions of a stream."""
+    """Write a transaction to the partitions of a stream."""
     records: list[tuple[Partition, DataChange]] = []
     open_record: dict[str, _Told] = {}
     last: dict[str, DataChange] = {}
@@ -92,7 +92,7 @@ def captured(
 def _told(
     stream: ChangeStream, tables: Mapping[str, Table], changes: Mapping[str, Mapping[Key, Change]]
 ) -> Iterator[_Told]:
-    """The rows that a stream tells of, in its order."""
+    """The rows that a stream reports, in its order."""
     for name in sorted(changes):
         table = tables[name]
         watched = stream.watch.columns(table)

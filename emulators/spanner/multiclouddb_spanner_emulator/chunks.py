@@ -1,4 +1,4 @@
-"""Cuts rows into the messages of an answer, inside a value where it is long."""
+"""Divides rows into the messages of an answer. Long values are divided too."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Message = tuple[list[Value], bool]
 
 
 def _cut(value: Value, room: int) -> tuple[Value, Value | None, int]:
-    """A value up to so many characters, what is left of it, and how many it took.
+    """A value up to the given number of characters, the rest of it, and the number of characters taken.
 
-    It is cut inside a text, so that the client can put it together again: text goes on, and the last
-    element of a list goes on in the first element of the next.
+    It is divided inside a text, so that the client can join it again. Text is continued, and the last element
+    of a list continues in the first element of the next list.
     """
     kind = value.WhichOneof("kind")
     if kind == "string_value":
@@ -42,7 +42,7 @@ def _cut(value: Value, room: int) -> tuple[Value, Value | None, int]:
 
 
 def messages(rows: Iterable[list[Value]], most_rows: int, most_characters: int) -> Iterator[Message]:
-    """The messages that carry rows."""
+    """The messages that contain rows."""
     held: list[Value] = []
     room, count = most_characters, 0
     for row in rows:

@@ -15,17 +15,17 @@ _TEXT: Final = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(
 
 
 def to_text(moment: int, zone: str = "Z") -> str:
-    """RFC 3339 without zeros at the end."""
+    """RFC 3339 without trailing zeros."""
     seconds, rest = divmod(moment, SECOND)
     fraction = f".{rest:09d}".rstrip("0").rstrip(".")
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + fraction + zone
 
 
 def from_text(text: str) -> int:
-    """The moment that RFC 3339 text names, with all its digits.
+    """The time in an RFC 3339 text, with all its digits.
 
     Raises:
-        ValueError: It is no such text.
+        ValueError: The text is not in this format.
     """
     found = _TEXT.fullmatch(text)
     if found is None:
@@ -37,10 +37,10 @@ def from_text(text: str) -> int:
 
 
 class Clock:
-    """Runs with real time, a little ahead of it, and can be moved on.
+    """Runs slightly ahead of real time, and can be moved forward.
 
     Args:
-        lead_seconds: How far it is ahead of this machine's clock.
+        lead_seconds: The number of seconds that it is ahead of this machine's clock.
     """
 
     def __init__(self, lead_seconds: float = 0.005) -> None:
@@ -49,7 +49,7 @@ class Clock:
         self.held: int | None = None
 
     def nanoseconds(self) -> int:
-        """Now; never before a commit that was acknowledged."""
+        """The present time; never before an acknowledged commit."""
         return max(time.monotonic_ns() + self._offset, self._last)
 
     def now(self) -> datetime:
@@ -57,12 +57,15 @@ class Clock:
         return datetime.fromtimestamp(self.nanoseconds() / SECOND, UTC)
 
     def read(self) -> int:
-        """The timestamp of a strong read: every commit after it is later."""
+        """The timestamp of a strong read. Every later commit has a later timestamp."""
         self._last = self.nanoseconds() // MICROSECOND * MICROSECOND
         return self._last
 
     def commit(self) -> int:
-        """The next commit timestamp: later than every other, unless they are held at one."""
+        """The next commit timestamp.
+
+        It is later than all others, unless the test holds timestamps at one value.
+        """
         if self.held is not None:
             return self.held
         return self.step()
@@ -74,12 +77,15 @@ class Clock:
         return self._last
 
     def crowd(self, seconds: float) -> None:
-        """Be ahead by so much, and stand still until real time is there: commits are one tick apart."""
+        """Move ahead by the given time, and stop until real time has caught up.
+
+        Meanwhile, commits are one tick apart.
+        """
         ahead = self.nanoseconds() + round(seconds * SECOND)
         self._last = ahead // MICROSECOND * MICROSECOND
 
     def advance(self, seconds: float) -> None:
-        """Move on."""
+        """Move the clock forward."""
         if seconds < 0:
             raise ValueError(f"a clock does not go back, and {seconds} is negative")
         self._offset += round(seconds * SECOND)

@@ -1,4 +1,4 @@
-"""A database: its tables, its change streams, and what a transaction does to both."""
+"""A database: its tables, its change streams, and the effect of a transaction on both."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Write:
     Attributes:
         kind: `insert`, `update`, `insert_or_update`, `replace` or `delete`.
         table: The table.
-        columns: Names of columns; of a delete, none.
-        rows: A value for each column; of a delete, the keys, or None for every row.
+        columns: The names of columns; empty for a delete.
+        rows: A value for each column; for a delete, the keys, or None for every row.
     """
 
     kind: str
@@ -39,15 +39,15 @@ class Write:
 
 
 class Database:
-    """A database. Its lock is the server's, held by the caller.
+    """A database. The caller holds the server's lock.
 
     Attributes:
         name: Its full name.
         postgres: True for the PostgreSQL dialect.
         tables: Name → table.
         streams: Name → change stream.
-        statements: The DDL that made it.
-        history: Every transaction: its commit timestamp, and table → key → what it did.
+        statements: The DDL statements that created it.
+        history: Every transaction: its commit timestamp, and table → key → its effect.
     """
 
     def __init__(self, name: str, *, postgres: bool, clock: Clock, habits: Habits) -> None:
@@ -120,7 +120,7 @@ class Database:
                 )
 
     def table(self, name: str) -> Table:
-        """A table by its name."""
+        """The table with this name."""
         for each in self.tables.values():
             if each.name.lower() == name.lower():
                 return each
@@ -134,7 +134,7 @@ class Database:
     # -- Transactions
 
     def commit(self, writes: Iterable[Write], tag: str = "", *, is_system: bool = False) -> int:
-        """Apply a transaction and tell the change streams of it; its commit timestamp."""
+        """Apply a transaction and report it to the change streams; returns its commit timestamp."""
         commit = self._clock.commit()
         changes: dict[str, dict[Key, Change]] = {}
         try:

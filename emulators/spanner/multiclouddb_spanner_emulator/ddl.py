@@ -1,4 +1,4 @@
-"""DDL of both dialects, as far as tests of change streams need it."""
+"""The DDL of both dialects, as far as tests of change streams need it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CreateStream:
 
 @attrs.frozen
 class AlterStream:
-    """ALTER CHANGE STREAM; what is None stays."""
+    """ALTER CHANGE STREAM; a None leaves that part unchanged."""
 
     name: str
     watch: Watch | None
@@ -116,7 +116,7 @@ class _Parser:
 
     def create_table(self, name: str, body: str, rest: str) -> Statement:
         if not self.postgres:
-            # The last "PRIMARY KEY (…)" stands after the columns: cut the body at its own end.
+            # The last "PRIMARY KEY (…)" is after the columns, so end the body at its own closing parenthesis.
             body, rest = _balanced(f"({body}){rest}")
         pieces = _pieces(body)
         columns, key = list[Column](), _key(rest)
@@ -202,7 +202,7 @@ class _Parser:
 
 
 def _spelled(of: str) -> str:
-    """As INFORMATION_SCHEMA has it."""
+    """The form in INFORMATION_SCHEMA."""
     if "<" in of:
         return re.sub(r"\s+", "", of)
     of = re.sub(r"^varchar\b", "character varying", of, flags=re.IGNORECASE)
@@ -230,7 +230,7 @@ def _balanced(text: str) -> tuple[str, str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Split at the commas that stand in no parentheses."""
+    """Split at the commas outside parentheses."""
     pieces, depth, start = list[str](), 0, 0
     for place, letter in enumerate(text):
         depth += (letter in "(<") - (letter in ")>")
@@ -242,9 +242,9 @@ def _pieces(text: str) -> list[str]:
 
 
 def parse(text: str, *, postgres: bool) -> Statement:
-    """The statement that a text is.
+    """The statement in a text.
 
     Raises:
-        ServiceError: It is none that the script knows.
+        ServiceError: The emulator does not know the statement.
     """
     return _Parser(text, postgres=postgres).parse()

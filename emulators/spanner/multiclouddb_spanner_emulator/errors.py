@@ -1,4 +1,4 @@
-"""The errors of Cloud Spanner, as they come over the wire."""
+"""The errors of Cloud Spanner in the form of the protocol."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ServiceError(Exception):
     """An answer that is an error.
 
     Args:
-        status: Its status, as `UNAVAILABLE`.
-        message: What it says.
-        retry_after: Seconds that it asks to wait, or None to say nothing.
-        resource: Kind and name of what is missing, or None.
+        status: Its status, for example `UNAVAILABLE`.
+        message: Its message.
+        retry_after: The number of seconds that the client should wait, or None to leave this out.
+        resource: The kind and name of the missing resource, or None.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ServiceError(Exception):
         super().__init__(f"{status}: {message}")
 
     def details(self) -> list[tuple[str, bytes]]:
-        """The trailing metadata that carries the details."""
+        """The trailing metadata that contains the details."""
         told: list[Any] = []
         found: list[tuple[str, bytes]] = []
         if self.retry_after is not None:
@@ -76,10 +76,10 @@ def out_of_range(message: str) -> ServiceError:
 
 
 def unimplemented(what: str) -> ServiceError:
-    """An `UNIMPLEMENTED` that says that it is the script which lacks this."""
+    """An `UNIMPLEMENTED` whose message says that the emulator, not the service, lacks this."""
     return ServiceError("UNIMPLEMENTED", f"The scripted server does not know {what}")
 
 
 def not_found(kind: str, name: str) -> ServiceError:
-    """A `NOT_FOUND` of a session, a database or an instance."""
+    """A `NOT_FOUND` for a session, a database or an instance."""
     return ServiceError("NOT_FOUND", f"{kind} not found: {name}", resource=(kind, name))

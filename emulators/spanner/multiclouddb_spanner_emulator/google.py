@@ -1,4 +1,4 @@
-"""Google's own emulator of Cloud Spanner, where the Google Cloud SDK of this machine has it."""
+"""Google's own emulator of Cloud Spanner, if the Google Cloud SDK of this machine contains it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["google_emulator"]
 
 @cache
 def google_emulator() -> Path | None:
-    """The program of the emulator that is installed here, or None."""
+    """The program of the installed emulator, or None."""
     gcloud = shutil.which("gcloud")
     if gcloud is None:
         return None

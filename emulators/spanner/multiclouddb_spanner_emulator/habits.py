@@ -1,4 +1,4 @@
-"""The ways in which a scripted Cloud Spanner behaves, beside the troubles that a test asks for."""
+"""The settings of a scripted Cloud Spanner: what it does by itself, without a requested trouble."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ __all__ = ["Habits"]
 
 @attrs.define
 class Habits:
-    """The ways of a server; any may be changed at any time.
+    """The settings of a server. Each may be changed at any time.
 
     Attributes:
-        initial_partitions: How many partitions a new change stream has.
-        moves_keys: True when each split, merge or move gives every key to another partition, as the emulator
-            of Cloud Spanner does: a key's next change need not be in a descendant of its partition.
-        first_partition_only: True when all changes go to the oldest open partition.
-        mods_per_record: How many mods a data change record has at most; None for any number.
-        sequence_step: By how much the record sequence of a transaction grows with each record.
-        children_per_record: How many children a child partitions record names at most; None for all.
-        repeat_children: How often each child partitions record comes again.
-        children_first: True when partitions and children are named in reverse order.
-        mixes_equal_timestamps: True when transactions with one commit timestamp come in another order, and
-            mixed, each time; the records of each stay in order.
-        rows_per_message: How many rows an answer's message has at most.
-        chunk_characters: A message ends inside a value as soon as it has so many characters of text.
-        horizon_is_told: True when an error about retention names the earliest timestamp.
-        multiplexed: True when a session says that it is multiplexed, if that was asked for.
+        initial_partitions: The number of partitions of a new change stream.
+        moves_keys: True if each split, merge or move gives every key to another partition, as Google's
+            emulator does. The next change of a key may then be in a partition that is not a descendant of its
+            previous partition.
+        first_partition_only: True if all changes go to the oldest open partition.
+        mods_per_record: The maximum number of mods in a data change record; None for no limit.
+        sequence_step: The amount by which the record sequence of a transaction grows with each record.
+        children_per_record: The maximum number of children in a child partitions record; None for all.
+        repeat_children: The number of times that each child partitions record is repeated.
+        children_first: True if partitions and children are named in reverse order.
+        mixes_equal_timestamps: True if transactions with the same commit timestamp are sent in a different
+            order each time, and mixed. The records of each transaction stay in order.
+        rows_per_message: The maximum number of rows in a message of an answer.
+        chunk_characters: A message ends inside a value as soon as it contains this many characters of text.
+        horizon_is_told: True if an error about retention names the earliest timestamp.
+        multiplexed: True if the answer says that a session is multiplexed when a client requests this.
     """
 
     initial_partitions: int = 2

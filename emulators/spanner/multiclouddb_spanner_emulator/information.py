@@ -1,6 +1,6 @@
-"""INFORMATION_SCHEMA: what a database says of itself, and the queries on it.
+"""INFORMATION_SCHEMA: the description of a database, and the queries on it.
 
-The queries are run by SQLite on tables that are filled again for each: joins, parameters and order work.
+SQLite runs each query on tables that are filled for it, so joins, parameters and ordering work.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _indexed(table: Table, column: Column, number: int) -> list[Any]:
 
 def _fill(connection: sqlite3.Connection, database: Database, name: str) -> None:
     columns = [piece.split(":") for piece in _TABLES[name].split()]
-    # The PostgreSQL dialect has text in place of truth values.
+    # The PostgreSQL dialect has text instead of booleans.
     types = [
         "TEXT" if database.postgres and each[1:] == ["BOOLEAN"] else (each[1:] or ["TEXT"])[0]
         for each in columns
@@ -111,12 +111,12 @@ def ask(database: Database, sql: str, params: Mapping[str, Any]) -> Answer:
     """The answer to a query on INFORMATION_SCHEMA.
 
     Args:
-        database: Whose.
+        database: The database.
         sql: The query.
         params: Its parameters, by name; `p1` is `$1` in the PostgreSQL dialect.
 
     Raises:
-        ServiceError: SQLite does not understand it, or there is no such table.
+        ServiceError: SQLite does not understand the query, or the table does not exist.
     """
     connection = sqlite3.connect(":memory:", detect_types=sqlite3.PARSE_DECLTYPES)
     try:
@@ -126,7 +126,7 @@ def ask(database: Database, sql: str, params: Mapping[str, Any]) -> Answer:
                 raise invalid(f"Table not found: INFORMATION_SCHEMA.{name}, or the scripted server has none")
             _fill(connection, database, name)
         bound = {re.sub(r"^p(?=\d+$)", "", key) if database.postgres else key: params[key] for key in params}
-        # ALL is a reserved word of SQLite also after a dot.
+        # ALL is a reserved word of SQLite, even after a dot.
         spelled = re.sub(r"\.ALL\b", '."ALL"', sql, flags=re.IGNORECASE)
         cursor = connection.execute(spelled, bound)
         return _answer([each[0] for each in cursor.description], [list(row) for row in cursor])

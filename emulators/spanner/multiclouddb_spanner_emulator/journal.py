@@ -1,4 +1,4 @@
-"""What was asked of a scripted server."""
+"""The calls that a scripted server received."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Call:
     """One call.
 
     Attributes:
-        method: As `ExecuteStreamingSql`.
+        method: For example `ExecuteStreamingSql`.
         session: The session that it names, or "".
         sql: The statement, or "".
         query: The arguments of a change stream query, or None.
-        rows: How many rows were sent.
-        status: How it ended, as `OK`; "" while it runs.
+        rows: The number of rows that were sent.
+        status: The status at its end, for example `OK`; "" while it runs.
     """
 
     method: str
@@ -36,11 +36,11 @@ class Call:
 
 
 class Journal:
-    """The calls of a server, in the order in which they came. For several threads.
+    """The calls of a server, in the order of their arrival. Several threads can use it.
 
     Attributes:
         calls: All of them.
-        most_streams: How many change stream queries were under way together at most.
+        most_streams: The maximum number of change stream queries that ran at the same time.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class Journal:
 
     @property
     def open_streams(self) -> int:
-        """Change stream queries under way."""
+        """The number of running change stream queries."""
         return self._streams
 
     def counts(self) -> Counter[str]:
-        """How often each method was called."""
+        """The number of calls of each method."""
         with self._lock:
             return Counter(call.method for call in self.calls)
 
@@ -71,13 +71,13 @@ class Journal:
             self.most_streams = self._streams
 
     def note(self, call: Call) -> None:
-        """A call came."""
+        """Record that a call has arrived."""
         with self._lock:
             self.calls.append(call)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
-        """A change stream query is under way."""
+        """Record that a change stream query is running."""
         with self._lock:
             self._streams += 1
             self.most_streams = max(self.most_streams, self._streams)

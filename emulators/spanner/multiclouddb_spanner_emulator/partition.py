@@ -1,4 +1,4 @@
-"""Partitions of a change stream: which keys they hold, from when to when, and who came of whom."""
+"""The partitions of a change stream: their keys, their lifetimes and their lineage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Partition:
         parents: Tokens of its parents.
         end: When it ended, or None.
         children: Its children.
-        hidden: True while its end is not told: who reads up to it waits.
+        hidden: True while its end is not reported, so that a reader of the end waits.
         log: Its records, in order.
     """
 
@@ -47,27 +47,30 @@ class Partition:
         return any(low <= place < high for low, high in self.ranges)
 
     def lives_at(self, moment: int) -> bool:
-        """True when it takes changes at a moment."""
+        """True if it accepts changes at a given time."""
         return self.start <= moment and (self.end is None or moment < self.end)
 
     def index(self, moment: int) -> int:
-        """Where the records begin that are not older than a moment."""
+        """The index of the first record that is not older than a given time."""
         return bisect_left(self.log, moment, key=lambda record: record.commit)
 
 
 def new_token(stream: str, number: int) -> str:
-    """A token that tells nobody anything."""
+    """A token without recognisable content."""
     digest = hashlib.sha512(f"{stream} {number}".encode()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def place_of(text: str) -> int:
-    """Where a key lies among all hashes."""
+    """The place of a key among all hashes."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def halves(ranges: tuple[Range, ...], count: int) -> list[tuple[Range, ...]]:
-    """Deal ranges out to so many partitions; the widest are cut while there are too few."""
+    """Distribute ranges to the given number of partitions.
+
+    While there are too few ranges, the widest are divided.
+    """
     pieces = sorted(ranges)
     while len(pieces) < count:
         low, high = max(pieces, key=lambda each: each[1] - each[0])

@@ -1,4 +1,4 @@
-"""The change stream query: checks its arguments and yields records as time passes."""
+"""The change stream query, which checks its arguments and yields records as time passes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class StreamQuery:
 
     Attributes:
         stream: The stream's name.
-        start: From when.
-        end: Until when; None for as long as the partition lives.
+        start: The start time.
+        end: The end time; None to read as long as the partition lives.
         token: The partition; None for the partitions alive at `start`.
         heartbeat: Milliseconds.
     """
@@ -44,10 +44,10 @@ class StreamQuery:
 
 
 def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) -> None:
-    """Refuse what the service refuses.
+    """Refuse the arguments that the service refuses.
 
     Raises:
-        ServiceError: It does not fit.
+        ServiceError: The arguments are not valid.
     """
     start, end, beat = query.start, query.end, query.heartbeat
     if start is None:
@@ -95,15 +95,16 @@ def _check_life(partition: Partition, start: int, received: str) -> None:
 
 
 class Reading:
-    """One change stream query under way.
+    """One running change stream query.
 
     Args:
         query: Its arguments, checked.
         stream: The stream.
         clock: The server's clock.
-        changed: Held by whoever reads or changes the server; notified on every change.
-        is_active: False when nobody listens any more.
-        mix: Deals out transactions with one commit timestamp; None to tell them as they came.
+        changed: The condition that a thread holds while it reads or changes the server; notified on every
+            change.
+        is_active: Returns False if nobody listens any more.
+        mix: Mixes transactions with the same commit timestamp; None to keep their order.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Reading:
         self._anything = False
 
     def records(self) -> Iterator[list[Record]]:
-        """Batches of records, until the window or the partition is over."""
+        """Batches of records, until the end of the window or the partition."""
         if self._query.token is None:
             self._wait_for(self._start)
             with self._changed:
@@ -148,7 +149,7 @@ class Reading:
                 return
 
     def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
-        """The records up to now, the place of the next one, and whether the answer ends."""
+        """The records up to now, the place of the next record, and True if the answer ends."""
         now, end = self._clock.nanoseconds(), self._query.end
         bound = now if end is None else min(now, end)
         stop = at
@@ -172,7 +173,7 @@ class Reading:
         return found, stop, over
 
     def _heartbeats(self, partition: Partition, bound: int) -> list[Record]:
-        """Those that are due, however long nobody looked."""
+        """The heartbeats that are due since the last check."""
         last = bound if partition.end is None else min(bound, partition.end - MICROSECOND)
         moments = range(self._told + self._beat, last + 1, self._beat)
         if moments:
@@ -193,7 +194,7 @@ class Reading:
 
 
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
-    """The records, those of transactions with one commit timestamp dealt out by chance."""
+    """The records. Those of transactions with the same commit timestamp are mixed at random."""
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}
         for record in same:

@@ -1,4 +1,4 @@
-"""Records of a change stream, as both dialects send them."""
+"""The records of a change stream in the forms of both dialects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dumped(value: Any) -> str:
 
 
 def to_value(value: Any) -> Value:
-    """A value of the wire: numbers that are whole travel as text."""
+    """A value in the form of the protocol, in which whole numbers are text."""
     match value:
         case None:
             return Value(null_value=0)
@@ -57,14 +57,14 @@ class DataChange:
         transaction: The transaction's id.
         is_last: True for the last of the transaction in its partition.
         table: The table.
-        columns: The columns that it tells of, with whether they are of the key.
+        columns: The reported columns, each with True if it belongs to the key.
         mods: The rows.
         mod_type: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type.
-        records: How many records the transaction has.
-        partitions: In how many partitions.
+        records: The number of records of the transaction.
+        partitions: The number of partitions that contain them.
         tag: The transaction's tag.
-        is_system: True for a transaction of the service's own.
+        is_system: True for one of the service's own transactions.
     """
 
     commit: int
@@ -95,7 +95,7 @@ class DataChange:
         return [told], [], []
 
     def value(self) -> Value:
-        """The row in GoogleSQL; made once."""
+        """The row in GoogleSQL. It is made only once."""
         if self._value is None:
             self._value = _row(self)
         return self._value
@@ -107,7 +107,7 @@ class DataChange:
             f'"type":{dumped(each.type.described())}}}'
             for each, key in self.columns
         )
-        # The texts of a mod are JSON already, or are not: they go in as they are.
+        # The texts of a mod are inserted unchanged, whether they are valid JSON or not.
         mods = ",".join(
             f'{{"keys":{mod.keys},"new_values":{mod.new_values},"old_values":{mod.old_values}}}'
             for mod in self.mods
@@ -152,8 +152,8 @@ class Children:
     """A child partitions record.
 
     Attributes:
-        start: Where the children begin.
-        sequence: Its place among those of one answer.
+        start: The time at which the children begin.
+        sequence: Its place among the child partitions records of one answer.
         children: Token → tokens of the parents.
     """
 

@@ -1,4 +1,4 @@
-"""Reads of rows by ranges of keys, as they were at a moment that the database still keeps."""
+"""Reads of rows by key ranges, at a time that the database still keeps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Fields = list[tuple[str, dict[str, Any]]]
 
 
 def moment_of(world: World, request: Any) -> int:
-    """The moment that a request reads.
+    """The time that a request reads.
 
-    A read of a part (`PartitionRead`) is one of a transaction, whose id has its moment.
+    A read of a part (`PartitionRead`) belongs to a transaction, whose id contains the time.
 
     Raises:
-        ServiceError: The database does not keep it any more.
+        ServiceError: The database no longer keeps data of that time.
     """
     if request.transaction.id:
         return int(request.transaction.id)
@@ -51,9 +51,9 @@ def rows_at(database: Database, request: Any, moment: int) -> tuple[Fields, Iter
     """The columns of a read and its rows, in the order of the primary key.
 
     Args:
-        database: Whose.
+        database: The database.
         request: A `ReadRequest`.
-        moment: When.
+        moment: The time of the read.
     """
     if request.index:
         raise unimplemented("reads of an index")
@@ -95,7 +95,7 @@ def _is_in(table: Table, key: Sequence[Any], ranges: Sequence[Any]) -> bool:
 
 
 def _order(table: Table, values: Any) -> tuple[Any, ...]:
-    """A bound: a key, or the first parts of one."""
+    """A bound, which is a key or the first parts of a key."""
     kinds = [value.WhichOneof("kind") for value in values.values]
     given = [
         None if kind == "null_value" else getattr(value, kind)

@@ -1,4 +1,4 @@
-"""Tables and what a change stream watches."""
+"""Tables, and the columns that a change stream watches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Column:
     Attributes:
         name: Its name.
         type: Its type.
-        text: Its type as DDL has it.
+        text: Its type in the form of the DDL.
         nullable: False with NOT NULL.
-        ordinal: Its place in the table, from 1; stays when others are dropped.
+        ordinal: Its place in the table, from 1. It does not change when other columns are dropped.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Table:
     Attributes:
         name: Its name.
         columns: Its columns, in order.
-        key: Names of the key's columns.
-        descending: Those of them that sort downwards.
-        rows: Key → the row, keys included.
+        key: The names of the key columns.
+        descending: The key columns with descending order.
+        rows: Key → the row, including the key.
     """
 
     name: str
@@ -70,14 +70,17 @@ class Table:
     rows: dict[Key, Row] = attrs.field(factory=dict)
 
     def column(self, name: str) -> Column:
-        """A column by its name, whatever the case."""
+        """The column with this name; case is ignored."""
         for column in self.columns:
             if column.name.lower() == name.lower():
                 return column
         raise ServiceError("NOT_FOUND", f"Column not found in table {self.name}: {name}")
 
     def order(self, key: Key) -> tuple[Any, ...]:
-        """Compares as the service orders the table's rows; also for the first parts of a key."""
+        """A key that sorts as the service orders the table's rows.
+
+        It also works for the first parts of a key.
+        """
         parts: list[Any] = []
         for name, value in zip(self.key, key, strict=False):
             part = sort_key(value, self.column(name).type)
@@ -85,7 +88,7 @@ class Table:
         return tuple(parts)
 
     def values(self) -> list[Column]:
-        """The columns that are not of the key."""
+        """The columns that do not belong to the key."""
         return [column for column in self.columns if column.name not in self.key]
 
 
@@ -102,7 +105,7 @@ class Watch:
     tables: Mapping[str, Sequence[str] | None] = attrs.field(factory=dict)
 
     def columns(self, table: Table) -> list[Column] | None:
-        """The columns of a table that are watched, those of the key aside; None when it is not watched."""
+        """The watched columns of a table, without the key columns; None if the table is not watched."""
         if self.everything:
             return table.values()
         if table.name not in self.tables:

@@ -1,4 +1,4 @@
-"""The scripted server: what a test starts, and tells what to do."""
+"""The scripted server, which a test starts and controls."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _LARGEST: Final = 64 << 20
 
 @attrs.frozen
 class PartitionState:
-    """What a partition is like.
+    """The state of a partition.
 
     Attributes:
         token: Its token.
         parents: Tokens of its parents.
         children: Tokens of its children.
-        is_open: True while it takes changes.
-        records: How many records it has.
+        is_open: True while it accepts changes.
+        records: The number of its records.
     """
 
     token: str
@@ -47,21 +47,23 @@ class PartitionState:
 
 
 class ScriptedSpanner:
-    """A Cloud Spanner in this process, over gRPC; a context manager. Every method is for several threads.
+    """A Cloud Spanner in this process, over gRPC.
+
+    It is a context manager, and several threads can use every method.
 
     Attributes:
-        habits: Its ways; may be changed at any time.
-        troubles: What goes wrong on demand.
-        journal: What was asked.
+        habits: Its settings; they may be changed at any time.
+        troubles: Failures on demand.
+        journal: The received calls.
         clock: Its clock.
-        host: Where it listens, for `SPANNER_EMULATOR_HOST`; "" before it is started.
+        host: The address on which it listens, for `SPANNER_EMULATOR_HOST`; "" before it is started.
     """
 
     def __init__(self, habits: Habits | None = None, lead_seconds: float = 0.005) -> None:
-        """A server that is not started.
+        """A server that is not started yet.
 
         Args:
-            habits: Its ways.
+            habits: The settings.
             lead_seconds: How far its clock is ahead of this machine's.
         """
         self.habits = habits or Habits()
@@ -99,7 +101,7 @@ class ScriptedSpanner:
     # -- Its life
 
     def start(self) -> None:
-        """Listen on a free port; again on the same one after `stop`."""
+        """Listen on a free port. After `stop`, it listens on the same port again."""
         self._world.stopped.clear()
         options = [("grpc.max_send_message_length", _LARGEST), ("grpc.so_reuseport", 0)]
         self._server = grpc.server(ThreadPoolExecutor(_MOST_CALLS), options=options)
@@ -109,7 +111,7 @@ class ScriptedSpanner:
         self._server.start()
 
     def stop(self) -> None:
-        """End every call and listen no more; what was written stays."""
+        """End every call and stop listening. The written data is kept."""
         if self._server is None:
             return
         self._world.stopped.set()
@@ -122,7 +124,7 @@ class ScriptedSpanner:
     # -- Without the network
 
     def create(self, database: str, *statements: str, postgres: bool = False) -> None:
-        """Make a database, and its instance if need be.
+        """Create a database, and its instance if it does not exist.
 
         Args:
             database: Its full name, `projects/P/instances/I/databases/D`.
@@ -142,7 +144,7 @@ class ScriptedSpanner:
             self._world.changed.notify_all()
 
     def commit(self, database: str, *writes: Write, tag: str = "", is_system: bool = False) -> int:
-        """Write a transaction; its commit timestamp in nanoseconds."""
+        """Write a transaction; returns its commit timestamp in nanoseconds."""
         return self._world.commit(self._database(database), writes, tag, is_system=is_system)
 
     def expire_row(self, database: str, table: str, *key: Any) -> None:
@@ -151,7 +153,7 @@ class ScriptedSpanner:
         self.commit(database, write, tag="RowDeletionPolicy", is_system=True)
 
     def poison(self, database: str, stream: str, table: str, *key: Any) -> None:
-        """Put a record into a change stream whose values are no JSON."""
+        """Write a record whose values are not valid JSON to a change stream."""
         world = self._world
         with world.changed:
             found = self._database(database)
@@ -170,29 +172,29 @@ class ScriptedSpanner:
     # -- Time
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         with self._world.changed:
             self._world.clock.advance(seconds)
             self._world.changed.notify_all()
 
     def crowd(self, seconds: float = 0.1) -> None:
-        """For so long, give commits and splits timestamps that are one microsecond apart."""
+        """For the given time, give commits and splits timestamps that are one microsecond apart."""
         with self._world.changed:
             self.clock.crowd(seconds)
             self._world.changed.notify_all()
 
     def now(self) -> datetime:
-        """What its clock says."""
+        """The time of its clock."""
         return self.clock.now()
 
     def forget(self, database: str, stream: str) -> None:
-        """Take everything so far out of a stream's retention, without moving the clock."""
+        """Expire all records of a stream so far, without moving the clock."""
         with self._world.changed:
             self._stream(database, stream).created = self.clock.step()
 
     @contextmanager
     def one_commit_timestamp(self) -> Iterator[None]:
-        """Give every transaction inside the same commit timestamp; nobody may read meanwhile."""
+        """Give every transaction inside the block the same commit timestamp. Nobody may read meanwhile."""
         with self._world.changed:
             self.clock.held = self.clock.step()
         try:
@@ -204,7 +206,7 @@ class ScriptedSpanner:
     # -- Partitions
 
     def partitions(self, database: str, stream: str) -> list[PartitionState]:
-        """Every partition that ever was, oldest first."""
+        """Every partition that ever existed, oldest first."""
         with self._world.changed:
             return [
                 PartitionState(
@@ -218,33 +220,36 @@ class ScriptedSpanner:
             ]
 
     def open_partitions(self, database: str, stream: str) -> list[str]:
-        """Tokens of the partitions that take changes, oldest first."""
+        """The tokens of the partitions that accept changes, oldest first."""
         return [each.token for each in self.partitions(database, stream) if each.is_open]
 
     def split(self, token: str, into: int = 2) -> list[str]:
-        """Split a partition; the tokens of its children."""
+        """Split a partition; returns the tokens of its children."""
         return self._world.reshape([token], into)
 
     def merge(self, *tokens: str) -> str:
-        """Merge partitions; the token of the child."""
+        """Merge partitions; returns the token of the child."""
         return self._world.reshape(tokens, 1)[0]
 
     def move(self, token: str) -> str:
-        """End a partition and continue in a new one with the same keys; its token."""
+        """End a partition and continue in a new one with the same keys; returns the new token."""
         return self._world.reshape([token], 1)[0]
 
     def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
-        """End partitions and continue in so many new ones, each a child of all of them."""
+        """End partitions and continue in the given number of new ones.
+
+        Each is a child of all the old ones.
+        """
         return self._world.reshape(tokens, count)
 
     def hide_end(self, token: str, *, hidden: bool = True) -> None:
-        """Let who reads up to the end of a partition wait for its children, or no longer."""
+        """Make readers at the end of a partition wait for its children, or stop this."""
         with self._world.changed:
             self._world.stream_of(token).partitions[token].hidden = hidden
             self._world.changed.notify_all()
 
     def lose_sessions(self) -> None:
-        """Forget every session: who names one is told that it is not found."""
+        """Forget every session. A call that names one gets `NOT_FOUND`."""
         with self._world.changed:
             self._world.sessions.clear()
 

@@ -33,11 +33,14 @@ _LOOK_SECONDS: Final = 0.05
 
 
 class _StoppedError(Exception):
-    """Nobody listens any more, or the server ends."""
+    """Nobody listens any more, or the server is stopping."""
 
 
 class _Service:
-    """What the methods do; each takes the request and gives the answer, as protobuf messages."""
+    """The implementation of the methods.
+
+    Each takes the request and returns the answer, as protobuf messages.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -164,7 +167,7 @@ class _Service:
         yield from answered(self.world, database, request, call, is_active, meet)
 
     def partition_read(self, request: Any, call: Call) -> Any:
-        """Parts that come in no order, as the service's do."""
+        """Parts in no particular order, like those of the service."""
         database = self.world.in_session(request.session)
         database.table(request.table)
         answer = types.PartitionResponse.pb()()
@@ -202,7 +205,7 @@ class _Service:
     # -- Troubles
 
     def meet(self, call: Call, rows: int | None, is_active: Callable[[], bool]) -> None:
-        """Let troubles happen to a call."""
+        """Apply troubles to a call."""
         methods = (call.method, "ChangeStream") if call.query is not None else (call.method,)
         token = (call.query.token or "") if call.query is not None else None
         for trouble in self.world.troubles.striking(methods, token, rows):
@@ -284,7 +287,7 @@ _METHODS: Final = {
 
 
 def handlers(world: World) -> list[grpc.GenericRpcHandler]:
-    """What a gRPC server listens with."""
+    """The handler for a gRPC server."""
     service = _Service(world)
     return [
         grpc.method_handlers_generic_handler(
@@ -339,7 +342,7 @@ def _serialized(message: Any) -> bytes:
 
 
 class _Ending:
-    """Says how a call ended: to the client, and in the journal."""
+    """Reports the status of a finished call to the client and in the journal."""
 
     def __init__(self, call: Call, context: Any) -> None:
         self._call = call

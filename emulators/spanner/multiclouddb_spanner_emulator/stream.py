@@ -1,4 +1,4 @@
-"""A change stream: what it watches, how long it keeps it, and its partitions."""
+"""A change stream: what it watches, its retention, and its partitions."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ChangeStream:
         name: Its name.
         watch: What it watches.
         options: The options that were set.
-        created: When it was.
-        partitions: Every partition that ever was, by token.
+        created: The time of its creation.
+        partitions: Every partition that ever existed, by token.
     """
 
     def __init__(
@@ -61,25 +61,25 @@ class ChangeStream:
 
     @property
     def open(self) -> list[Partition]:
-        """The partitions that take changes, oldest first."""
+        """The partitions that accept changes, oldest first."""
         return [each for each in self.partitions.values() if each.end is None]
 
     def set_options(self, options: dict[str, str]) -> None:
-        """Change options; `null` takes one away."""
+        """Change options; `null` removes an option."""
         chosen = {**self.options, **options}
         self.options = {name: value for name, value in chosen.items() if value.lower() != "null"}
         self._retention = _seconds(self.options.get("retention_period", "1d"))
 
     def horizon(self, now: int) -> int:
-        """The earliest moment that can be read."""
+        """The earliest time that can be read."""
         return max(self.created, now - round(self._retention * SECOND))
 
     def excludes(self, kind: str) -> bool:
-        """True when changes of a kind are not told."""
+        """True if changes of a kind are not reported."""
         return self.options.get(f"exclude_{kind.lower()}", "").lower() == "true"
 
     def home(self, key: str) -> Partition:
-        """The partition that a key's next change goes to."""
+        """The partition of a key's next change."""
         found = self.open
         if self._habits.first_partition_only:
             return found[0]
@@ -89,7 +89,7 @@ class ChangeStream:
         return next(each for each in found if each.holds(place))
 
     def partition(self, token: str) -> Partition:
-        """A partition by its token."""
+        """The partition with this token."""
         if token not in self.partitions:
             raise invalid(
                 "Specified partition_token is invalid, as it does not belong to the Change Stream "
@@ -110,14 +110,14 @@ class ChangeStream:
         return [child.token for child in children]
 
     def root(self, moment: int) -> list[Children]:
-        """What a query without a token tells: the partitions alive then, without parents."""
+        """The answer to a query without a token: the partitions alive at that time, without parents."""
         alive = [each for each in self.partitions.values() if each.lives_at(moment)]
         if self._habits.children_first:
             alive.reverse()
         return [Children(moment, number, ((each.token, ()),)) for number, each in enumerate(alive)]
 
     def ending(self, partition: Partition) -> list[Children]:
-        """What a partition tells when it ends."""
+        """The records at the end of a partition."""
         named = [(child.token, child.parents) for child in partition.children]
         if self._habits.children_first:
             named.reverse()
@@ -128,7 +128,7 @@ class ChangeStream:
         return records * (1 + self._habits.repeat_children)
 
     def check_readable(self) -> None:
-        """Refuse what the script cannot read."""
+        """Refuse a stream that the emulator cannot read."""
         if self.options.get("partition_mode", "IMMUTABLE_KEY_RANGE") != "IMMUTABLE_KEY_RANGE":
             raise ServiceError(
                 "UNIMPLEMENTED", f"The scripted server cannot read {self.name}: it has a partition_mode"

@@ -1,4 +1,4 @@
-"""Troubles on demand: the next so many calls do not go as they should."""
+"""Troubles on demand: a number of the next calls fail in some way."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ __all__ = ["Act", "Action", "Delay", "Fail", "Hang", "Trouble", "Troubles"]
 
 @attrs.frozen
 class Fail:
-    """Ends with an error."""
+    """The call ends with an error."""
 
     error: ServiceError
 
 
 @attrs.frozen
 class Delay:
-    """Continues late."""
+    """The call continues after a delay."""
 
     seconds: float
 
 
 @attrs.frozen
 class Hang:
-    """Waits until the trouble is over."""
+    """The call waits until the trouble is over."""
 
 
 @attrs.frozen
 class Act:
-    """Something happens on the way."""
+    """A function is called during the call."""
 
     act: Callable[[], object]
 
@@ -44,18 +44,18 @@ Action: TypeAlias = Fail | Delay | Hang | Act
 
 @attrs.define(eq=False)
 class Trouble:
-    """A trouble that was asked for.
+    """A requested trouble.
 
     Attributes:
-        action: What happens.
-        method: To which calls, as `ExecuteStreamingSql`, or `ChangeStream` for change stream queries; None
-            for all.
-        token: To queries of which partition; None for all, "" for those without a token.
-        after_rows: When so many rows were sent; None for before anything is.
-        times: So often; None for ever.
-        every: 1 for each call; 2 spares every other one, beginning with the first.
-        happened: So often it did.
-        over: Set when it is.
+        action: The action.
+        method: The calls that it affects, for example `ExecuteStreamingSql`, or `ChangeStream` for change
+            stream queries; None for all.
+        token: The partition whose queries it affects; None for all, "" for queries without a token.
+        after_rows: It happens after this many rows were sent; None to act before anything is sent.
+        times: How often it happens; None for ever.
+        every: 1 for each call; 2 for every second call, not the first.
+        happened: How often it has happened.
+        over: Set when it has ended.
     """
 
     action: Action
@@ -69,11 +69,11 @@ class Trouble:
     _asked: int = attrs.field(default=0, init=False)
 
     def end(self) -> None:
-        """End the trouble; calls that hang continue."""
+        """End the trouble. Hanging calls continue."""
         self.over.set()
 
     def strikes(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> bool:
-        """True when it happens to this call at this place."""
+        """True if it happens to this call at this point."""
         if self.over.is_set() or rows != self.after_rows:
             return False
         if self.method is not None and self.method not in methods:
@@ -90,10 +90,10 @@ class Trouble:
 
 
 class Troubles:
-    """The troubles of a server; each method asks for one more. For several threads.
+    """The troubles of a server. Each method adds one. Several threads can use it.
 
-    `after_rows` counts data change and child partitions records, not heartbeats. With None the trouble comes
-    before anything is sent, and 0 means: when there is a first row, and it has not been sent.
+    `after_rows` counts data change and child partitions records, not heartbeats. With None, the trouble
+    happens before anything is sent. With 0, it happens when there is a first row that has not been sent yet.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Troubles:
         token: str | None = None,
         after_rows: int | None = None,
     ) -> Trouble:
-        """Be silent until `Trouble.end`."""
+        """Do not answer until `Trouble.end`."""
         return self._add(Trouble(Hang(), method, token, after_rows, times))
 
     def act(
@@ -148,12 +148,12 @@ class Troubles:
         token: str | None = None,
         after_rows: int | None = 0,
     ) -> Trouble:
-        """Call something when an answer is under way."""
+        """Call a function while an answer is being sent."""
         return self._add(Trouble(Act(act), method, token, after_rows, times))
 
     @property
     def present(self) -> list[Trouble]:
-        """Those that are asked for at present."""
+        """The active troubles."""
         return list(self._all)
 
     def end(self) -> None:
@@ -164,7 +164,7 @@ class Troubles:
             self._all.clear()
 
     def striking(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> list[Trouble]:
-        """What happens to a call at this place, in the order it was asked for."""
+        """The troubles of a call at this point, in the order of request."""
         with self._lock:
             return [trouble for trouble in self._all if trouble.strikes(methods, token, rows)]
 

@@ -1,4 +1,4 @@
-"""Column types and their values: from DDL, to JSON as a change record has them, and in the order of a key."""
+"""Column types and their values: from DDL, as JSON in a change record, and in the order of a key."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ColumnType:
     """The type of a column.
 
     Attributes:
-        code: As `INT64`.
-        annotation: As `PG_NUMERIC`, or "".
+        code: For example `INT64`.
+        annotation: For example `PG_NUMERIC`, or "".
         element: The type of an array's elements, or None.
     """
 
@@ -50,7 +50,7 @@ class ColumnType:
     element: ColumnType | None = None
 
     def described(self) -> dict[str, Any]:
-        """As a change record and result metadata have it."""
+        """The form in a change record and in result metadata."""
         found: dict[str, Any] = {"code": self.code}
         if self.element is not None:
             found["array_element_type"] = self.element.described()
@@ -78,10 +78,10 @@ def column_type(text: str, *, postgres: bool) -> ColumnType:
 
 
 def to_json(value: Json, of: ColumnType, commit: int) -> Json:
-    """A value of a mutation as the table keeps it and a change record shows it.
+    """A value of a mutation, in the form in which the table keeps it and a change record shows it.
 
     Raises:
-        ServiceError: It is none of this type.
+        ServiceError: The value does not have this type.
     """
     if value is None:
         return None
@@ -137,7 +137,7 @@ def _not(value: Json, of: ColumnType) -> ServiceError:
 
 
 def sort_key(value: Json, of: ColumnType) -> tuple[Any, ...]:
-    """Compares as the service orders keys of this type: NULL first."""
+    """A key that sorts as the service orders keys of this type, with NULL first."""
     if value is None:
         return (0,)
     match of.code:

@@ -1,4 +1,4 @@
-"""Everything that a scripted server knows: instances, databases, sessions, transactions, its clock."""
+"""All the state of a scripted server: instances, databases, sessions, transactions and its clock."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _DATABASE: Final = re.compile(r"(projects/[^/]+/instances/[^/]+)/databases/([^/]
 
 
 class World:
-    """What the calls work on. Whoever reads or changes it holds `changed`.
+    """The state that the calls use. A thread that reads or changes it must hold `changed`.
 
     Attributes:
-        habits: Its ways.
-        troubles: What goes wrong on demand.
-        journal: What was asked.
+        habits: The settings.
+        troubles: Failures on demand.
+        journal: The received calls.
         clock: Its clock.
         changed: Notified on every change.
         instances: Names of instances.
         databases: Full name → database.
-        sessions: Names of sessions → whether they are multiplexed.
-        transactions: Ids of transactions that were begun.
+        sessions: Session name → True if it is multiplexed.
+        transactions: The ids of the transactions that were begun.
     """
 
     def __init__(self, habits: Habits, lead_seconds: float) -> None:
@@ -52,7 +52,7 @@ class World:
     # -- Names
 
     def database(self, name: str) -> Database:
-        """A database by its full name."""
+        """The database with this full name."""
         found = _DATABASE.fullmatch(name)
         if found is None or found[1] not in self.instances:
             raise not_found("Instance", found[1] if found is not None else name)
@@ -82,14 +82,14 @@ class World:
         return made
 
     def add_session(self, database: str, *, multiplexed: bool) -> str:
-        """A new session's name."""
+        """The name of a new session."""
         self.database(database)
         name = f"{database}/sessions/s{next(self._numbers)}"
         self.sessions[name] = multiplexed
         return name
 
     def add_transaction(self) -> bytes:
-        """A new transaction's id."""
+        """The id of a new transaction."""
         made = f"t{next(self._numbers)}".encode()
         self.transactions.add(made)
         return made
@@ -97,7 +97,7 @@ class World:
     def commit(
         self, database: Database, writes: Sequence[Write], tag: str = "", *, is_system: bool = False
     ) -> int:
-        """Apply a transaction; its commit timestamp."""
+        """Apply a transaction; returns its commit timestamp."""
         with self.changed:
             moment = database.commit(writes, tag, is_system=is_system)
             self.changed.notify_all()
@@ -106,7 +106,7 @@ class World:
     # -- Partitions
 
     def stream_of(self, *tokens: str) -> ChangeStream:
-        """The change stream that partitions belong to."""
+        """The change stream of the given partitions."""
         for database in self.databases.values():
             for stream in database.streams.values():
                 if all(token in stream.partitions for token in tokens):
@@ -114,7 +114,7 @@ class World:
         raise ValueError(f"no change stream has all of these partitions: {', '.join(tokens)}")
 
     def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
-        """End partitions and continue in new ones; their tokens."""
+        """End partitions and continue in new ones; returns the new tokens."""
         with self.changed:
             stream = self.stream_of(*tokens)
             moment = self.clock.step()

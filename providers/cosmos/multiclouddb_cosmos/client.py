@@ -1,4 +1,7 @@
-"""The calls to one account, one request each: a container, its ranges, and one page of one range."""
+"""The calls to one account.
+
+Each call is one request, for a container, its ranges, or one page of one range.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,11 @@ _NOW: Final[dict[str, Any]] = {"Type": "Now"}
 
 @attrs.frozen
 class Definition:
-    """What a container says of itself.
+    """The properties of a container.
 
     Attributes:
-        rid: Its resource id: a container that is recreated gets another one.
-        paths: Of its partition key, each as property names.
+        rid: Its resource id. A container that is recreated gets a new id.
+        paths: The paths of its partition key, each as property names.
         hierarchical: True when the key has several levels.
     """
 
@@ -58,12 +61,12 @@ class Answer:
     """One page of a range.
 
     Attributes:
-        items: The items, as they came.
+        items: The items, as they were received.
         etag: The LSN up to which the range was read.
-        newest: The LSN of the partition's last change; None where the service does not say.
+        newest: The LSN of the partition's last change; None if the service does not give it.
         nbytes: The size of the page.
         charge: Request units, or None.
-        requests: How many requests it took.
+        requests: The number of requests that were made for it.
     """
 
     items: list[Any]
@@ -75,11 +78,11 @@ class Answer:
 
 
 class Calls:
-    """One account, for several threads.
+    """One account. Several threads can use it.
 
     Args:
-        make: Makes our client, when it is first used.
-        native: The application's own client, used as it is; None to make ours.
+        make: Makes our client on first use.
+        native: The application's own client, used unchanged; None to make our own client.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Calls:
             close_client(client)
 
     def container(self, address: ResourceAddress) -> ContainerProxy:
-        """The container as azure-cosmos has it; no request."""
+        """The container object of azure-cosmos. This makes no request."""
         if address.database is None or address.collection is None:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
@@ -124,7 +127,7 @@ class Calls:
         )
 
     def now(self) -> datetime | None:
-        """The service's time: that of its last answer, advanced since; None before the first answer."""
+        """The time of the service's last answer plus the time since then; None before the first answer."""
         told = self._told_at
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
@@ -138,7 +141,10 @@ class Calls:
     # -- Containers
 
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
-        """Read the container's document. This also makes azure-cosmos forget an older one of its name."""
+        """Read the container's properties.
+
+        This also makes azure-cosmos forget an older container of the same name.
+        """
         found = self.container(address).read(
             response_hook=lambda headers, _: self._hear(headers), **_limits(deadline)
         )
@@ -150,7 +156,7 @@ class Calls:
         )
 
     def ranges(self, address: ResourceAddress) -> list[KeyRange]:
-        """The ranges of all partitions, as the service has them now."""
+        """The current ranges of all partitions, from the service."""
         listed = self.container(address).read_feed_ranges(force_refresh=True)
         return [KeyRange(each["Range"]["min"], each["Range"]["max"]) for each in listed]
 
@@ -180,22 +186,22 @@ class Calls:
 
         Args:
             address: The container.
-            rid: Its resource id: another container of its name is refused.
-            place: The range. It must not be wider than one partition.
+            rid: Its resource id. Another container of the same name is refused.
+            place: The range. It must lie within one partition.
             etag: The LSN to read after; None for the start.
-            limit: How many items, at most; a transaction is never cut.
-            deadline: When it has to be over.
+            limit: The maximum number of items. A transaction is never divided.
+            deadline: The time limit.
             mode: All versions, or the latest ones.
-            start: Where the feed begins, in the form of azure-cosmos.
+            start: Where the feed begins, in the format of azure-cosmos.
 
         Raises:
-            MovedError: The range lies in several partitions by now; nothing was read.
+            MovedError: The range now lies in several partitions; nothing was read.
         """
         token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}
 
         def hook(headers: Any, body: Any) -> None:
-            # azure-cosmos then puts its own continuation in the place of the etag.
+            # azure-cosmos then replaces the etag with its own continuation.
             seen.update(headers=headers, etag=headers.get("etag"), body=body)
 
         pages = (
@@ -236,13 +242,13 @@ class Calls:
                 raise recreated(address) from error
             raise
         except (ValueError, AttributeError) as error:
-            # azure-cosmos compares the resource ids itself, and fails when the service refuses one twice.
+            # azure-cosmos compares the resource ids itself, and fails if the service refuses an id twice.
             if "rid" in str(error) or isinstance(error, AttributeError):
                 raise recreated(address) from error
             raise
 
     def _page(self, pages: Any, seen: dict[str, Any]) -> tuple[list[Any], Mapping[str, Any], int]:
-        """The items of one page, the body that they came in, and how many requests it took."""
+        """The items of one page, the body that contained them, and the number of requests."""
         if self._transport is None:
             page = next(pages, None)
             return ([] if page is None else list(page)), seen["body"] or {}, 1
@@ -255,10 +261,10 @@ class Calls:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A page. What orjson refuses, such as half a surrogate pair, Python's own parser takes."""
+    """A page. If orjson refuses the text, for example half a surrogate pair, Python's own parser reads it."""
     found: Any
     try:
-        # A page is thousands of objects, and none of them can be garbage yet.
+        # A page consists of thousands of objects, and none of them can be garbage yet.
         with collector_paused():
             found = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -272,7 +278,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def names_in(path: str) -> tuple[str, ...]:
-    """The property names of a path, as `/a/b` or `/"a b"`."""
+    """The property names of a path such as `/a/b` or `/"a b"`."""
     return tuple(part.strip('"') for part in path.strip("/").split("/"))
 
 
@@ -282,7 +288,7 @@ def _limits(deadline: Deadline) -> dict[str, Any]:
 
 
 def _after(key: str) -> str:
-    """The first effective partition key after another."""
+    """The effective partition key that follows directly after another."""
     if key == LEAST:
         return "00"
     if key >= MOST:

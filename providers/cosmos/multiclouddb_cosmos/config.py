@@ -1,4 +1,4 @@
-"""How an application names an account, and the client that is made from it."""
+"""The configuration of an account, and the client that is made from it."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ class CosmosConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
         """
         return settled(_checked, cls, config)
 
     @property
     def endpoint(self) -> str:
-        """The address that azure-cosmos takes."""
+        """The address in the format that azure-cosmos accepts."""
         return f"{'https' if self.tls else 'http'}://{self.host}/"
 
     @property
     def is_local(self) -> bool:
-        """True for a server on this machine, which has one region."""
+        """True for a server on this machine. Such a server has one region."""
         parts = split_url(self.endpoint)
         return not self.tls or (parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
     def find_credential(self) -> Any:
-        """The credential given, else the key in the environment, else what azure-identity finds.
+        """The given credential, else the key in the environment, else the one that azure-identity finds.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`: the key in the environment is not valid.
+            MulticloudDbError: `INVALID_REQUEST` if the key in the environment is not valid.
         """
         if self.credential is not None:
             return self.credential

@@ -1,4 +1,4 @@
-"""What a failure of azure-cosmos or of the service means; pure."""
+"""The category of each failure of azure-cosmos or of the service; pure."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ _MERGE_ROW: Final = Row(
     "the service cannot read all versions where partitions were merged; use a container without merges",
 )
 
-# Status and substatus → what it means. Without a substatus: any other one.
+# Status and substatus → the meaning. An entry without a substatus is for all other substatuses.
 _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
     (400, None): _REFUSED,
-    # Its text may quote what was signed.
+    # Its text may quote the signed request.
     (401, None): Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True),
     (403, None): _DENIED_ROW,
     (403, 3): UNAVAILABLE,
@@ -87,18 +87,18 @@ _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
 
 
 def code_of(error: CosmosHttpResponseError) -> tuple[int, int]:
-    """Status and substatus; 0 where there is none."""
+    """Status and substatus; 0 for a missing one."""
     return int(error.status_code or 0), int(error.sub_status or 0)
 
 
 def is_disabled(error: CosmosHttpResponseError) -> bool:
-    """Whether the account has no feed with all versions and deletes."""
+    """True if the account does not have the feed with all versions and deletes."""
     text = _text(error)
     return error.status_code == BAD_REQUEST and "must be enabled" in text and "All Versions" in text
 
 
 def not_enabled() -> ProviderFault:
-    """The fault for an account without a feed with all versions and deletes."""
+    """The fault for an account that does not have the feed with all versions and deletes."""
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"the account has no change feed with all versions and deletes; {_ENABLE}",
@@ -106,7 +106,7 @@ def not_enabled() -> ProviderFault:
 
 
 def recreated(address: ResourceAddress) -> ProviderFault:
-    """The fault for a container that was replaced by another one of its name."""
+    """The fault for a container that was replaced by another container of the same name."""
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"container {address.collection!r} was deleted and recreated; start again",
@@ -115,7 +115,7 @@ def recreated(address: ResourceAddress) -> ProviderFault:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Say what an exception means; raises nothing, also for unknown exceptions.
+    """Classify an exception. This raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.
@@ -167,7 +167,7 @@ def _text(error: CosmosHttpResponseError) -> str:
 
 
 def _retry_after(error: CosmosHttpResponseError) -> float | None:
-    """Seconds that the service asked to wait."""
+    """The number of seconds that the service asked us to wait."""
     headers = getattr(error, "headers", None) or {}
     try:
         return max(0.0, float(headers.get("x-ms-retry-after-ms", "")) / 1000)

@@ -42,7 +42,7 @@ class CosmosFeed(Feed):
     """The feed with all versions and deletes.
 
     Args:
-        source: What its readers share.
+        source: The objects that its readers share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -52,19 +52,19 @@ class CosmosFeed(Feed):
         self._learned: Resolution | None = None
 
     def for_one_call(self) -> CosmosFeed:
-        """A feed that does not ask again what an earlier try of a start has learned."""
+        """A feed that reuses the results of earlier attempts of the same start."""
         feed = copy(self)
         feed._learned = Resolution(self._source)
         return feed
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The `Date` of the service's last answer, advanced since."""
+        """The `Date` of the service's last answer plus the time since then."""
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """The end of each range as of now."""
         source = self._source
-        if not isinstance(position, Now):  # the engine asks `backfill` then
+        if not isinstance(position, Now):  # the engine then calls `backfill`
             raise unsupported(f"{type(position).__name__} cannot be resolved", "start at Now()")
         source.check_same(deadline)
         wanted = source.current().cut(source.scope)
@@ -77,7 +77,7 @@ class CosmosFeed(Feed):
         return [seed_of(each, found[each]) for each in sorted(found)]
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The ranges of the partitions as they are now."""
+        """The current ranges of the partitions."""
         self._source.check_same(deadline)
         return [to_partition(each) for each in self._source.current().cut(self._source.scope)]
 
@@ -96,7 +96,7 @@ class CosmosFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The end of each range, without a bound on records. A range that was split is left out."""
+        """The end of each range, with no limit on records. A range that was split is left out."""
         if max_records is not None:
             return {}
         spans = {name: range_of(name) for name in cursors}
@@ -118,36 +118,42 @@ class CosmosFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """By ranges, from a new listing. A gap starts at the oldest change that is wanted and still there."""
+        """Compare ranges with a new listing.
+
+        A gap starts at the oldest wanted change that is still available.
+        """
         source = self._source
         missed = missed_ranges(source, tracked)
         found = Resolution(source).each(missed, lambda each: oldest_place(source, each, since, deadline))
         return [seed_of(each, found[each]) for each in sorted(found)]
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """One segment for each range: `segments` changes nothing."""
+        """One segment for each range. The parameter `segments` has no effect."""
         return plan_scan(self._source, self.start(Now(), None, deadline), None)
 
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
     ) -> ScanPlan | None:
-        """The scan that `Beginning()` and `AtTime(…)` are here; None for a range that does not exist."""
+        """The scan that emulates `Beginning()` and `AtTime(…)`; None for a range that does not exist."""
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
         return plan_scan(self._source, seeds, since) if seeds else None
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Cut the next ranges off a plan; no request."""
+        """Take the next ranges from a plan. This makes no request."""
         return cut_segments(cursor, count)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By LSN, and inside one by our order; positions of a scan are only equal or not."""
+        """Compare LSNs, and within one LSN our own order.
+
+        Positions of a scan can only be compared for equality.
+        """
         if is_scan(a) or is_scan(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The oldest position of each of these ranges that the service accepts, or of the parts of one."""
+        """The oldest position that the service accepts, for each of these ranges or for its parts."""
         source = self._source
         source.current()
         wanted = [each for each in map(range_of, partition_ids) if each is not None]
@@ -155,7 +161,7 @@ class CosmosFeed(Feed):
         return [seed_of(each, found[each]) for each in sorted(found)]
 
     def describe(self, cursor: Cursor) -> Position:
-        """Its LSN, and a time that no record after it is older than."""
+        """Its LSN, and a time; no record after the position is older than this time."""
         if is_scan(cursor):
             return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
         return describe(place_of(cursor))

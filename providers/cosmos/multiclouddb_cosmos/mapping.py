@@ -67,7 +67,7 @@ def _keys_of(items: Sequence[Item], view: View) -> list[dict[str, Any]]:
         found = []
         for item in items:
             current = item.get("current")
-            # A delete has no document; anything but text takes more care.
+            # A delete has no document. Values other than text need more care.
             if current and type(value := current.get(name)) is str and type(current["id"]) is str:
                 found.append({name: value, "id": current["id"]})
             else:
@@ -80,7 +80,7 @@ def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable
     names = len({*view.names, "id"})
     if all(len(key) == names for key in keys):
         return trusted_keys(keys, count)
-    # A document without its partition key has `id` alone.
+    # For a document without its partition key, the key is only the `id`.
     return [trusted_keys([key], max(1, count - names + len(key)))[0] for key in keys]
 
 
@@ -90,7 +90,7 @@ def _event_ids(
     found = []
     kinds = [data["operationType"] for data in datas]
     if "delete" not in kinds:
-        # The service's own ids of the document and of its version.
+        # The service's own ids for the document and its version.
         return [
             f"{lsn}:{kind}:{(current := item['current'])['_rid']}:{current['_etag'][1:-1]}"
             for lsn, kind, item in zip(records.lsns, kinds, records.items, strict=True)
@@ -100,7 +100,7 @@ def _event_ids(
             current = item["current"]
             found.append(f"{records.lsns[index]}:{kinds[index]}:{current['_rid']}:{current['_etag'][1:-1]}")
             continue
-        # Two deletes of one key in one transaction differ only in their place.
+        # Two deletes of the same key in one transaction differ only in their place.
         place = records.number(index)
         text = f"{records.lsns[index]}:delete:{name_of(key)}:{data.get('previousImageLSN', '')}"
         found.append(f"{text}:{place}" if place else text)
@@ -108,7 +108,7 @@ def _event_ids(
 
 
 def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
-    """The times; items of one second share one object."""
+    """The times. Items of the same second share one object."""
     previous, moment, moments = None, None, []
     for data in datas:
         seconds = data["crts"]
@@ -119,7 +119,7 @@ def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
 
 
 def _state(item: Item, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The document as it was written, without what the service added."""
+    """The document as it was written, without the properties that the service added."""
     if data["operationType"] == "delete":
         return None
     state: dict[str, Any] = item["current"].copy()
@@ -166,14 +166,14 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
 
 
 def _json(value: Mapping[str, Any] | None) -> bytes | None:
-    """As `encode_json` writes it."""
+    """The text that `encode_json` writes."""
     if value is None:
         return None
     try:
         text = orjson.dumps(value)
     except TypeError:  # an integer over 64 bits
         return encode_json(value)
-    # A name that begins with $ is written in another form.
+    # A name that begins with $ is written in a different form.
     return encode_json(value) if b'"$' in text else text
 
 
@@ -208,7 +208,7 @@ class CosmosMapper(Mapper):
     """Maps the records of one range.
 
     Attributes:
-        view: What their events share.
+        view: The properties that their events share.
     """
 
     view: View

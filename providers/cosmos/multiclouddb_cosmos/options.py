@@ -20,13 +20,14 @@ class CosmosOptions(ProviderOptions):
 
     Attributes:
         backfill: True to accept that `Beginning()` and `AtTime(…)` are emulated; False by default. The
-            service starts its feed with all versions and deletes only at now or at a token. So the present
-            items are read first, as `CREATE` events with `backfilled`, then a `BackfillDone` notice comes,
-            and then every change since the start. An item that was deleted before the start is never seen.
+            service can start its feed with all versions and deletes only at the present time or at a token.
+            Therefore the feed first returns the present items as `CREATE` events with `backfilled`, then a
+            `BackfillDone` notice, and then every change since the start. An item that was deleted before the
+            start is never seen.
     """
 
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
 
     def opts_into(self, capability: Capability) -> bool:
-        """Whether the caller accepts that a start is emulated."""
+        """True if the caller accepts an emulated start."""
         return self.backfill and capability in _BACKFILLED

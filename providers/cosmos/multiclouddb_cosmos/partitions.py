@@ -1,4 +1,4 @@
-"""Ranges that are split, and positions that a range can be read from."""
+"""Ranges that are split, and positions from which a range can be read."""
 
 from __future__ import annotations
 
@@ -42,18 +42,20 @@ _TRIES: Final = 4
 
 
 def to_partition(place: KeyRange) -> Partition:
-    """A range as the service lists it: it lists no range that was split."""
+    """A range as the service lists it. The service does not list ranges that were split."""
     return Partition(place.partition_id, (), PartitionState.OPEN)
 
 
 def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> Drained:
-    """How a range that was split continues: each part of it where the whole one stopped."""
+    """How a range that was split continues. Each part starts where the whole range stopped."""
     cursor = cursor_of(place)
     return Drained(tuple(Child(each.partition_id, (parent.partition_id,), cursor) for each in pieces))
 
 
 def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
-    """Read each part of a range, cut as the partitions are now; a part that is split meanwhile is cut again.
+    """Divide a range by the current partitions and read each part.
+
+    A part that is split meanwhile is divided again.
 
     Args:
         source: The feed.
@@ -77,24 +79,24 @@ def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T])
 def pieces_after(
     source: Source, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
 ) -> list[KeyRange]:
-    """How a range is cut by now, after a read of it has failed because of that; `[piece]` to read it again.
+    """The current parts of a range whose read has failed because it was split; `[piece]` to read it again.
 
     Args:
         source: The feed.
-        seen: The ranges as they were known before.
+        seen: The ranges that were known before.
         piece: The range.
         error: How the read failed.
-        final: True to raise, because it was cut too often.
+        final: True to raise the error, because the range was divided too often.
 
     Raises:
-        Exception: `error`, if it says something else, or the service lists the same partitions as before.
+        Exception: `error`, if it has another cause or the service lists the same partitions as before.
     """
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:
         raise error
     fresh = source.refreshed(seen)
     pieces = fresh.cut(piece)
-    # A range that was merged lies in another partition now.
+    # A range that was merged now lies in another partition.
     if final or (pieces == [piece] and fresh.holder(piece) == seen.holder(piece)):
         if moved:
             raise ProviderFault.of(
@@ -105,13 +107,13 @@ def pieces_after(
 
 
 def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
-    """The oldest position that a range can be read from, found by trying.
+    """The oldest position from which a range can be read, found by trial reads.
 
     Args:
         source: The feed.
         place: A range that lies in one partition.
-        since: No change before this is wanted; None for all.
-        deadline: When it has to be over.
+        since: Changes before this time are not wanted; None for all changes.
+        deadline: The time limit.
     """
     low, high = 0, source.end(place, deadline)
     while low < high:
@@ -124,7 +126,7 @@ def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadli
 
 
 def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None, deadline: Deadline) -> bool:
-    """Whether a position is expired, or the change after it is older than wanted."""
+    """True if a position is expired, or if the change after it is too old."""
     try:
         answer = source.read(place, lsn, 1, deadline)
     except ProviderFault as error:
@@ -138,7 +140,7 @@ def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None
 
 
 def missed_ranges(source: Source, tracked: Mapping[str, Tracked]) -> list[KeyRange]:
-    """The parts of the container, as its partitions are now, that no range of a token overlaps."""
+    """The parts of the container, by its current partitions, that no range of a token overlaps."""
     held = [each for each in map(range_of, tracked) if each is not None]
     return uncovered_parts(source.current().cut(source.scope), held)
 

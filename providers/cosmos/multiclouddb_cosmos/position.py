@@ -1,11 +1,11 @@
 """Positions in a range, and their form in a token; pure.
 
     [lsn]                     everything up to this logical sequence number was read
-    [lsn, seconds]            the same, and no change after it is older than this
-    [lsn, seconds, inner]     inside one LSN: everything in it up to `inner` was read
+    [lsn, seconds]            the same, and no change after it is older than this time
+    [lsn, seconds, inner]     within one LSN: everything in it up to `inner` was read
 
-Several changes may share an LSN, and the service gives them no order. Ours is by `inner`, a text that is made
-of the change itself: it names the same part after a split, too.
+Several changes may share an LSN, and the service does not order them. We order them by `inner`, a text that
+is made from the change itself. It therefore has the same meaning after a split.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Place:
 
     Attributes:
         lsn: The logical sequence number.
-        seconds: No change after it is older, in seconds since 1970; None where that is not known.
-        inner: The last one that was read of the changes with this LSN; None when all of them were.
+        seconds: A time in seconds since 1970; no change after the position is older. None if it is not known.
+        inner: The last change with this LSN that was read; None if all of them were read.
     """
 
     lsn: int
@@ -40,17 +40,17 @@ class Place:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Sorts like the positions in one range."""
+        """A key that sorts like the positions in one range."""
         return (self.lsn, "") if self.inner is None else (self.lsn - 1, self.inner)
 
     @property
     def etag(self) -> int:
-        """The LSN after which the service has to be asked."""
+        """The LSN after which the next read must begin."""
         return self.lsn if self.inner is None else max(0, self.lsn - 1)
 
 
 def cursor_of(place: Place) -> Cursor:
-    """The form of a token."""
+    """The form in a token."""
     if place.inner is not None:
         return [place.lsn, place.seconds, place.inner]
     return [place.lsn] if place.seconds is None else [place.lsn, place.seconds]
@@ -60,7 +60,7 @@ def place_of(cursor: Cursor) -> Place:
     """The inverse of `cursor_of`.
 
     Raises:
-        InvalidCursor: This provider cannot have made it.
+        InvalidCursor: This provider cannot have made the cursor.
     """
     match cursor:
         case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 2:
@@ -71,7 +71,7 @@ def place_of(cursor: Cursor) -> Place:
 
 
 def is_number(value: object, most: int = _MOST_LSN) -> bool:
-    """Whether a part of a cursor is a whole number from 0 to `most`."""
+    """True if a part of a cursor is a whole number from 0 to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
@@ -82,12 +82,12 @@ def _is_inner(inner: object, rest: list[Cursor]) -> bool:
 
 
 def compare(a: Place, b: Place) -> int:
-    """-1, 0 or 1 as `a` lies before, at or after `b`."""
+    """-1, 0 or 1 if `a` lies before, at or after `b`."""
     return (a.order > b.order) - (a.order < b.order)
 
 
 def describe(place: Place) -> Position:
-    """`LSN 4711`, and the time that no later change is older than."""
+    """`LSN 4711`, and a time; no later change is older than this time."""
     inside = "" if place.inner is None else ", inside a transaction"
     when = None if place.seconds is None else datetime.fromtimestamp(place.seconds, UTC)
     return Position(f"LSN {place.lsn}{inside}", when)

@@ -52,7 +52,7 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call azure-cosmos for anything but the feed"),
     }
 )
-"""What a container can do whose account has the feed with all versions and deletes."""
+"""The capabilities of a container in an account that has the feed with all versions and deletes."""
 
 
 class CosmosProvider(Provider):
@@ -70,29 +70,32 @@ class CosmosProvider(Provider):
         self._calls, self._vendor_retried = calls, vendor_retried
 
     def capabilities(self) -> CapabilitySet:
-        """What a container can do whose account has the feed with all versions and deletes."""
+        """The capabilities of a container in an account that has the feed with all versions and deletes."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
-        """Find the container. Whether the account has the feed shows at the first read."""
+        """Find the container. Only the first read shows if the account has the feed."""
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
 
     def classify(self, error: Exception) -> Fault:
-        """What an exception of azure-cosmos means."""
+        """Classify an exception of azure-cosmos."""
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Free the connections of a client that we made; calls in flight end by their read timeout, 10 s."""
+        """Free the connections of a client that we made.
+
+        Calls in flight end by their read timeout of 10 s.
+        """
         self._calls.close()
 
 
 class CosmosPlugin(ProviderPlugin):
-    """What the entry point names."""
+    """The plugin that the entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """What a container can do whose account has the feed with all versions and deletes."""
+        """The capabilities of a container in an account that has the feed with all versions and deletes."""
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
@@ -104,12 +107,12 @@ class CosmosPlugin(ProviderPlugin):
         CosmosConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> CosmosProvider:
-        """Check the configuration; azure-cosmos asks for the account when it is first used.
+        """Check the configuration. azure-cosmos first contacts the account when it is used.
 
         Args:
-            config: `connection` has a `url`, `cosmos://HOST?tls=false`, and maybe the application's own
-                `credential` of azure-identity.
-            native_client: A `CosmosClient`, used as it is.
+            config: `connection` contains a `url`, `cosmos://HOST?tls=false`, and optionally the application's
+                own `credential` from azure-identity.
+            native_client: A `CosmosClient`, used unchanged.
         """
         if native_client is not None:
             own = checked_native(native_client, CosmosClient, "pass an azure.cosmos.CosmosClient")

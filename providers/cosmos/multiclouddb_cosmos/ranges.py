@@ -1,7 +1,8 @@
-"""Ranges of effective partition keys: what a partition of Cosmos DB is to us; pure.
+"""Ranges of effective partition keys, which we use as the partitions of Cosmos DB; pure.
 
 A physical partition holds the items whose key hashes into its range. Its id changes at each split and merge,
-and its range does not. So a partition is named by its range, as hexadecimal text: `1FFF…-3FFF…`.
+but a range keeps its meaning. Therefore a partition is named by its range, as hexadecimal text:
+`1FFF…-3FFF…`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _FORM: Final = re.compile(r"([0-9A-F]{0,200})-([0-9A-F]{1,200})", re.ASCII)
 
 @attrs.frozen(order=True)
 class KeyRange:
-    """A range that includes its first key and not its last one.
+    """A range that includes its lower bound but not its upper bound.
 
     Attributes:
         low: The first effective partition key in it.
-        high: The first one after it.
+        high: The first effective partition key after it.
     """
 
     low: str
@@ -38,13 +39,13 @@ class KeyRange:
         return f"{self.low}-{self.high}"
 
     def clipped(self, other: KeyRange) -> KeyRange | None:
-        """The part that both have; None when they have none."""
+        """The part that both ranges share; None if they do not overlap."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return KeyRange(low, high) if low < high else None
 
 
 def range_of(partition_id: str) -> KeyRange | None:
-    """The range that an id names; None when it names none."""
+    """The range that an id names; None if the id names no range."""
     found = _FORM.fullmatch(partition_id)
     if found is None or found[1] >= found[2]:
         return None
@@ -55,7 +56,7 @@ class RangeMap:
     """The ranges of all physical partitions at one moment.
 
     Args:
-        ranges: In any order; together they are the whole space of keys.
+        ranges: The ranges in any order. Together they cover the whole key space.
     """
 
     def __init__(self, ranges: Iterable[KeyRange]) -> None:
@@ -63,7 +64,7 @@ class RangeMap:
         self._lows = [each.low for each in self.ranges]
 
     def cut(self, wanted: KeyRange) -> list[KeyRange]:
-        """`wanted`, cut where one physical partition ends and the next one begins."""
+        """`wanted`, divided at the boundaries of the physical partitions."""
         first = max(0, bisect_right(self._lows, wanted.low) - 1)
         pieces = []
         for each in self.ranges[first:]:
@@ -84,7 +85,7 @@ def uncovered_parts(wanted: Sequence[KeyRange], covered: Iterable[KeyRange]) -> 
 
     Args:
         wanted: Ranges that do not overlap.
-        covered: Ranges, which may overlap.
+        covered: Ranges that may overlap.
     """
     done = sorted(covered)
     found = []

@@ -1,4 +1,4 @@
-"""Reads one range forward, one page of each of its partitions per fetch."""
+"""Reads one range forward. Each fetch reads one page of each of its partitions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["CosmosReader"]
 _MOST_RECORDS: Final = 1000
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
-# A call costs azure-cosmos about two milliseconds: with many idle ranges, each is asked less often.
+# A call costs azure-cosmos about two milliseconds, so if there are many idle ranges, each is read less often.
 _IDLE_CALLS_A_SECOND: Final = 100
-# The memory of a parsed item as a multiple of its text.
+# The memory of a parsed item as a multiple of the size of its text.
 _SWELLING: Final = 5
 _NONE: Final = Records([], [])
 
@@ -38,9 +38,9 @@ class _Strand:
     Attributes:
         span: The part.
         place: Everything in it up to here was fetched.
-        records: What was fetched and not handed out.
-        done: True when it was read up to the bound.
-        quiet: True when the service had no more at its last answer.
+        records: The records that were fetched but not yet returned.
+        done: True if the part was read up to the bound.
+        quiet: True if the service's last answer said that there was no more.
     """
 
     span: KeyRange
@@ -53,11 +53,12 @@ class _Strand:
 class CosmosReader(Reader):
     """Reads one range forward.
 
-    A range that was split has ended: its parts continue where it stopped. Only a read up to a bound goes on
-    in the parts, in the order of the whole range: up to the bound they hold what the whole range held.
+    A range that was split has ended, and its parts continue where it stopped. Only a read up to a bound
+    continues in the parts, in the order of the whole range. Up to the bound, the parts hold the same records
+    as the whole range.
 
     Args:
-        source: What the readers of the feed share.
+        source: The objects that the readers of the feed share.
         name: Makes the public id of a range.
         span: The range.
         place: Where to read from.
@@ -84,7 +85,7 @@ class CosmosReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next records; there is no long poll, so it never blocks for news."""
+        """The next records. There is no long poll, so the call never waits for new records."""
         if self._cancelled.is_set():
             raise cancelled()
         self._requests, self._nbytes, self._charge = 0, 0, None
@@ -103,17 +104,17 @@ class CosmosReader(Reader):
         return self._taken(strands, max_records, begin)
 
     def cancel(self) -> None:
-        """Prevent another fetch; a call in flight ends by its read timeout, 10 s."""
+        """Prevent another fetch. A call in flight ends by its read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """Nothing is held on the service's side."""
+        """Do nothing, because the service holds no resources for a reader."""
         self._source.readers.discard(self)
 
     # -- Strands
 
     def _opened(self) -> list[_Strand] | None:
-        """The parts to read; None when the range was split, which ends it."""
+        """The parts to read; None if the range has ended because it was split."""
         if self._strands is None:
             pieces = self._source.ranges().cut(self._span)
             if self._ends(pieces):
@@ -128,7 +129,10 @@ class CosmosReader(Reader):
         return False
 
     def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> bool:
-        """Ask for one page of a part. A part that was split by now is cut; True when it ends the range."""
+        """Request one page of a part.
+
+        A part that was split is divided; returns True if this ends the range.
+        """
         seen = self._source.ranges()
         self._requests += 1
         try:
@@ -150,7 +154,7 @@ class CosmosReader(Reader):
         if len(records):
             end = attrs.evolve(end, seconds=place_after(records, len(records)).seconds or end.seconds)
         if strand.place.inner is not None and end.lsn < strand.place.lsn:
-            end = strand.place  # the service has shown nothing of the LSN yet
+            end = strand.place  # the service has returned nothing of this LSN yet
         if self._until is not None:
             records, cut = _before(records, self._until)
             strand.done = cut or end.order >= self._until.order
@@ -169,7 +173,7 @@ class CosmosReader(Reader):
     # -- What was fetched
 
     def _taken(self, strands: list[_Strand], most: int, begin: Place) -> Batch:
-        """Hand out what is known to be next."""
+        """Return the records that are known to be next."""
         if len(strands) == 1:
             (strand,) = strands
             records, strand.records = strand.records.part(0, most), strand.records.part(most)
@@ -187,7 +191,7 @@ class CosmosReader(Reader):
         return self._batch(records, begin, quiet=quiet)
 
     def _end(self, strands: list[_Strand], records: Records) -> Place:
-        """Everything was handed out: where all parts were read to."""
+        """Everything was returned. Gives the position up to which all parts were read."""
         reached = min(
             (strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None
         )
@@ -221,20 +225,23 @@ class CosmosReader(Reader):
         )
 
     def _rename(self) -> None:
-        """Events name the partition as it is now: a partition key outlives the splits of its partition."""
+        """Events name the current partition, because a partition key remains when its partition is split."""
         shown = self._source.shown(self._span)
         if shown != self._shown:
             self._shown = shown
             self._mapper = CosmosMapper(self._source.view(self._name(shown.partition_id)))
 
     def _pause(self) -> float:
-        """Seconds until the next call to an idle range: more after each call, and with many idle ranges."""
+        """The pause before the next call to an idle range.
+
+        It grows after each call, and with many idle ranges.
+        """
         most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(self._empty - 1, 8)))
 
 
 def _before(records: Records, until: Place) -> tuple[Records, bool]:
-    """The records up to a bound, and whether some lie after it."""
+    """The records up to a bound, and True if there are records after the bound."""
     for index in range(len(records)):
         lsn, inner = records.order(index)
         if is_after(lsn, inner, until):
@@ -243,7 +250,7 @@ def _before(records: Records, until: Place) -> tuple[Records, bool]:
 
 
 def _merged(strands: list[_Strand], most: int) -> Records:
-    """The next records of all parts, by LSN: as far as every part has been fetched."""
+    """The next records of all parts in LSN order, up to the LSN to which every part has been fetched."""
     bound = min((strand.place.etag for strand in strands if not strand.done), default=None)
     ready = sorted(
         (strand.records.order(index), number, index)
@@ -263,13 +270,13 @@ def _merged(strands: list[_Strand], most: int) -> Records:
 
 
 def _first_left(strands: list[_Strand]) -> Records:
-    """The first records that were not handed out."""
+    """The first records that were not yet returned."""
     left = [strand.records for strand in strands if len(strand.records)]
     return min(left, key=lambda each: each.order(0), default=_NONE)
 
 
 def _between(records: Records, rest: Records) -> Place:
-    """The position after the last of `records`, which `rest` follows."""
+    """The position after the last of `records`; `rest` comes after it."""
     last = place_after(records, len(records))
     if rest.lsns[0] != last.lsn:
         return last

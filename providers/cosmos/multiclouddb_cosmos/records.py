@@ -1,7 +1,7 @@
-"""Items of a change feed in our order, their keys and their positions; pure.
+"""The items of a change feed in our order, with their keys and positions; pure.
 
-An item of the feed with all versions and deletes has `current`, the document, and `metadata`. Its key on a
-delete stands only in the metadata.
+An item of the feed with all versions and deletes contains `current` (the document) and `metadata`. For a
+delete, only the metadata contains the key.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ DAMAGED_ERRORS: Final = (
 
 @attrs.frozen
 class View:
-    """What all events of one range share.
+    """The properties that all events of one range share.
 
     Attributes:
-        address: Where the items are.
+        address: The container of the items.
         partition_id: The public id of the range.
         paths: The path of each component of the partition key, as property names.
         with_new: True when events have the new document.
@@ -86,10 +86,11 @@ class Records:
     """Items in our order, with their positions.
 
     Attributes:
-        items: As they came from the service.
+        items: The items as the service returned them.
         lsns: The LSN of each.
-        inners: The place of each inside its LSN; None for one that has its LSN alone. None for all.
-        orders: The order key of each; None where it is the LSN alone.
+        inners: The place of each within its LSN; None for an item that is alone in its LSN. None if this is
+            so for all.
+        orders: The order key of each; None if it is only the LSN.
     """
 
     items: list[Any]
@@ -98,11 +99,11 @@ class Records:
     orders: list[str] | None = None
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of items."""
         return len(self.items)
 
     def part(self, start: int, stop: int | None = None) -> Records:
-        """Those from `start` to `stop`."""
+        """The items from `start` to `stop`."""
         inners, orders = self.inners, self.orders
         return Records(
             self.items[start:stop],
@@ -112,7 +113,7 @@ class Records:
         )
 
     def chosen(self, indexes: list[int]) -> Records:
-        """Those at some indexes."""
+        """The items at the given indexes."""
         if len(indexes) == len(self):
             return self
         return Records(
@@ -123,34 +124,34 @@ class Records:
         )
 
     def inner(self, index: int) -> str | None:
-        """The place of one inside its LSN."""
+        """The place of an item within its LSN."""
         return None if self.inners is None else self.inners[index]
 
     def number(self, index: int) -> int:
-        """Which change of its key in its LSN one is, from 0."""
+        """The number of an item among the changes of its key in its LSN, from 0."""
         inner = self.inner(index)
         return 0 if inner is None or inner.startswith(_DAMAGED) else int(inner[_NAMED:_COMPARED])
 
     def order_key(self, index: int) -> str:
-        """The order key of one."""
+        """The order key of an item."""
         return order_key(self.lsns[index]) if self.orders is None else self.orders[index]
 
     def order(self, index: int) -> tuple[int, str]:
-        """Sorts like the records of one range."""
+        """A key that sorts like the records of one range."""
         return self.lsns[index], self.inner(index) or ""
 
 
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
-    """The items of a page in our order, without those that `place` says were delivered.
+    """The items of a page in our order, without those that `place` marks as delivered.
 
-    An item without an LSN gets that of the one before it, or the first one that can be there: so it is never
-    taken for one that was delivered, and can be stepped over.
+    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, it is
+    never mistaken for a delivered item, and a reader can skip it.
 
     Args:
         items: A page of the range after `place.etag`.
-        place: Where reading began.
-        view: Of the range.
-        placed: True to give each its place inside its LSN, also one that is alone there.
+        place: The position where reading began.
+        view: The view of the range.
+        placed: True to give every item its place within its LSN, even an item that is alone there.
     """
     lsns = _lsns(items, place.etag)
     distinct = len(set(lsns)) == len(lsns)
@@ -165,7 +166,8 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
     ordered = sorted(_placed(items, lsns, view), key=lambda each: each[:2])
     kept = [each for each in ordered if is_after(each[0], each[1], place)]
     if place.inner is not None and not any(each[:2] == (place.lsn, place.inner) for each in ordered):
-        # The service has sent the changes of one document in another order: all of them come again.
+        # The service has sent the changes of one document in a different order, so all of them are delivered
+        # again.
         kept = [
             each for each in ordered if is_after(each[0], each[1], place) or _is_same(each[0], each[1], place)
         ]
@@ -178,14 +180,14 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
 
 
 def is_after(lsn: int, inner: str, place: Place) -> bool:
-    """Whether a change lies after a position."""
+    """True if a change lies after a position."""
     if place.inner is None:
         return lsn > place.lsn
     return (lsn, inner[:_COMPARED]) > (place.lsn, place.inner[:_COMPARED])
 
 
 def _is_same(lsn: int, inner: str, place: Place) -> bool:
-    """Whether a change is of the document in whose changes the position lies."""
+    """True if a change belongs to the document whose changes contain the position."""
     return place.inner is not None and lsn == place.lsn and inner[:_NAMED] == place.inner[:_NAMED]
 
 
@@ -212,7 +214,7 @@ def _lsn_of(item: Any) -> int | None:
 
 
 def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int, str, str, Any]]:
-    """LSN, place inside it, order key and item of each."""
+    """For each item: its LSN, the place within it, the order key and the item."""
     groups: dict[tuple[int, str], list[Any]] = {}
     damaged: dict[int, int] = {}
     for item, lsn in zip(items, lsns, strict=True):
@@ -229,7 +231,8 @@ def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int
             told.update(_version_of(item).encode())
             inner = f"{name}{number:04d}{told.hexdigest()}" if len(chain) > 1 else f"{name}{number:04d}"
             last = number == len(chain) - 1
-            # The last change of a key in an LSN has the order key of the LSN, as its latest version has.
+            # The last change of a key in an LSN gets the LSN as its order key, like the latest version of the
+            # item.
             order = order_key(lsn) if last else f"{order_key(lsn - 1)}.{number:04d}"
             yield lsn, inner, order, item
 
@@ -244,10 +247,11 @@ def _digest_of(item: Any, view: View) -> str | None:
 
 
 def _chain(group: list[Any], lsn: int) -> list[Any]:
-    """Changes of one key in one LSN, in an order in which they can have happened.
+    """The changes of one key in one LSN, in a possible order of events.
 
-    The service promises none. A document that exists can be replaced or deleted, any other can be created.
-    The first change of a document that existed knows an earlier LSN. What this leaves open stays as it came.
+    The service promises no order. A document that exists can be replaced or deleted; any other document can
+    be created. The first change of a document that existed before refers to an earlier LSN. If this does not
+    decide the order, the changes stay in the order of the page.
     """
     if len(group) == 1:
         return group
@@ -279,7 +283,7 @@ def _version_of(item: Item) -> str:
 
 
 def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
-    """Whether an item's partition key begins with `wanted`; a damaged item counts as one."""
+    """True if an item's partition key begins with `wanted`, and for a damaged item."""
     try:
         found = key_of(item, view)
     except DAMAGED_ERRORS:
@@ -291,7 +295,7 @@ def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
 
 
 def key_of(item: Item, view: View) -> dict[str, Any]:
-    """The components of an item's key: its partition key, then `id`. An absent one is left out.
+    """The components of an item's key: its partition key, then `id`. An absent component is left out.
 
     Raises:
         LookupError: The item has no key (or `TypeError`, `ValueError`).
@@ -325,7 +329,7 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, A
                 value = value[name]
             found[full] = _exact(value)
             continue
-        # How a nested path is named here is not documented.
+        # The service's documentation does not say how a nested path is named here.
         for name in (full, "/" + full, path[-1]):
             if name in key:
                 found[full] = _exact(key[name])
@@ -335,7 +339,7 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, A
 
 
 def _exact(value: Any) -> Any:
-    """A number in one form: to the service, 1 and 1.0 are one key."""
+    """A number in a single form, because for the service 1 and 1.0 are the same key."""
     if isinstance(value, Mapping | list):
         raise TypeError("a component of a key is an object")
     if type(value) is float and value.is_integer() and abs(value) < _MOST_EXACT:
@@ -350,7 +354,7 @@ def _text(value: Any) -> str:
 
 
 def name_of(components: Mapping[str, Any]) -> str:
-    """A short text that stands for a key."""
+    """A short text that represents a key."""
     return blake2b(orjson.dumps(list(components.items())), digest_size=10).hexdigest()
 
 
@@ -366,12 +370,12 @@ def place_after(records: Records, count: int) -> Place:
     if count < len(records) and records.lsns[count] == lsn:
         return Place(lsn, seconds, inner)
     damaged = inner is not None and inner.startswith(_DAMAGED)
-    # Nobody knows whether a damaged item is the last one of the LSN before it.
+    # It is not known if a damaged item is the last one of the preceding LSN.
     return Place(lsn, seconds, inner) if damaged else Place(lsn, seconds)
 
 
 def seconds_of(item: Any) -> int | None:
-    """When a change was made, in seconds since 1970; None when the item does not say."""
+    """The time of a change in seconds since 1970; None if the item does not contain it."""
     try:
         seconds = item["metadata"]["crts"]
     except (LookupError, TypeError):

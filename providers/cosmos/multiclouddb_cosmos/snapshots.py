@@ -1,12 +1,12 @@
 """Scans of a container for `Snapshot()`, and for `Beginning()` and `AtTime(…)` with the option `backfill`.
 
-The position N of each range in the feed with all versions comes first. Then the feed of latest versions is
-read from its beginning: it has every item once, at the place of its last change. Items that were changed
-after N are dropped, because the stream has their changes. So a scan ends at N, however much is written
-meanwhile.
+First, the scan takes the position N of each range in the feed with all versions. Then it reads the feed of
+latest versions from the beginning. This feed contains every item once, at the place of its last change. Items
+that were changed after N are dropped, because the stream contains their changes. Therefore a scan ends at N,
+no matter how much is written meanwhile.
 
-A segment is a range; its id names it. Its cursor is `[plan id, N, moment, since, lsn]`, or with a sixth part
-inside an LSN. A plan's cursor is `[plan id, moment, since, [[range, N], …]]`.
+A segment is a range, and its id names the range. Its cursor is `[plan id, N, moment, since, lsn]`; within an
+LSN it has a sixth part. A plan's cursor is `[plan id, moment, since, [[range, N], …]]`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Scan:
 
     Attributes:
         plan_id: The snapshot.
-        bound: N: items of a later LSN are dropped.
+        bound: N; items with a later LSN are dropped.
         moment: When the snapshot began, in seconds since 1970.
-        since: Items that were last changed before this second are left out; None for all.
+        since: Items whose last change was before this second are left out; None for all items.
         place: Everything up to here was read.
     """
 
@@ -77,13 +77,13 @@ class Scan:
 
     @property
     def cursor(self) -> Cursor:
-        """The form of a token."""
+        """The form in a token."""
         found: list[Cursor] = [self.plan_id, self.bound, self.moment, self.since, self.place.lsn]
         return found if self.place.inner is None else [*found, self.place.inner]
 
 
 def is_scan(cursor: Cursor) -> bool:
-    """Whether a cursor is of a scan; one of the stream begins with a number."""
+    """True if a cursor belongs to a scan. A cursor of the stream begins with a number."""
     return isinstance(cursor, list) and bool(cursor) and isinstance(cursor[0], str)
 
 
@@ -91,7 +91,7 @@ def scan_of(cursor: Cursor) -> Scan:
     """The inverse of `Scan.cursor`.
 
     Raises:
-        InvalidCursor: This provider cannot have made it.
+        InvalidCursor: This provider cannot have made the cursor.
     """
     match cursor:
         case [str() as plan_id, bound, moment, since, lsn, *inner] if (
@@ -119,7 +119,7 @@ def plan_scan(source: Source, seeds: Sequence[Seed], since: datetime | None) -> 
     Args:
         source: The feed.
         seeds: Where the stream starts.
-        since: Only items that were changed then or later; None for all.
+        since: Only items that were changed at this time or later; None for all items.
     """
     moment = source.calls.now() or datetime.now(UTC)
     plan_id = secrets.token_hex(6)
@@ -131,10 +131,10 @@ def plan_scan(source: Source, seeds: Sequence[Seed], since: datetime | None) -> 
 
 
 def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Cut the first ranges off a plan.
+    """Take the first ranges from a plan.
 
     Raises:
-        InvalidCursor: It is no plan.
+        InvalidCursor: The cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, moment, since, [*ranges]]:
@@ -175,7 +175,10 @@ class _RowMapper(CosmosMapper):
         return attrs.evolve(self.scan, place=place_after(records, count)).cursor
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
-        """Map rows to events: each is what the snapshot found, at the snapshot's moment."""
+        """Map rows to events.
+
+        Each event shows a row that the snapshot found, with the time of the snapshot.
+        """
         moment = datetime.fromtimestamp(self.scan.moment, UTC)
         items = records.items[start:stop]
         return [
@@ -190,7 +193,7 @@ class _RowMapper(CosmosMapper):
         ]
 
     def arrow(self, records: Records, start: int, stop: int) -> Any:
-        """None: rows are read once, and the engine builds the batch from events."""
+        """Return None: rows are read once, and the engine builds the batch from events."""
         return None
 
 
@@ -199,9 +202,9 @@ class ScanReader(Reader):
 
     Args:
         source: The feed.
-        view: What its events share.
+        view: The properties that its events share.
         span: The range.
-        scan: Where to begin.
+        scan: The start position.
     """
 
     def __init__(self, source: Source, view: View, span: KeyRange, scan: Scan) -> None:
@@ -239,14 +242,14 @@ class ScanReader(Reader):
         return self._batch(rows, begin, answer)
 
     def cancel(self) -> None:
-        """Prevent another fetch; a call in flight ends by its read timeout, 10 s."""
+        """Prevent another fetch. A call in flight ends by its read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """Nothing is held on the service's side."""
+        """Do nothing, because the service holds no resources for a reader."""
 
     def _page(self, limit: int, deadline: Deadline) -> Answer | None:
-        """Ask for one page; None when the range has moved, or lies in several partitions now."""
+        """Request one page; None if the range has moved or now lies in several partitions."""
         seen, scan = self._source.ranges(), self._scan
         pieces = seen.cut(self._span)
         if len(pieces) == 1:
@@ -274,7 +277,8 @@ class ScanReader(Reader):
         kept = [index for index in range(len(found)) if _is_wanted(found, index, scan)]
         self._rest = found.chosen(kept)
         reached = max(answer.etag, scan.place.etag)
-        # Another replica may be behind: without rows, only an LSN proves that there are none up to the bound.
+        # Another replica may lag behind. Without rows, only an LSN proves that there are none up to the
+        # bound.
         self._over = reached >= scan.bound or (not answer.items and (answer.newest or 0) >= scan.bound)
         self._next = Place(reached) if reached >= scan.place.lsn or scan.place.inner is None else scan.place
         if answer.items:
@@ -298,7 +302,7 @@ class ScanReader(Reader):
 
 
 def _metadata(item: Any) -> dict[str, Any]:
-    """An item of the feed of latest versions in the form of the other feed."""
+    """An item of the feed of latest versions, in the format of the feed with all versions."""
     if not isinstance(item, dict):
         return {}
     return {"operationType": "create", "lsn": item.get("_lsn"), "crts": item.get("_ts")}

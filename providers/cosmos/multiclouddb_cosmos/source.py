@@ -1,4 +1,4 @@
-"""What the readers of one feed share."""
+"""The objects that the readers of one feed share."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _WHOLE = KeyRange(LEAST, MOST)
 
 @attrs.define(eq=False)
 class Source:
-    """What the readers of one feed share; for several threads.
+    """The objects that the readers of one feed share. Several threads can use them.
 
     Attributes:
         calls: Makes the calls.
-        spec: What was asked for.
-        definition: What the container says of itself.
+        spec: The specification of the request.
+        definition: The properties of the container.
         scope: The range of the feed.
-        wanted: The partition key of the feed, or the first components of it; empty for all.
+        wanted: The partition key of the feed, or its first components; empty for all keys.
         readers: The readers that are in use.
-        item_bytes: The memory of one item, as the last page had it; at first a guess. The service bounds a
-            page's bytes by itself.
+        item_bytes: The memory of one item, measured on the last page; at first an estimate. The service
+            itself limits the bytes of a page.
     """
 
     calls: Calls
@@ -49,10 +49,10 @@ class Source:
 
     @classmethod
     def opened(cls, calls: Calls, spec: FeedSpec, deadline: Deadline) -> Source:
-        """Ask for the container.
+        """Read the container's properties.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`: the key of the scope is none of this container.
+            MulticloudDbError: `INVALID_REQUEST` if the key of the scope does not fit this container.
         """
         definition = calls.define(spec.address, deadline)
         source = cls(calls, spec, definition)
@@ -70,7 +70,7 @@ class Source:
         return options if isinstance(options, CosmosOptions) else CosmosOptions()
 
     def view(self, partition_id: str) -> View:
-        """What the events of a partition share.
+        """The properties that the events of a partition share.
 
         Args:
             partition_id: Its public id.
@@ -85,25 +85,28 @@ class Source:
         )
 
     def shown(self, span: KeyRange) -> KeyRange:
-        """The range that events of `span` name: of one partition key, the partition that holds it now."""
+        """The range that events of `span` name.
+
+        For one partition key, this is the partition that now holds it.
+        """
         return self.ranges().holder(span) if self.wanted else span
 
     # -- Ranges
 
     def ranges(self) -> RangeMap:
-        """The ranges of the physical partitions, as this process knows them."""
+        """The ranges of the physical partitions, from the memory of this process."""
         found = self._map
         return found if found is not None else self.refreshed(None)
 
     def refreshed(self, seen: RangeMap | None) -> RangeMap:
-        """The ranges, asked for again unless another thread did so since `seen`."""
+        """The ranges, listed again unless another thread has listed them since `seen`."""
         with self._lock:
             if self._map is None or self._map is seen:
                 self._map = RangeMap(self.calls.ranges(self.spec.address))
             return self._map
 
     def current(self) -> RangeMap:
-        """The ranges, asked for now."""
+        """The ranges, listed now."""
         return self.refreshed(self._map)
 
     # -- Pages
@@ -112,7 +115,7 @@ class Source:
         """Refuse to start in another container of the same name.
 
         Raises:
-            ProviderFault: `NOT_FOUND`: the feed has to be opened again.
+            ProviderFault: `NOT_FOUND`; the feed must be opened again.
         """
         if self.calls.define(self.spec.address, deadline).rid != self.definition.rid:
             raise ProviderFault.of(
@@ -121,14 +124,14 @@ class Source:
             )
 
     def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
-        """One page of all versions; None as `etag` for now.
+        """One page of all versions. If `etag` is None, reading begins at the present time.
 
-        The service has one status for an expired position and for a wrong request. If a read of the same
-        range at now is accepted, the position was the problem.
+        The service returns the same status for an expired position and for a wrong request. If it accepts a
+        read of the same range at the present time, the position was the problem.
 
         Raises:
-            MovedError: The range lies in several partitions by now.
-            ProviderFault: `CHECKPOINT_EXPIRED`, or a container that was recreated.
+            MovedError: The range now lies in several partitions.
+            ProviderFault: `CHECKPOINT_EXPIRED`, or the container was recreated.
         """
         try:
             return self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
@@ -144,14 +147,14 @@ class Source:
     def read_latest(
         self, place: KeyRange, etag: int | None, limit: int, since: int | None, deadline: Deadline
     ) -> Answer:
-        """One page of the latest versions of all items that there are; None as `etag` for the first one.
+        """One page of the latest versions of all existing items. For the first page, `etag` is None.
 
         Args:
             place: The range.
             etag: The LSN to read after.
-            limit: How many items, at most.
-            since: Items that were changed before this second may be left out; None for all.
-            deadline: When it has to be over.
+            limit: The maximum number of items.
+            since: Items that were changed before this second may be left out; None for all items.
+            deadline: The time limit.
         """
         return self.calls.read(
             self.spec.address,
@@ -168,7 +171,7 @@ class Source:
         """The LSN of the last change of a range.
 
         Raises:
-            MovedError: The range lies in several partitions by now.
+            MovedError: The range now lies in several partitions.
         """
         return self.read(place, None, 1, deadline).etag
 

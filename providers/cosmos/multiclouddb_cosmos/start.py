@@ -1,4 +1,4 @@
-"""Where a feed starts: one read of each range, several at a time."""
+"""Resolves the start of a feed with one read of each range, several at a time."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _AT_A_TIME: Final = 16
 
 @attrs.define(eq=False)
 class Resolution:
-    """The positions of one call; another try of the call asks only for what is missing.
+    """The positions of one call. A later attempt of the call reads only the missing positions.
 
     Attributes:
         source: The feed.
-        found: What was found so far.
+        found: The positions that were found so far.
     """
 
     source: Source
     found: dict[KeyRange, Place] = attrs.field(factory=dict)
 
     def at_now(self, wanted: list[KeyRange], deadline: Deadline) -> dict[KeyRange, Place]:
-        """The end of each range, cut as the partitions are now.
+        """The end of each range, divided by the current partitions.
 
         Args:
             wanted: The ranges.
-            deadline: When it has to be over.
+            deadline: The time limit.
         """
 
         def end(piece: KeyRange) -> Place:
@@ -49,7 +49,7 @@ class Resolution:
         return self.each(wanted, end)
 
     def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
-        """A position of each range, cut as the partitions are now.
+        """A position in each range, divided by the current partitions.
 
         Args:
             wanted: The ranges.

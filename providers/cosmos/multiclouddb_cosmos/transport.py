@@ -1,8 +1,8 @@
-"""azure-cosmos as we use it: our client of it, what its transport tells us, and one-range continuations.
+"""How we use azure-cosmos: our client, the observations of its transport, and one-range continuations.
 
-azure-cosmos retries a page inside of retries, and some of its retries have no bound. Its own continuations
-cannot always be resumed, and a range that reaches over several partitions is widened in silence. So it gets
-one range per call, and a transport that ends a call with the first answer that only we can treat rightly.
+azure-cosmos nests its retries of a page, and some of its retries have no limit. It cannot always resume from
+its own continuations, and it silently widens a range that spans several partitions. Therefore we give it one
+range per call. Our transport ends a call at the first answer that only we can handle correctly.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """The range lies in several partitions by now: azure-cosmos would read another one."""
+    """The range now lies in several partitions, so azure-cosmos would read a different range."""
 
 
 class _EndedError(Exception):
-    """Ends a call of azure-cosmos, which would retry it: no retry of it catches this class.
+    """Ends a call that azure-cosmos would otherwise retry. None of its retries catches this class.
 
     Args:
-        answer: What the service answered.
+        answer: The answer of the service.
     """
 
     def __init__(self, answer: CosmosHttpResponseError) -> None:
@@ -72,12 +72,12 @@ class _EndedError(Exception):
 
 @attrs.define
 class Watch:
-    """What the transport saw of one call.
+    """What the transport observed during one call.
 
     Attributes:
-        body: The page as it came; None while there is none.
-        answered: True once a page, or "nothing new", came.
-        requests: How many requests were made.
+        body: The page as it was received; None before a page is received.
+        answered: True after a page or "nothing new" was received.
+        requests: The number of requests that were made.
     """
 
     body: bytes | None = None
@@ -88,8 +88,8 @@ class Watch:
 class _Session(requests.Session):
     """A session that reads the environment once for each host, and never a `.netrc`.
 
-    For each request, requests looks through all variables for a proxy and asks `.netrc` for another
-    authorization than the one that azure-cosmos has made.
+    By default, for each request, the library requests searches all variables for a proxy. It also asks
+    `.netrc` for an authorization to replace the one that azure-cosmos has made.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class _Session(requests.Session):
         self._settings: dict[tuple[Any, ...], Any] = {}
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """As in requests, but remembered."""
+        """As in requests, but the result is remembered."""
         asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
         if asked not in self._settings:
             self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
@@ -110,10 +110,10 @@ def _unchanged(request: Any) -> Any:
 
 
 class Transport(RequestsTransport):  # type: ignore[misc]
-    """The transport of our client: it watches the requests of a page. For several threads.
+    """The transport of our client, which observes the requests of a page. Several threads can use it.
 
     Args:
-        connections: How many connections are kept open.
+        connections: The number of connections that are kept open.
     """
 
     def __init__(self, connections: int) -> None:
@@ -130,11 +130,11 @@ class Transport(RequestsTransport):  # type: ignore[misc]
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:
-        """Watch the calls of this thread.
+        """Observe the calls of this thread.
 
         Raises:
             CosmosHttpResponseError: An answer that azure-cosmos must not retry.
-            MovedError: A second page was asked for.
+            MovedError: A second page was requested.
         """
         self._local.watch = watch = Watch()
         try:
@@ -145,7 +145,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send a request; for a page, look at the answer first."""
+        """Send a request. If it is for a page, examine the answer first."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
             return super().send(request, **kwargs)
@@ -161,7 +161,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         if status < BAD_REQUEST:
             watch.answered = True
         if status == _OK:
-            # orjson parses it later in a fifth of the time.
+            # orjson parses it later, in a fifth of the time.
             watch.body = answer.body()
             answer.internal_response._content = _NO_ITEMS
         return answer
@@ -177,13 +177,13 @@ def _substatus(answer: Any) -> int:
 
 
 def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
-    """Make a client; azure-cosmos asks for the account's regions here.
+    """Make a client. azure-cosmos requests the account's regions here.
 
-    It retries nothing by itself, except in another region of the account.
+    The client retries nothing by itself, except in another region of the account.
 
     Args:
         config: The account.
-        concurrency: How many calls run at a time.
+        concurrency: The number of calls that run at the same time.
     """
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
     policy = ConnectionPolicy()
@@ -195,7 +195,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
     client = CosmosClient(
         config.endpoint,
         config.find_credential(),
-        # It sends no session tokens, of which a client with many partitions has many.
+        # The client sends no session tokens. With many partitions there would be many of them.
         consistency_level="Eventual",
         connection_policy=policy,
         transport=transport,
@@ -212,7 +212,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
 
 
 def _no_retries() -> Any:
-    """The options without a retry of 429; None where azure-cosmos has moved their class."""
+    """The options that disable the retry of 429; None if azure-cosmos has moved their class."""
     try:
         from azure.cosmos._retry_options import RetryOptions
     except ImportError:  # pragma: no cover - a later version
@@ -221,7 +221,7 @@ def _no_retries() -> Any:
 
 
 def close_client(client: CosmosClient) -> None:
-    """Close a client that we made, after its thread that looks at the account's regions has ended."""
+    """Close a client that we made, after the thread that checks the account's regions has ended."""
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join(0.5)
@@ -229,14 +229,14 @@ def close_client(client: CosmosClient) -> None:
 
 
 def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, start: dict[str, Any]) -> str:
-    """The continuation of azure-cosmos for one range.
+    """The continuation for one range, in the format of azure-cosmos.
 
     Args:
         rid: The container's resource id.
         place: The range.
-        etag: The LSN to read after; None for nothing read yet.
+        etag: The LSN to read after; None if nothing was read yet.
         mode: `ALL_VERSIONS` or `LATEST`.
-        start: Where reading began, in the form of azure-cosmos.
+        start: Where reading began, in the format of azure-cosmos.
     """
     span = {"min": place.low, "max": place.high, "isMinInclusive": True, "isMaxInclusive": False}
     body = {
@@ -255,12 +255,12 @@ def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, star
 
 
 def start_of(since: int | None) -> dict[str, Any]:
-    """Where the feed of latest versions begins, in the form of azure-cosmos.
+    """Where the feed of latest versions begins, in the format of azure-cosmos.
 
-    The service keeps times to a few seconds: what is earlier has to be left out by the caller.
+    The service's times are only precise to a few seconds, so the caller must leave out earlier items.
 
     Args:
-        since: Seconds since 1970; None for its beginning.
+        since: Seconds since 1970; None for the beginning of the feed.
     """
     if since is None:
         return {"Type": "Beginning"}
@@ -270,7 +270,10 @@ def start_of(since: int | None) -> dict[str, Any]:
 
 @cache
 def _takes_milliseconds() -> bool:
-    """Whether this azure-cosmos reads a time in milliseconds, as it writes it; some versions want seconds."""
+    """True if this azure-cosmos reads times in milliseconds, as it writes them.
+
+    Some versions expect seconds.
+    """
     from azure.cosmos._change_feed.change_feed_start_from import ChangeFeedStartFromPointInTime
 
     try:
@@ -281,6 +284,6 @@ def _takes_milliseconds() -> bool:
 
 
 def ranges_in(continuation: str) -> list[KeyRange]:
-    """The ranges that a continuation of azure-cosmos goes on with."""
+    """The ranges that a continuation of azure-cosmos contains."""
     queue = json.loads(base64.b64decode(continuation))["continuation"]["continuation"]
     return [KeyRange(each["range"]["min"], each["range"]["max"]) for each in queue]

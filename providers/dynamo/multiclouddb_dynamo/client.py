@@ -1,4 +1,4 @@
-"""The calls to the service, made with boto3: it does signing, endpoints and errors."""
+"""The calls to the service, made with boto3, which handles signing, endpoints and errors."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Table:
         arn: The latest stream's ARN; None when the table never had one.
         enabled: True while the stream takes records.
         view_type: The stream's view type, or None when it is disabled.
-        key_names: Partition key, then sort key if there is one.
-        nbytes: The size of its items, as of the last six hours; 0 where that is not known.
-        items: How many items it has, as of the last six hours; 0 where that is not known.
+        key_names: The partition key, then the sort key if there is one.
+        nbytes: The size of its items, up to six hours old; 0 if it is not known.
+        items: The number of its items, up to six hours old; 0 if it is not known.
     """
 
     arn: str | None
@@ -157,7 +157,7 @@ class Calls:
         Args:
             iterator: From `iterator` or an earlier answer.
             limit: The most records to return.
-            native: True for records exactly as boto3 returns them.
+            native: True to return records exactly as boto3 returns them.
         """
         self._plain.wanted = native
         answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
@@ -169,15 +169,15 @@ class Calls:
     ) -> Mapping[str, Any]:
         """A page of a segment: `Items`, and `LastEvaluatedKey` unless the segment ends there.
 
-        The read is consistent: a change from just before a snapshot may be missing in any other read, and
-        the stream does not have it either.
+        The read is consistent. Any other read may miss a change from just before a snapshot, and the stream
+        does not contain this change either.
 
         Args:
             name: The table.
             part: The number of the segment, and how many there are.
             after: The key to read after, in typed JSON; None at the start.
             limit: The most items to return.
-            native: True for items exactly as boto3 returns them.
+            native: True to return items exactly as boto3 returns them.
         """
         self._plain.wanted = native
         segment, total = part
@@ -195,7 +195,7 @@ class Calls:
         return self._told(answer)
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
-        """True when a failed call may work a moment later and was not retried yet.
+        """True if a failed call may work a moment later and was not retried yet.
 
         Args:
             error: The error of the call.
@@ -219,7 +219,7 @@ class Calls:
 
     @property
     def tells_time(self) -> bool:
-        """True once an answer had the service's time."""
+        """True after an answer has contained the service's time."""
         return self._told_at is not None
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class Calls:
         if not str(response_dict["headers"].get("content-type", "")).startswith(_JSON):
             return
         try:
-            # A page is about ten thousand objects, and none of them can be garbage yet.
+            # A page consists of about ten thousand objects, and none of them can be garbage yet.
             with collector_paused():
                 customized_response_dict.update(orjson.loads(response_dict["body"]))
         except (orjson.JSONDecodeError, TypeError, ValueError):
@@ -263,8 +263,9 @@ class Calls:
 def _whole(answer: Mapping[str, Any], name: str) -> Any:
     """A member that every complete answer has.
 
-    botocore takes an answer that was cut off for a success: it does not compare the length, and it reads a
-    JSON text that ends early as an empty object. For a page of records that would mean the end of the shard.
+    botocore accepts a truncated answer as a success, because it does not compare the length and it reads a
+    JSON text that ends early as an empty object. For a page of records, an empty object would mean the end of
+    the shard.
 
     Raises:
         ProviderFault: `TRANSIENT_FAILURE`.

@@ -28,8 +28,8 @@ _SPARE_CONNECTIONS: Final = 8
 class DynamoClients:
     """The application's own boto3 clients, for `connect(…, native_client=…)`.
 
-    They are used as they are: never reconfigured and never closed. We try each call once, so only their own
-    retries happen. Both must be of one account and region.
+    They are never reconfigured and never closed. We try each call once, so only their own retries happen.
+    Both must belong to the same account and region.
 
     Attributes:
         dynamodb: `boto3.client("dynamodb")`; describes tables.
@@ -71,7 +71,7 @@ class DynamoConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
         """
         return settled(_checked, cls, config)
 
@@ -81,10 +81,10 @@ class DynamoConfig:
         return getattr(self.config, "retries", None) is not None
 
     def clients(self, concurrency: int) -> DynamoClients:
-        """Make boto3's clients; the only I/O is boto3 reading its own files.
+        """Make boto3's clients. The only I/O is that boto3 reads its own files.
 
         Args:
-            concurrency: How many calls run at a time.
+            concurrency: The number of calls that run at the same time.
         """
         ours = Config(
             retries={"mode": "standard", "total_max_attempts": 1},

@@ -59,7 +59,7 @@ _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
 _AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO)
 _AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
-# Their text may quote the request that was signed, and with it a session token.
+# Their text may quote the signed request, which may contain a session token.
 _SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
 _THROTTLED: Final = Row(ErrorCategory.THROTTLED, _SLOWER)
 _REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, _ASKED)
@@ -124,7 +124,7 @@ def code_of(error: BaseException) -> str:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify an exception; raises nothing, also for unknown exceptions.
+    """Classify an exception. This raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.
@@ -155,7 +155,7 @@ def _service_fault(error: ClientError, vendor_retried: bool) -> Fault:
 
 
 def _retry_after(error: ClientError) -> float | None:
-    """Seconds that the service asked to wait."""
+    """The number of seconds that the service asked us to wait."""
     asked = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
     try:
         return max(0.0, float(asked))

@@ -143,10 +143,10 @@ class DynamoFeed(Feed):
         return DynamoReader(self._source, view, place_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """The children of drained shards, as far as the stream may be asked now.
+        """The children of drained shards, as far as the rate limit of the stream allows calls now.
 
-        A shard that was asked for a moment ago may be left out, so that all these calls together are fewer
-        than one every two seconds for a stream.
+        A shard whose children were requested a moment ago may be left out. This limits all these calls for a
+        stream to fewer than one every two seconds.
         """
         return {
             name: self._end_of(name, children, place_of(awaiting[name]))
@@ -164,7 +164,7 @@ class DynamoFeed(Feed):
     ) -> list[Seed] | None:
         """Find missed shards by their parents, from a new listing.
 
-        The next audit continues a listing that a deadline has ended.
+        If a deadline ends a listing, the next audit continues it.
         """
         try:
             listing = self._audits.pop()
@@ -210,7 +210,7 @@ class DynamoFeed(Feed):
             shards,
             set(partition_ids) - hidden,
             now,
-            # Where the service gives the time, reading finds this out by the age of the seed.
+            # If the service gives the time, the reader detects this from the age of the seed.
             lambda shard: now is not None or shard.last is None or self._shards.can_be_read(shard),
         )
 

@@ -42,7 +42,7 @@ _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DIGITS: Final = 40
 _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
-# The exceptions of the code below for a damaged record.
+# The exceptions that the code below raises for a damaged record.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
@@ -108,7 +108,7 @@ def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> l
 
 
 def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map records to Arrow: items become JSON text without an event in between.
+    """Map records to Arrow. Items become JSON text directly, without events.
 
     Raises:
         RecordFault: The first record that cannot be decoded.
@@ -120,7 +120,7 @@ def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa
 
 
 def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
-    # By column: one call per event, and none for what a request leaves out.
+    # By column, with one call per event and no call for data that the request leaves out.
     datas = [record["dynamodb"] for record in records]
     types = [_TYPES[record["eventName"]] for record in records]
     columns: list[Iterable[Any]] = [

@@ -1,4 +1,4 @@
-"""The shards of a stream and their order; and how the table has to be provisioned."""
+"""The shards of a stream and their order, and the required settings of the table."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _start_of(shard: Shard, place: Place) -> Place:
         # A parent without a record at `Beginning` gives no time, and its iterator cannot be used here.
         return Horizon(place.since)
     if isinstance(place, Latest) and place.since is not None and max(ages) == seconds_at(place):
-        return Latest(place.since)  # the parent may have ended earlier: older records are not wanted
+        return Latest(place.since)  # the parent may have ended earlier, but older records are not wanted
     return Start(max(ages, default=None))
 
 
@@ -116,7 +116,8 @@ def _age(shard: Shard) -> int | None:
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
     """The outcome of a drained shard that is no longer listed and whose children are unknown.
 
-    Its descendants may be gone as well: then reading what is left reports that the position has expired.
+    Its descendants may be gone as well. In that case, a read of the remaining records reports that the
+    position has expired.
     """
     left = _orphans(shards) or set(shards)
     children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))
@@ -138,7 +139,7 @@ def seeds_at_oldest(
     Args:
         shards: The shards that the service lists.
         since: The service's time, or None.
-        unlisted: Parents of these that exist although the service does not list them at present.
+        unlisted: Parents of these shards that exist although the service does not list them at present.
     """
     present = shards.keys() | set(unlisted)
     return [Seed(name, (), cursor_of(Horizon(since))) for name in unlisted] + [
@@ -160,9 +161,8 @@ def oldest_left(
     """The seeds where expired shards can be resumed.
 
     The descendants of a shard that is no longer listed are not known, because its children may be gone as
-    well: every shard whose parent is not listed may be a descendant. Some of these belong to other branches.
-        Reading
-    them repeats events, but leaving them out would lose events.
+    well: every shard whose parent is not listed may be a descendant. Some of these shards belong to other
+    branches. Reading them repeats events, but leaving them out would lose events.
 
     Args:
         shards: The shards that the service lists.
@@ -198,7 +198,7 @@ def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ())
 
 
 def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
-    """The shards that have ended and whose listed children are all open, with these children.
+    """The ended shards whose listed children are all open, with these children.
 
     One more child may be listed later.
     """
@@ -214,7 +214,7 @@ def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
-    """Whether a seed of the first or the second listing leads to a shard."""
+    """True if a seed of the first or the second listing leads to a shard."""
     if shard.parent is None:
         return False
     parent = shards.get(shard.parent)
@@ -280,7 +280,7 @@ def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
 
 
 def headroom(place: Place, now: datetime) -> float | None:
-    """Seconds until a position expires; None where it has no time."""
+    """The seconds until a position expires; None if the position has no time."""
     seconds = seconds_at(place)
     return None if seconds is None else max(0.0, seconds + _RETENTION_SECONDS - now.timestamp())
 
@@ -297,7 +297,7 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
 
     Raises:
         ProviderFault: `NOT_FOUND` when there is no such table, `INVALID_REQUEST` when it has no stream.
-        MulticloudDbError: `INVALID_REQUEST` for an address that DynamoDB does not have.
+        MulticloudDbError: `INVALID_REQUEST` for an address that cannot exist in DynamoDB.
     """
     if address.database is not None:
         raise invalid_request(
@@ -331,7 +331,7 @@ def check_table(table: Table, spec: FeedSpec) -> None:
     """
     kind = table.view_type
     if kind is None:
-        return  # disabled: its remaining records are read as they are
+        return  # disabled: its remaining records are read unchanged
     way_out = (
         "DynamoDB cannot change the type of a stream: disable it and enable it with NEW_AND_OLD_IMAGES, "
         "after the old one has been read"
@@ -357,10 +357,12 @@ def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> Pro
 
 
 def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
-    """Why a stream is no longer that of its table: the table or the stream is gone; None if it still is.
+    """Why a stream no longer belongs to its table: the table or the stream is gone.
+
+    Returns None if it still belongs to the table.
 
     Raises:
-        Exception: What boto3 raised for the question.
+        Exception: The error that boto3 raised for this check.
     """
     try:
         table = calls.describe_table(str(address.collection))

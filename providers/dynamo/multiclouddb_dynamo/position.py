@@ -12,9 +12,9 @@
     ["w", t, it, looks, seq]    as `["n", t, null, seq]`, in the same way
 
 `t` is in whole seconds since 1970 (None where the service gave no time), sequence numbers are text of digits.
-`looks` says how many readers in a row have found nothing; it decides how far the next reader scans.
-A start has no sequence number: the number that a shard is listed with need not be that of a record in it, and
-then the service refuses to read at it as if it were trimmed.
+`looks` is the number of consecutive readers that have found nothing. It decides how far the next reader
+scans. A start has no sequence number. The starting number listed for a shard may not belong to any record in
+the shard; in that case the service refuses to read from that number, as if the record had been trimmed.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _MOST_ITERATOR: Final = 2048  # the service model's bound
 
 @attrs.frozen
 class Trail:
-    """How far a search for a record has come without finding one; it only saves calls.
+    """The progress of a search that has found no record yet. It only saves calls.
 
     Attributes:
         iterator: The iterator of the last answer; it lives for 15 minutes.
-        looks: How many readers in a row have found nothing; less than 10.
+        looks: The number of consecutive readers that have found nothing; less than 10.
     """
 
     iterator: str = attrs.field(repr=False)
@@ -81,7 +81,7 @@ class After:
     Attributes:
         seq: The record's sequence number.
         time: Its time, or None.
-        trail: How far the search from here has come, or None.
+        trail: The progress of the search from here, or None.
     """
 
     seq: str
@@ -91,11 +91,11 @@ class After:
 
 @attrs.frozen
 class Start:
-    """At the first record of a shard that has a parent which was read.
+    """At the first record of a shard whose parent was read.
 
     Attributes:
         time: A time; no record in the shard is older. None if unknown.
-        trail: How far the search from here has come, or None.
+        trail: The progress of the search from here, or None.
     """
 
     time: int | None
@@ -108,7 +108,7 @@ class Horizon:
 
     Attributes:
         since: The time, or None.
-        trail: How far the search from here has come, or None.
+        trail: The progress of the search from here, or None.
     """
 
     since: int | None
@@ -117,14 +117,14 @@ class Horizon:
 
 @attrs.frozen
 class Latest:
-    """After everything that a shard held at some time, without a record to name that place.
+    """After everything that a shard held at some time, if no record marks that place.
 
     Attributes:
         since: The time, or None.
         iterator: An iterator that points there, or None.
         seq: Everything up to this number was already scanned without the iterator, or None.
-        looks: How many readers with that iterator have found nothing; less than 10.
-        trail: How far a search without the iterator has come, or None.
+        looks: The number of readers with that iterator that have found nothing; less than 10.
+        trail: The progress of a search without the iterator, or None.
     """
 
     since: int | None
@@ -254,7 +254,7 @@ def _is_iterator(iterator: str) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """-1, 0 or 1 for two positions in one shard; None where only the service knows.
+    """-1, 0 or 1 for two positions in one shard; None if only the service knows the order.
 
     Sequence numbers are compared as integers: their length varies.
     """
@@ -268,7 +268,7 @@ def compare(a: Place, b: Place) -> int | None:
         case Latest(None), Latest(None):
             return 0 if a == b else None
         case Latest(left_since), Latest(right_since):
-            # No record lies between them: the first record that is read ends both.
+            # No record lies between them, because the first record that is read ends both.
             return 0 if left_since == right_since else None
         case ((Start() | Horizon()), (Start() | Horizon())):
             return 0
@@ -277,7 +277,7 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def join(places: Iterable[Place]) -> Place:
-    """The start of a child. Of its seed and its parent, the one that knows more about its age decides."""
+    """The start of a child. Its seed or its parent decides, whichever gives the better bound on its age."""
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
 
 
@@ -293,7 +293,7 @@ def seconds_at(place: Place) -> int | None:
 
 
 def describe(place: Place) -> Position:
-    """A position for a person."""
+    """A position as text for a person."""
     match place:
         case After(seq):
             text = f"sequence {seq}"

@@ -92,7 +92,7 @@ class DynamoProvider(Provider):
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Free the connections of clients that we made; calls in flight end by their read timeout, 10 s."""
+        """Free the connections of clients that we made. Calls in flight end by their read timeout of 10 s."""
         self._calls.close()
 
 
@@ -117,9 +117,10 @@ class DynamoPlugin(ProviderPlugin):
         """Make boto3's clients; nothing is called yet.
 
         Args:
-            config: `connection` has a `url`, `dynamo://REGION?endpoint_url=…`, or `region` and
-                `endpoint_url`; and maybe the application's own boto3 `session` and botocore `config`.
-            native_client: `DynamoClients`, used as they are.
+            config: `connection` contains a `url`, `dynamo://REGION?endpoint_url=…`, or `region` and
+                `endpoint_url`. It may also contain the application's own boto3 `session` and botocore
+                `config`.
+            native_client: `DynamoClients`, used unchanged.
         """
         checked = DynamoConfig.from_client(config)
         if native_client is None:

@@ -44,18 +44,19 @@ __all__ = ["DynamoReader"]
 
 _MOST_RECORDS: Final = 1000  # the service's maximum for Limit
 _RETENTION_SECONDS: Final = 24 * 3600
-# An answer without records may be followed by one with records. So a new reader at once makes a few more
-# calls, and more when the readers before it have found nothing. From the fourth reader on, only some readers
-# make many calls, because most shards without records are in fact empty. The number of readers is in the
-# position.
+# An answer without records may be followed by an answer with records. Therefore a new reader immediately
+# makes a few more calls, and more if the readers before it have found nothing. From the fourth reader on,
+# only some readers make many calls, because most shards without records are in fact empty. The position
+# contains the number of readers.
 _LOOKS: Final = (3, 15, 63, 511, 3, 15, 3, 63, 3, 511)
 _FEW: Final = _LOOKS[0]
 _AGAIN: Final = 4
-# With many shards a process looks at no more answers than this in all, besides the first few of each shard.
+# With many shards, a process examines at most this many answers in total, besides the first few of each
+# shard.
 _MOST_LOOKS_OF_ALL: Final = 16384
-# A reader that is not at its bound yet knows that there is more.
+# A reader that has not reached its bound knows that more records follow.
 _BOUND_LOOKS: Final = 1000
-# Nobody waits for this many answers of a shard that has ended; after them it is asked like any other.
+# For a shard that has ended, this many answers are read without pauses; after them it is read like any other.
 _CLOSED_LOOKS: Final = 1000
 _GROWTH: Final = 1_000_000
 _LEAST_NUMBER: Final = 10**21  # they have 21 digits, in DynamoDB Local with leading zeros
@@ -64,7 +65,7 @@ _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
 # A call costs boto3 about a millisecond: this many calls to idle shards per second take a quarter of a core.
 _IDLE_CALLS_A_SECOND: Final = 250
-# The memory of a parsed record as a multiple of its text, and the first estimate of a record's size.
+# The memory of a parsed record as a multiple of its text's size, and the first estimate of a record's size.
 _SWELLING: Final = 6
 _RECORD_BYTES: Final = 4096
 _UNREAD: Final = "records in {} that were never read may have been trimmed"
@@ -94,7 +95,7 @@ class DynamoReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next records; there is no long poll, so it never blocks for news.
+        """The next records. There is no long poll, so the call never waits for new records.
 
         An expired iterator is renewed from the position. This is not a retry, because the position is still
         valid.
@@ -110,14 +111,14 @@ class DynamoReader(Reader):
             self._looks = self._far(self._found_nothing)
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         answer = self._answer(limit, deadline)
-        if answer is None:  # trimmed while reading began: its children are read
+        if answer is None:  # trimmed while reading began, so its children are read
             self._outcome = self._end()
             return self._batch([], self._place)
         self._iterator, self._fresh = answer.get("NextShardIterator"), False
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch; a call in flight ends by boto3's read timeout, 10 s."""
+        """Prevent another fetch. A call in flight ends by boto3's read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class DynamoReader(Reader):
     # -- Calls
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
-        """A page; None when the shard is gone and no unread record was lost with it.
+        """A page; None if the shard is gone and no unread record was lost.
 
         Raises:
             ProviderFault: Records after the position were trimmed, or the stream is another one.
@@ -143,7 +144,7 @@ class DynamoReader(Reader):
                     self._iterator = self._open()
                 self._requests += 1
                 answer = self._source.calls.records(self._iterator, limit, native=self._view.native)
-                if self._fresh and self._is_old(self._place):  # only this answer has the time
+                if self._fresh and self._is_old(self._place):  # only this answer contains the time
                     raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
             except (ClientError, ParamValidationError) as error:
@@ -151,13 +152,14 @@ class DynamoReader(Reader):
                 if isinstance(error, ClientError):
                     self._source.calls.hear(error.response)
                 if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
-                    # A position is still valid when an iterator at it is not: DynamoDB Local calls one
-                    # trimmed if it was made while its shard was empty.
+                    # A position can be valid although its iterator is not. DynamoDB Local reports an iterator
+                    # as trimmed if it was made while its shard was empty.
                     self._place = without_iterator(self._place)
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
                     return None
                 elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
-                    # What was scanned is trimmed; the age of the rest shows how much of it is wanted.
+                    # The scanned records are trimmed. The age of the remaining records shows which of them
+                    # are wanted.
                     self._place = attrs.evolve(self._place, seq=None)
                 else:
                     ours = self._translated(code, deadline)
@@ -199,7 +201,7 @@ class DynamoReader(Reader):
     def _is_old(self, place: Place) -> bool:
         """True when the oldest records since this position may have been trimmed.
 
-        For a sequence number the service itself reports that, but not for a start.
+        The service itself reports this for a sequence number, but not for a start.
         """
         match place:
             case After():
@@ -212,13 +214,13 @@ class DynamoReader(Reader):
                 return age is not None and age > _RETENTION_SECONDS
 
     def _is_missed(self, place: Horizon) -> bool:
-        """True when missing records are a loss; for a start that was just made they are not."""
+        """True if missing records are a loss. For a start that was just made, they are not."""
         if self._source.age_of(place.since) is None:
             return not self._source.has_started()
         return self._is_old(place)
 
     def _is_hinted(self) -> bool:
-        """True when the refused iterator came from the position and not from a new call to the service."""
+        """True if the refused iterator came from the position and not from a new call to the service."""
         return not self._fresh and without_iterator(self._place) != self._place
 
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
@@ -300,7 +302,7 @@ class DynamoReader(Reader):
         return attrs.evolve(begin, trail=Trail(self._iterator, looks))
 
     def _far(self, readers: int) -> int:
-        """The number of answers without records that still prove nothing."""
+        """The number of answers without records that are not enough to prove that the shard is empty."""
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
             return 0  # an iterator that was just made points to the end
@@ -322,7 +324,7 @@ class DynamoReader(Reader):
             cursor_of(self._place),
             self._outcome,
             nbytes,
-            # A shard that has ended gets no new records: continue at once to its end.
+            # A shard that has ended gets no new records, so continue to its end without a pause.
             caught_up=False if waits and (looked <= 0 or self._closed) else None,
             poll_after=self._pause(looked)
             if waits and looked > (_CLOSED_LOOKS if self._closed else 0)
@@ -333,14 +335,17 @@ class DynamoReader(Reader):
         )
 
     def _left(self, seconds: int | None) -> float | None:
-        """The seconds until a position of that time expires."""
+        """The seconds until a position with that time expires."""
         now = self._source.calls.now()
         if seconds is None or now is None:
             return None
         return max(0.0, _RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
 
     def _pause(self, empty: int) -> float:
-        """Seconds until the next call to an empty shard: more after each call, and with many empty shards."""
+        """The pause before the next call to an empty shard.
+
+        It grows after each call, and with many empty shards.
+        """
         most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
 

@@ -1,9 +1,9 @@
 """The items of a scan as events and as Arrow, and positions among them; pure.
 
-A plan's cursor is `[plan id, s, segments, items in a segment, next segment]`; a segment's is
-`[s, segments, …]`, where `…` is nothing before the first item, `"."` after the last one, and else the key of
-the last item: for each of its attributes one text, the letter of its type and its value. `s` is the
-snapshot's moment in seconds since 1970. The plan's id and the segment's number are in the segment's id.
+A plan's cursor is `[plan id, s, segments, items in a segment, next segment]`. A segment's cursor is `[s,
+segments, …]`: `…` is nothing before the first item, `"."` after the last item, and otherwise the key of the
+last item. The key is one text for each attribute, with the letter of its type and its value. `s` is the
+snapshot's time in seconds since 1970. The segment's id contains the plan's id and the segment's number.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Part:
     """A place in a segment.
 
     Attributes:
-        plan_id: Of which snapshot.
-        seconds: Its moment, since 1970.
-        total: How many segments there are.
+        plan_id: The snapshot's id.
+        seconds: Its time, in seconds since 1970.
+        total: The number of segments.
         segment: The number of this one.
-        key: The last key that was read, as in the cursor; empty at the start.
+        key: The last key that was read, in the form of the cursor; empty at the start.
     """
 
     plan_id: str
@@ -91,7 +91,7 @@ class Part:
             cursor: In this segment.
 
         Raises:
-            InvalidCursor: It is none of a segment.
+            InvalidCursor: The cursor does not belong to a segment.
         """
         plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
         if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
@@ -124,7 +124,7 @@ class Part:
         """The place after an item, or after a key.
 
         Raises:
-            ProviderFault: It has no key, so that nothing after it can be read.
+            ProviderFault: The item has no key, so nothing after it can be read.
         """
         try:
             return attrs.evolve(self, key=tuple(_key_text(item[name]) for name in names))
@@ -138,7 +138,7 @@ class Part:
         """The key to read after, in typed JSON with binary values as bytes; None at the start.
 
         Raises:
-            InvalidCursor: The table's key has another number of attributes.
+            InvalidCursor: The table's key has a different number of attributes.
         """
         if not self.key:
             return None
@@ -153,7 +153,7 @@ class Part:
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """Whether a cursor is one of a segment, and none of a shard."""
+    """True if a cursor belongs to a segment, not to a shard."""
     match cursor:
         case [int() as seconds, int() as total, *key]:
             return 0 <= seconds <= MOST_SECONDS and 0 < total <= MOST_SEGMENTS and _is_key(key)
@@ -195,7 +195,7 @@ class RowMapper(Mapper):
 
     Attributes:
         view: What their events share.
-        part: Where in the scan they are.
+        part: Their place in the scan.
     """
 
     view: View
@@ -210,7 +210,7 @@ class RowMapper(Mapper):
         return self._mapped(records, start, stop, self._events)
 
     def arrow(self, records: Sequence[Item], start: int, stop: int) -> pa.RecordBatch:
-        """Map items to Arrow: they become JSON text without an event in between."""
+        """Map items to Arrow. They become JSON text directly, without events."""
         return self._mapped(records, start, stop, self._arrow)
 
     def _mapped(
@@ -265,7 +265,7 @@ class RowMapper(Mapper):
         return trusted_events(len(items), columns)
 
     def _event_ids(self, components: Sequence[dict[str, Any]], keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """As `snapshot_event_id` makes them, without a call for each of several steps."""
+        """The ids that `snapshot_event_id` makes, with fewer calls."""
         prefix, blake2b, dumps = f"{snapshot_id_of(self.part.plan_id)}:", hashlib.blake2b, orjson.dumps
         return [
             prefix
@@ -302,7 +302,7 @@ class RowMapper(Mapper):
 
 
 def _is_plain(components: Mapping[str, Any]) -> bool:
-    """Whether orjson writes a key as `MulticloudDbKey.canonical` does."""
+    """True if orjson writes a key in the same way as `MulticloudDbKey.canonical`."""
     for value in components.values():
         if type(value) is not str and not (type(value) is int and -_INT64 <= value < _INT64):
             return False

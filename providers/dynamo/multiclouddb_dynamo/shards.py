@@ -55,15 +55,15 @@ class Shard:
 class Listing:
     """An unfinished listing: after a failure it continues after the last page that was read.
 
-    Pages show different moments: if a shard splits between two of them, one child may be left out.
+    Pages show different times. If a shard splits between two pages, one child may be left out.
 
     Attributes:
         shards: The shards of its pages so far.
-        pages: How many there were.
+        pages: The number of these pages.
         after: The shard after which the next page begins; None before the first and after the last page.
         number: A number that is higher for a later listing.
-        began: When it began, by `time.monotonic`.
-        enabled: False when the stream took no more records when the first page was read.
+        began: The time when it began, from `time.monotonic`.
+        enabled: False if the stream accepted no more records when the first page was read.
     """
 
     shards: dict[str, Shard] = attrs.field(factory=dict)
@@ -75,19 +75,20 @@ class Listing:
 
     @property
     def is_whole(self) -> bool:
-        """True when its last page was read."""
+        """True if its last page was read."""
         return self.pages > 0 and self.after is None
 
 
 class Looks:
     """Decides for which drained shards to ask for children now, so that a stream does not get too many calls.
 
-    A shard that has just ended is asked for at once. A shard without children is asked for after growing
-    pauses, which begin again when another shard ends. All repeated calls share an allowance.
+    The children of a shard that has just ended are requested immediately. If a shard has no children yet, the
+    request is repeated after growing pauses, which begin again when another shard ends. All repeated calls
+    share an allowance.
     """
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[str, None] = OrderedDict()  # the shard that was asked most recently is last
+        self._asked: OrderedDict[str, None] = OrderedDict()  # the shard asked for most recently is last
         self._credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
         self._pause, self._next = 0.0, 0.0
 
@@ -95,8 +96,8 @@ class Looks:
         """The shards to ask for now.
 
         Args:
-            shard_ids: All that may be asked for.
-            childless: Those of them without a known child.
+            shard_ids: All shards that may be asked for.
+            childless: The shards among them that have no known child.
         """
         now = time.monotonic()
         self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
@@ -117,8 +118,8 @@ class Looks:
         """Record that these shards were asked for.
 
         Args:
-            shard_ids: All of them.
-            childless: Those that still have no known child.
+            shard_ids: The shards.
+            childless: The shards among them that still have no known child.
         """
         for name in shard_ids:
             self._asked[name] = None
@@ -130,7 +131,7 @@ class Looks:
             self._next = time.monotonic() + self._pause
 
     def pay(self, calls: int) -> None:
-        """Record how many calls were made."""
+        """Record the number of calls that were made."""
         self._credit -= calls
 
 
@@ -163,8 +164,8 @@ class ShardMap:
 
         Args:
             deadline: The time limit.
-            listing: The part that an earlier try of the same call has read, changed in place; by default
-                everything is asked now.
+            listing: The part that an earlier attempt of the same call has read, changed in place. By default,
+                everything is listed now.
         """
         listing = listing or Listing()
         if not listing.is_whole:
@@ -177,7 +178,7 @@ class ShardMap:
         Args:
             listing: Changed in place.
             deadline: The time limit of each page.
-            seconds: No page is begun after this many seconds; None = all pages are read.
+            seconds: No page is requested after this many seconds; None to read all pages.
         """
         until = None if seconds is None else time.monotonic() + seconds
         for attempt in range(1, _LISTINGS + 1):
@@ -185,7 +186,7 @@ class ShardMap:
                 self._read_pages(listing, deadline, until)
                 break
             except ClientError as error:
-                # The shard after which the page begins may be gone in the meantime.
+                # The shard after which the page begins may be gone by now.
                 if code_of(error) not in GONE or attempt == _LISTINGS or listing.after is None:
                     raise
                 listing.pages = 0
@@ -247,7 +248,7 @@ class ShardMap:
         return self._listed
 
     def has_settled(self) -> bool:
-        """Whether the stream has taken no records for so long that no more children will be listed.
+        """True if the stream has accepted no records for so long that no more children will be listed.
 
         The last complete listing decides this.
         """
@@ -265,7 +266,7 @@ class ShardMap:
             return self._children.get(shard_id, ())
 
     def is_gone(self, shard_id: str) -> bool:
-        """Ask whether a shard that is not listed is gone: a listing may be incomplete."""
+        """Ask if a shard that is not listed is gone, because a listing may be incomplete."""
         if shard_id not in self._gone:
             try:
                 self._calls.iterator(self._arn, shard_id, "TRIM_HORIZON")
@@ -276,7 +277,7 @@ class ShardMap:
         return shard_id in self._gone
 
     def can_be_read(self, shard: Shard) -> bool:
-        """Ask whether a listed shard can still be read: DynamoDB Local never stops listing a shard."""
+        """Ask if a listed shard can still be read, because DynamoDB Local never stops listing a shard."""
         try:
             self._calls.records(
                 self._calls.iterator(self._arn, shard.shard_id, "TRIM_HORIZON"), 1, native=True
@@ -288,7 +289,7 @@ class ShardMap:
         return True
 
     def is_trimmed(self, shard: Shard) -> bool:
-        """Ask whether the oldest records of a shard are gone."""
+        """Ask if the oldest records of a shard are gone."""
         try:
             self._calls.iterator(self._arn, shard.shard_id, "AT_SEQUENCE_NUMBER", shard.first)
         except ClientError as error:
@@ -298,18 +299,18 @@ class ShardMap:
         return False
 
     def discover(self, shard_ids: Iterable[str], deadline: Deadline) -> dict[str, tuple[Shard, ...]]:
-        """The children of drained shards, asked now, as far as the allowance goes.
+        """The children of drained shards, requested now as far as the allowance permits.
 
-        It takes one call per shard, or the whole list where that is fewer calls. The next call continues a
-        list that was not read to its end.
+        It makes one call per shard, or lists all shards if that takes fewer calls. The next call continues a
+        listing that was not finished.
 
         Args:
             shard_ids: The shards.
             deadline: The time limit.
 
         Returns:
-            For each id that was asked, the children that are known; an empty answer means that none is known
-            yet.
+            For each id that was asked for, the known children. An empty answer means that no child is known
+                yet.
         """
         if not self._looking.acquire(blocking=False):
             return {}  # another thread is asking
@@ -365,10 +366,10 @@ class ShardMap:
                     self._filters = self._filters and code in GONE
                     return False
                 if page["StreamStatus"] == "DISABLED":
-                    return False  # two whole listings show whether that was all
+                    return False  # two complete listings show if these are all the children
                 shards = self._shards_on(page)
                 if any(shard.parent != name for shard in shards):
-                    self._filters = False  # it was ignored: one listing answers for all
+                    self._filters = False  # the filter was ignored, so one listing answers for all
                     return False
                 self._add(shards)
                 after, first = page.get("LastEvaluatedShardId"), False

@@ -1,11 +1,11 @@
 """Scans a table for `Snapshot()`: the plan, its segments, and the reader of one.
 
-A segment is one of DynamoDB's own: `Scan` with `Segment` and `TotalSegments`, which the plan fixes. The key
-of any item is a position in it, also when the item is deleted, and the service keeps no state of a scan: so
-a scan is continued by any process, at any item, for days.
+A segment is one of DynamoDB's own segments: `Scan` with `Segment` and `TotalSegments`, which the plan fixes.
+The key of any item is a position in the segment, even if the item is deleted. The service keeps no state for
+a scan. Therefore any process can continue a scan, at any item, for days.
 
-A `Scan` names only the table, and a table that is deleted and created again has the same name. So each
-answer is followed by the question whether the table's stream is still the one of the feed.
+A `Scan` names only the table, and a table that is deleted and created again has the same name. Therefore each
+answer is followed by a check that the table still has the stream of the feed.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from multiclouddb_spi import (
 
 __all__ = ["SameTable", "SegmentReader", "cut", "plan_scan", "segments_of"]
 
-# A segment of this size is read in about a minute, and its read is repeated when a Spark task fails.
+# A segment of this size is read in about a minute. If a Spark task fails, it is read again.
 _SEGMENT_BYTES: Final = 256 << 20
 _LEAST_SEGMENTS: Final = 8  # that many are read at a time
 _USUAL_SEGMENTS: Final = 32_000
-# The memory of a parsed item as a multiple of its text, and the first estimate of an item's size.
+# The memory of a parsed item as a multiple of its text's size, and the first estimate of an item's size.
 _SWELLING: Final = 6
 _ITEM_BYTES: Final = 4096
 
 
 class SameTable:
-    """Proves that a table is still the one of a feed; several threads may ask.
+    """Proves that a table is still the table of a feed. Several threads can use it.
 
-    A call that began after an answer was there proves that the answer is of this table: a stream's ARN never
-    comes back. Readers that wait at the same time share such a call.
+    A call that began after an answer was received proves that the answer is from this table, because a
+    stream's ARN is never used again. Readers that wait at the same time share one call.
 
     Args:
         source: What the readers of the feed share.
@@ -66,11 +66,11 @@ class SameTable:
         self._proved_at = -1.0
 
     def check(self) -> None:
-        """Ask, or take the answer to a question that was asked after this call began.
+        """Ask, or use the answer to a question that was asked after this call began.
 
         Raises:
             ProviderFault: The table or its stream was replaced, or the table was deleted.
-            Exception: What boto3 raised.
+            Exception: The error that boto3 raised.
         """
         since = time.monotonic()
         with self._lock:
@@ -84,10 +84,10 @@ class SameTable:
 
 
 def segments_of(wanted: int | None, table: Table) -> int:
-    """How many segments a scan has.
+    """The number of segments of a scan.
 
     Args:
-        wanted: How many the application wants, or None.
+        wanted: The number that the application wants, or None.
         table: The table, whose size may be six hours old.
     """
     if wanted is None:
@@ -96,16 +96,16 @@ def segments_of(wanted: int | None, table: Table) -> int:
 
 
 def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan:
-    """Plan a scan, and read one item: that shows early whether the identity may scan the table.
+    """Plan a scan, and read one item to find out early if the identity may scan the table.
 
     Args:
         source: What the readers of the feed share.
         seeds: Where the stream starts; they were made before this call.
-        wanted: How many segments the application wants, or None.
+        wanted: The number of segments that the application wants, or None.
     """
     _scan(source.calls, str(source.spec.address.collection), Part("", 0, 1, 0), source.table, 1)
     seconds = source.seconds()
-    if seconds is None:  # the service does not tell, and the time of a row decides nothing
+    if seconds is None:  # the service gives no time, and nothing depends on the time of a row
         seconds = int(datetime.now(UTC).timestamp())
     total, items = segments_of(wanted, source.table), source.table.items
     plan_id = secrets.token_hex(6)
@@ -114,10 +114,10 @@ def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan
 
 
 def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Cut segments off a plan; pure.
+    """Take segments from a plan; pure.
 
     Raises:
-        InvalidCursor: It is no plan.
+        InvalidCursor: The cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, int() as seconds, int() as total, int() as items, int() as number] if (
@@ -144,7 +144,7 @@ class SegmentReader(Reader):
         source: What the readers of the feed share.
         same: Proves that the table is still the one of the feed.
         view: What the segment's events share.
-        part: Where to begin.
+        part: The start position.
     """
 
     def __init__(self, source: Source, same: SameTable, view: View, part: Part) -> None:
@@ -153,11 +153,11 @@ class SegmentReader(Reader):
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next items; an answer of the service has at most a megabyte.
+        """The next items. An answer of the service contains at most a megabyte.
 
         Raises:
             ProviderFault: The table or its stream was replaced, or the table was deleted.
-            Exception: What boto3 raised.
+            Exception: The error that boto3 raised.
         """
         if self._cancelled.is_set():
             raise cancelled()
@@ -170,12 +170,13 @@ class SegmentReader(Reader):
         if items:
             self._item_bytes = max(1, nbytes // len(items))
         last = answer.get("LastEvaluatedKey")
-        # The service may look at many items that are gone: then the key is of none of these.
+        # The service may examine many items that are gone. In that case, the key belongs to none of these
+        # items.
         self._part = begin.at_end() if not last else begin.after(last, self._view.key_names)
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
-        """Prevent another fetch; a call in flight ends by boto3's read timeout, 10 s."""
+        """Prevent another fetch. A call in flight ends by boto3's read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -186,7 +187,8 @@ class SegmentReader(Reader):
         try:
             answer = _scan(source.calls, name, self._part, source.table, limit, self._view.native)
         except (ClientError, ParamValidationError) as error:
-            # A table of the same name may have another key, and while it is created it cannot be read.
+            # A table of the same name may have a different key, and it cannot be read while it is being
+            # created.
             if code_of(error) in GONE | REJECTED:
                 fault = replaced(source.calls, source.spec.address, source.arn)
                 if fault is not None:
@@ -212,6 +214,6 @@ class SegmentReader(Reader):
 
 
 def _size(answer: Any, count: int) -> int:
-    """The memory of an answer, about."""
+    """The approximate memory of an answer."""
     length = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-length", "")
     return _SWELLING * int(length) if count and length.isdecimal() else _ITEM_BYTES * count

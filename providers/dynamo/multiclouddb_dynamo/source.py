@@ -30,10 +30,10 @@ _LOOK_SECONDS: Final = 600.0
 
 
 class KeptIterators:
-    """Iterators that point to the end of shards as of a `Now`, where there are too many for its token.
+    """Iterators that point to the end of shards at a `Now`, used if there are too many for its token.
 
-    They belong to one process and live until the service lets them expire. A shard without its iterator is
-    scanned from its oldest record.
+    They belong to one process and are valid until the service lets them expire. A shard without its iterator
+    is scanned from its oldest record.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class KeptIterators:
         self._lock = threading.Lock()
 
     def name_start(self, since: int) -> int:
-        """The second of a start, or a slightly earlier one: no two starts may use each other's iterators."""
+        """The second of a start, or a slightly earlier one. No two starts may use each other's iterators."""
         with self._lock:
             self._starts = {start for start in self._starts if start > since - _ITERATOR_SECONDS}
             while since in self._starts:
@@ -90,17 +90,17 @@ class Source:
     _listing: threading.Lock = attrs.field(factory=threading.Lock)
 
     def seconds(self) -> int | None:
-        """The service's time, in whole seconds since 1970; None where the service gives none."""
+        """The service's time, in whole seconds since 1970; None if the service gives no time."""
         now = self.calls.now()
         return None if now is None else int(now.timestamp())
 
     def age_of(self, seconds: int | None) -> int | None:
-        """How long ago a time was by the service's clock; None where the service gives no time."""
+        """The age of a time by the service's clock; None if the service gives no time."""
         now = self.seconds()
         return None if now is None or seconds is None else now - seconds
 
     def shard(self, shard_id: str, deadline: Deadline) -> Shard | None:
-        """A shard, listed now if no listing of this process has it; None when it does not exist."""
+        """A shard, listed now if no listing of this process contains it; None if it does not exist."""
         if self.shards.find(shard_id) is None:
             self._list(deadline)
         return self.shards.find(shard_id)
@@ -116,7 +116,8 @@ class Source:
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
         """True when a shard is known to have ended, so that its end can be found.
 
-        If the position is older than a shard lives, the service is asked, at most every ten minutes.
+        If the position is older than the lifetime of a shard, the service is asked, at most every ten
+        minutes.
 
         Args:
             shard_id: The shard.
@@ -131,15 +132,15 @@ class Source:
         return shard is not None and shard.last is not None
 
     def note_start(self) -> None:
-        """Note that a start at `Beginning` is made."""
+        """Record that a start at `Beginning` is made."""
         self._starts.append(time.monotonic())
 
     def has_started(self) -> bool:
-        """Whether this process made a start at `Beginning` in the last hour."""
+        """True if this process made a start at `Beginning` in the last hour."""
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:
-        """Whether the last long scan of a shard was some time ago; notes that one is made now."""
+        """True if the last long scan of a shard was some time ago; records that one is made now."""
         now = time.monotonic()
         if now - self._looked.get(shard_id, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return False

@@ -1,4 +1,4 @@
-"""Resolves a start: to the shards, and for `Now` to the end of each of them."""
+"""Resolves a start to the shards, and for `Now` to the end of each shard."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Resolution:
     """One start, over all attempts of the engine.
 
     It takes a call for each hundred shards and, for `Now`, one for each open shard. An attempt reuses the
-    results of earlier attempts, so a throttled call costs one more call and not the whole start. Everything
-    was asked since the call began: a position may be earlier than the end of the call, but never later.
+    results of earlier attempts, so a throttled call costs one more call and not the whole start. Every
+    request is made after the call began, so a position may be earlier than the end of the call, but never
+    later.
 
     Args:
         source: The objects that the readers of the feed share.
@@ -61,7 +62,7 @@ class Resolution:
         self._source.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
         if not self._begun:
-            # After the listing, so that what a shard got since counts as later than Now.
+            # After the listing, so that records written to a shard since then count as later than Now.
             self._begun, self._since = True, self._source.seconds()
         if partition_id is not None:
             shards = {name: shard for name, shard in shards.items() if name == partition_id}
@@ -79,7 +80,7 @@ class Resolution:
                 )
 
     def _unlisted(self, shards: Mapping[str, Shard], deadline: Deadline) -> list[str]:
-        """The parents that exist but that the listing lacks: it may be incomplete."""
+        """The parents that exist but are missing from the listing, which may be incomplete."""
         parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
         names = sorted(parents)
         pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-parents")
@@ -109,7 +110,7 @@ class Resolution:
         watched = with_open_children(shards) if len(live) <= MOST_ITERATORS else {}
         self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
-        # Where the service gives no time, nothing else says where a shard has ended.
+        # If the service gives no time, nothing else shows where a shard has ended.
         if len(live) > MOST_ITERATORS and since is not None:
             since = self._source.kept.name_start(since)
             for name, iterator in iterators.items():

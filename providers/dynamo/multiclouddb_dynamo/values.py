@@ -20,7 +20,7 @@ __all__ = ["decode", "decode_map", "json_map"]
 
 _INT64: Final = 2**63
 # DynamoDB has 38 digits and powers of ten from -130 to 125. A value far outside is
-# damaged, and making an int from it may take for ever.
+# damaged, and converting it to an int may take forever.
 _MOST_NUMBER: Final = 400
 _MOST_POWER: Final = 400
 
@@ -28,10 +28,11 @@ _MOST_POWER: Final = 400
 def decode(value: Mapping[str, Any]) -> Any:
     """One attribute value: str, int, Decimal, bytes, bool, None, list, dict or frozenset.
 
-    An integral number is an int, any other a Decimal. It is never a float, so that all 38 digits are kept.
+    A whole number is an int, and any other number is a Decimal. It is never a float, so that all 38 digits
+    are kept.
 
     Raises:
-        ValueError: It is not an attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
+        ValueError: The input is not an attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
     """
     (tag,) = value
     return _DECODERS[tag](value[tag])

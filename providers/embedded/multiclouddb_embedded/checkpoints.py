@@ -64,15 +64,15 @@ class SqliteCheckpointStore:
         return self._path
 
     def load(self, name: str) -> Checkpoint | None:
-        """The checkpoint, or None when there is none of that name, or no file yet.
+        """The checkpoint, or None if there is no checkpoint of that name, or no file yet.
 
         Args:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, empty, something else or of a
-                newer version; `PERMANENT_FAILURE` when it cannot be read; `TRANSIENT_FAILURE` when it
-                stays locked. The message names it.
+            MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, empty, of another kind or of a
+                newer version; `PERMANENT_FAILURE` if it cannot be read; `TRANSIENT_FAILURE` if it stays
+                locked. The message names the file.
         """
         check_name(name)
         with self._opened("read") as connection:
@@ -82,17 +82,20 @@ class SqliteCheckpointStore:
             return self._find(connection, name)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if its version is still the expected one; durable when it returns.
+        """Replace the checkpoint if its version is still the expected one.
+
+        It is durable when the call returns.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that none may exist.
+            expected: The version that `load` or the last `save` returned; None means that no checkpoint may
+                exist.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when another worker has written it; the errors of `load` for a
-                file that cannot be used; `PERMANENT_FAILURE` when the disk refuses, and then nothing
-                has changed.
+            MulticloudDbError: `CONFLICT` if another worker has written it; the errors of `load` for a file
+                that cannot be used; `PERMANENT_FAILURE` if the disk refuses the write. In this last case
+                nothing has changed.
         """
         check_name(name)
         _check_token(token)
@@ -109,7 +112,7 @@ class SqliteCheckpointStore:
             return checkpoint
 
     def delete(self, name: str) -> bool:
-        """Delete a checkpoint, also a damaged one; False if there is none. A `save` that expects it fails.
+        """Delete a checkpoint, even a damaged one; False if there is none. A `save` that expects it fails.
 
         Args:
             name: The name of the checkpoint.
@@ -125,7 +128,7 @@ class SqliteCheckpointStore:
 
     @contextmanager
     def _opened(self, verb: str, *, create: bool = False) -> Iterator[sqlite3.Connection | None]:
-        """A connection for one call, in autocommit mode; None when there is no file and none is created."""
+        """A connection for one call, in autocommit mode; None if the file is missing and not created."""
         with using_sqlite(), self._errors(verb):
             if not self._path.exists():
                 if not create:
@@ -134,7 +137,8 @@ class SqliteCheckpointStore:
                 self._make()
             with closing(connect(str(self._path), busy_seconds=_BUSY_SECONDS)) as connection:
                 _make_durable(connection)
-                # Text that is no longer UTF-8 does not match its checksum; SQLite's error would quote it.
+                # Text that is no longer UTF-8 does not match its checksum. SQLite's own error would quote the
+                # text.
                 connection.text_factory = _to_text
                 self._check(connection)
                 yield connection
@@ -154,7 +158,7 @@ class SqliteCheckpointStore:
             raise broken(self._path, verb, error, str(error), name, busy=busy) from error
 
     def _make(self) -> None:
-        """Create a complete file, unless another process has: an empty file always means damage."""
+        """Create a complete file, unless another process has done so. An empty file always means damage."""
         folder = self._path.parent
         make_folder(folder)
         draft = folder / f".{self._path.name}.{secrets.token_hex(4)}.tmp"
@@ -183,7 +187,7 @@ class SqliteCheckpointStore:
             raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
-        """The row of a name, inside a transaction, so that no other process changes the file meanwhile."""
+        """The row of a name, read inside a transaction, so no other process changes the file meanwhile."""
         row = connection.execute(
             "SELECT version, token, sha256 FROM checkpoints WHERE name = ?", (name,)
         ).fetchone()
@@ -229,7 +233,7 @@ def _to_text(raw: bytes) -> str:
 
 
 def _matches(name: object, version: object, token: object, checksum: object) -> bool:
-    """True when a row is as it was written; damage can change types too."""
+    """True if a row is as it was written. Damage can also change types."""
     if not (isinstance(name, str) and isinstance(version, str) and isinstance(token, str)):
         return False
     return checksum == _checksum(name, version, token)

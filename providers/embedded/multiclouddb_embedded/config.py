@@ -32,9 +32,10 @@ class EmbeddedOptions(ProviderOptions):
         poll_seconds: How often a waiting read (`OperationOptions.wait_seconds`) looks for new
             changes; 0.005 by default, up to 1.
         backfill: True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the opt-in into
-            the backfill does on Cosmos DB. The store has the changes themselves and delivers them, where
-            Cosmos DB would deliver the present items, so that no event says `backfilled`. Only the start
-            needs it: a token means the same with and without. Elsewhere it changes nothing.
+            the backfill does on Cosmos DB. The store contains the changes themselves and delivers them,
+            whereas Cosmos DB would deliver the present items. Therefore no event is marked `backfilled`. Only
+            the start needs this option; a token has the same meaning with and without it. Under other
+            profiles it has no effect.
     """
 
     poll_seconds: float = attrs.field(default=0.005, validator=is_a(int, float))
@@ -62,7 +63,7 @@ class EmbeddedConfig:
 
     Attributes:
         path: The file, absolute.
-        profile: The service whose limits the store has.
+        profile: The service whose limits apply to the store.
     """
 
     path: str
@@ -80,7 +81,7 @@ class EmbeddedConfig:
             profile: The profile when the connection names none.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
         """
         return settled(_checked, cls, config, path, profile)
 

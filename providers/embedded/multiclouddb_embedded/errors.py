@@ -66,7 +66,7 @@ _CODES: Final[dict[int, Row]] = {
 
 
 def classify(error: Exception, path: str = "") -> Fault:
-    """Classify an exception; raises nothing, also for unknown exceptions.
+    """Classify an exception. This raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.

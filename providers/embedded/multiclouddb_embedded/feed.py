@@ -60,7 +60,7 @@ class EmbeddedFeed(Feed):
         self._source, self._scope, self._store = source, source.scope, source.store
 
     def clock(self, deadline: Deadline) -> datetime:
-        """The store's time, which a commit would have now."""
+        """The store's time, which is the time that a commit would get now."""
         with self._store.reading(deadline) as connection:
             return from_micros(max(self._store.now(), read_head(connection)[1]))
 
@@ -125,7 +125,7 @@ class EmbeddedFeed(Feed):
         return family.missed(missed, where)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """The last of them: all parents end where the child starts."""
+        """The last of the parents' ends, because all parents end where the child starts."""
         return max(cursors, key=position_of)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -136,21 +136,21 @@ class EmbeddedFeed(Feed):
         return (left > right) - (left < right)
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """The collection's retention less the age of the position."""
+        """The collection's retention minus the age of the position."""
         retention = self._scope.collection.retention
         if retention is None or is_scan(cursor):
             return None
         return max(0, retention - (to_micros(now) - position_of(cursor)[1])) / 1_000_000
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Positions, floor and plan as of one moment."""
+        """The positions, the floor and the plan, all as of the same time."""
         with self._store.reading(deadline) as connection:
             family = read_family(connection, self._scope)
             head = read_head(connection)
             return plan_scan(connection, self._scope, head, family.at(*head), segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Cut by counting rows."""
+        """Divide the plan by counting rows."""
         with self._store.reading(deadline) as connection:
             return cut(connection, self._scope, cursor, count)
 
@@ -166,7 +166,7 @@ class EmbeddedFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The present end of each partition, all of one moment; counts are exact and cost no scan.
+        """The present end of each partition, all as of the same time. Counts are exact and need no scan.
 
         Raises:
             ProviderFault: `CHECKPOINT_EXPIRED` when one of the cursors has expired.
@@ -178,7 +178,7 @@ class EmbeddedFeed(Feed):
             }
 
     def change_mark(self, deadline: Deadline) -> Hashable:
-        """The last change of the store, and what the collection has of partitions and of its log."""
+        """The last change of the store, and the state of the collection's partitions and log."""
         with self._store.reading(deadline) as connection:
             return read_head(connection), read_shape(connection, self._scope)
 

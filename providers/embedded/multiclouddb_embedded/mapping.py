@@ -75,12 +75,12 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
 
 
 def is_scan(cursor: Cursor) -> bool:
-    """Whether a cursor is one of a segment of a snapshot; `snapshots.py` makes and reads it."""
+    """True if a cursor belongs to a segment of a snapshot. `snapshots.py` makes and reads such cursors."""
     return type(cursor) is list and len(cursor) == 5
 
 
 def describe(cursor: Cursor) -> Position:
-    """A cursor for a person."""
+    """A cursor as text for a person."""
     if is_scan(cursor):
         return Position("part of a snapshot", None)
     seq, ts = position_of(cursor)
@@ -121,7 +121,7 @@ def to_events(records: Records, start: int, stop: int, view: View) -> list[Chang
 
 
 def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:
-    # By column, and in C where possible: this is most of the time that reading takes.
+    # By column, and in C if possible, because this accounts for most of the reading time.
     orders = records.orders[start:stop]
     columns: list[Iterable[Any]] = [
         orders,
@@ -141,7 +141,7 @@ def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEven
 
 
 def _timestamps(times: Iterable[int]) -> list[datetime]:
-    """Commit times; the changes of one transaction share theirs."""
+    """Commit times. The changes of a transaction share one time."""
     epoch, delta, previous, moment = _EPOCH, timedelta, 0, _EPOCH
     moments = []
     for ts in times:
@@ -188,7 +188,7 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map rows to Arrow: stored texts are checked to be complete and passed on without parsing.
+    """Map rows to Arrow. Stored texts are checked for completeness and passed on without parsing.
 
     Raises:
         RecordFault: The first row that is damaged.
@@ -257,7 +257,7 @@ def _texts(records: Records, name: Column) -> pa.Array:
     """A column of JSON objects or nulls.
 
     Raises:
-        ValueError: One of them is neither, or not UTF-8.
+        ValueError: A text is neither of these, or is not UTF-8.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -323,7 +323,7 @@ class EmbeddedMapper(Mapper):
         return to_events(records, start, stop, self.view)
 
     def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
-        """Map rows to Arrow without parsing the documents; a part is cut from all of them."""
+        """Map rows to Arrow without parsing the documents. A part is a slice of all rows."""
         whole = records.arrow
         if whole is None and stop - start < records.count:
             with suppress(RecordFault):  # it may lie outside the part

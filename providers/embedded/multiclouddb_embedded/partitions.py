@@ -57,7 +57,7 @@ class Standing:
 
     Attributes:
         head_seq: The store's last change.
-        head_ts: The time of its last commit; no later one is older.
+        head_ts: The time of its last commit. No later commit is older.
         before: The last change of the store before the requested time.
         row: The partition.
     """
@@ -91,8 +91,8 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     """The state of a partition, for a reader at a position.
 
     Raises:
-        ProviderFault: `NOT_FOUND` when the collection was dropped; `INVALID_REQUEST` for a partition
-            that it never had; `CHECKPOINT_EXPIRED` when changes after the position were removed.
+        ProviderFault: `NOT_FOUND` when the collection was dropped; `INVALID_REQUEST` for a partition that
+            never existed in it; `CHECKPOINT_EXPIRED` when changes after the position were removed.
         InvalidCursor: The position lies ahead of the store.
     """
     seq, ts = position
@@ -183,7 +183,7 @@ def outcome_of(
 
 
 def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
-    """The cursor of a partition that is read after a position, but not before its own start."""
+    """The cursor to read a partition after a position, but not before its own start."""
     return cursor_of(max(seq, row.start_seq), max(ts, row.start_ts))
 
 
@@ -203,16 +203,16 @@ class Family:
     def all(self) -> list[PartitionRow]:
         """Every partition, also those whose changes were trimmed long ago.
 
-        A reader that lags far needs the whole lineage: it has to distinguish a parent that it will still read
-        from one that is gone.
+        A reader that lags far behind needs the whole lineage, because it must distinguish a parent that it
+        will still read from a parent that is gone.
         """
         return list(self._rows.values())
 
     def unread(self) -> list[PartitionRow]:
-        """The partitions that have something to read, or will have.
+        """The partitions that have something to read, or will have something later.
 
         They include an empty partition between a parent with changes and its children, because its children
-        have to wait for it.
+        must wait for it.
         """
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
@@ -240,7 +240,10 @@ class Family:
         return [self._oldest(row) if position is None else self._seed(row, *position)]
 
     def oldest(self, names: Iterable[str]) -> list[Seed]:
-        """Where these partitions can be resumed: there, or in a lost one's first unread descendants."""
+        """The positions where these partitions can be resumed.
+
+        A lost partition resumes in its first unread descendants.
+        """
         asked = set(names)
         unread = {row.name for row in self.unread()}
         found: dict[str, Seed] = {}
@@ -311,7 +314,7 @@ def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ...] | None:
-    """What changes when the collection is split, merged, trimmed or dropped; None once it is gone."""
+    """A value that changes when the collection is split, merged, trimmed or dropped; None once it is gone."""
     found: tuple[object, ...] | None = connection.execute(
         "SELECT * FROM collections WHERE id = ?", (scope.collection.id,)
     ).fetchone()
@@ -345,7 +348,7 @@ def find_head(
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """How many records follow, and the seq and time of the last if `most` limited them."""
+    """The number of records that follow, and the seq and time of the last one if `most` limited them."""
     if scope.whole:
         return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:

@@ -1,13 +1,14 @@
-"""Profiles: a store behaves like one of the services when its feed is read.
+"""Profiles, which make a store behave like one of the services when its feed is read.
 
 Portable code that runs against a store with `profile="dynamo"` meets the same refusals as on DynamoDB, on a
-laptop. A profile limits what may be asked of the store. It changes neither the file nor the content of the
-log.
+laptop. A profile limits the requests that the store accepts. It changes neither the file nor the content of
+the log.
 
-Tokens: a position is a place in the log under every profile. So a token that was made under `dynamo`,
+Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
 `spanner`, `cosmos` or no profile is valid under the others, if the rest of the request is allowed there.
-`mongo` has one partition for the whole collection, where the others have the store's partitions. So a token
-or partition id of `mongo` is `INVALID_REQUEST` under the others, and theirs is so under `mongo`.
+`mongo` has one partition for the whole collection, whereas the others have the store's partitions. Therefore
+a token or partition id from `mongo` is `INVALID_REQUEST` under the others, and their tokens and ids are
+`INVALID_REQUEST` under `mongo`.
 """
 
 from __future__ import annotations
@@ -72,9 +73,10 @@ class Profile:
     Attributes:
         name: The value of `profile=`; empty for no limits.
         capabilities: The capabilities under the profile.
-        precision: `AtTime` is rounded down to this many microseconds: it may be early by less than that, and
-            is never late.
-        whole: True when a collection is shown as one partition, `0`, whatever the store splits and merges.
+        precision: `AtTime` is rounded down to a multiple of this many microseconds. It may be early by less
+            than that, and is never late.
+        whole: True if a collection is shown as one partition, `0`, regardless of the store's splits and
+            merges.
     """
 
     name: str
@@ -207,7 +209,7 @@ PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, 
 
 
 def check_spec(profile: Profile, spec: FeedSpec) -> None:
-    """Refuse a feed that the profile does not have, also when the engine's `gate` did not check it.
+    """Refuse a feed that the profile does not support, even if the engine's `gate` did not check it.
 
     Raises:
         ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.
@@ -229,7 +231,7 @@ def check_spec(profile: Profile, spec: FeedSpec) -> None:
 
 
 def check_start(profile: Profile, position: FeedStart, options: ProviderOptions | None) -> None:
-    """Refuse a start that the profile does not have, or only on request.
+    """Refuse a start that the profile does not support, or supports only with an option.
 
     Raises:
         ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.

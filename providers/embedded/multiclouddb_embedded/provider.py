@@ -31,7 +31,7 @@ CAPABILITIES: Final = PLAIN.capabilities
 
 
 class EmbeddedProvider(Provider):
-    """One store, opened for reading; connections are made when they are needed.
+    """One store, opened for reading. Connections are made when they are needed.
 
     Args:
         path: The file.
@@ -80,7 +80,7 @@ class EmbeddedPlugin(ProviderPlugin):
     """The plugin that the entry point names.
 
     Args:
-        profile: The profile of a store where the connection names none.
+        profile: The profile of a store if the connection names none.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -101,7 +101,7 @@ class EmbeddedPlugin(ProviderPlugin):
         EmbeddedConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
-        """Check the configuration; the store has to exist, it is never made here.
+        """Check the configuration. The store must exist; it is never created here.
 
         Args:
             config: `connection` has a `url` or a `path`; neither is needed with a store. It may have a

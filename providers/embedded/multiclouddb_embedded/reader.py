@@ -24,7 +24,7 @@ from multiclouddb_spi import (
 __all__ = ["EmbeddedReader"]
 
 
-# The rows to read next: at least one, then as many as are wanted and fit into the bytes.
+# The rows to read next: at least one, then as many as are wanted and fit into the byte limit.
 _BOUND: Final = """
 SELECT count(*), max(seq) FROM (
     SELECT seq, volume - size AS before FROM log
@@ -91,7 +91,7 @@ class EmbeddedReader(Reader):
         )
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows; while there are none, it looks for commits every few milliseconds."""
+        """The next rows. While there are none, it checks for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
             version = self._source.store.monitor.version()
@@ -105,7 +105,7 @@ class EmbeddedReader(Reader):
                 return batch
 
     def cancel(self) -> None:
-        """Interrupt the running statement and wake a waiting fetch; it takes milliseconds."""
+        """Interrupt the running statement and wake a waiting fetch. This takes milliseconds."""
         self._interrupt.cancel()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class EmbeddedReader(Reader):
         self._idle = None
 
     def _sleep(self, patience: Deadline) -> bool:
-        """Wait a moment; False when the caller's time is over."""
+        """Wait a moment; returns False if the caller's time is over."""
         left = patience.remaining()
         return left > 0 and not self._interrupt.cancelled.wait(min(self._source.options.poll_seconds, left))
 
@@ -195,14 +195,14 @@ _NOTHING: Final = Records(0, "", "", "", b"", None, None)
 
 
 def _matching(records: Records, canonical: bytes, components: int) -> Records:
-    """The rows whose partition key is this one: two keys can have one hash."""
+    """The rows with this partition key. The check is needed because two keys can have the same hash."""
 
     def is_other(text: bytes) -> bool:
         try:
             names = list(decode_json(text).items())[:components]
             return MulticloudDbKey(dict(names), components).canonical() != canonical
         except (MulticloudDbError, AttributeError):
-            return False  # damaged: to be reported, not passed over
+            return False  # damaged: must be reported, not skipped
 
     others = [is_other(text) for text in records.texts("keys", 0, len(records))]
     if not any(others):

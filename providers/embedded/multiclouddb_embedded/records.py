@@ -36,7 +36,7 @@ class Records:
         types: Numbers of change types, likewise.
         keys: Keys as JSON with `SEPARATOR` between them.
         docs: New documents likewise, `null` where there is none; None when they were not read.
-        olds: Old documents, as `docs`.
+        olds: Old documents, in the same form as `docs`.
 
     Attributes:
         arrow: All rows as Arrow, once a part was requested.

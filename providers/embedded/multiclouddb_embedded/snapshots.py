@@ -1,8 +1,8 @@
 """Scans the documents of a collection for `Snapshot()`: the plan, its segments, and the reader of one.
 
 A segment is a range of the keys' canonical JSON, which is the order of the table `documents`. The last
-segment ends at the highest key that there was when the snapshot began: a collection that grows at its end is
-read to its end all the same, and the stream has what came later.
+segment ends at the highest key that existed when the snapshot began. The scan therefore ends even if a
+collection grows at its end, and the stream contains the later changes.
 
 A plan's cursor is `[plan id, seq, µs, rows in a segment, number of the next segment, read after, end]`; a
 segment's is `[plan id, seq, µs, read after, end]`. Both bounds are keys, and the end is included.
@@ -72,10 +72,10 @@ def plan_scan(
 
     Args:
         connection: Inside a snapshot of the file.
-        scope: What the feed covers.
+        scope: The part of the collection that the feed covers.
         head: The head of the store.
-        seeds: Where the stream starts, at that head.
-        segments: How many segments the application wants, or None.
+        seeds: The start of the stream, at that head.
+        segments: The number of segments that the application wants, or None.
     """
     seq, ts = head
     bounds = _bounds(scope)
@@ -104,16 +104,16 @@ def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
 def cut(
     connection: sqlite3.Connection, scope: Scope, cursor: Cursor, count: int
 ) -> tuple[list[Segment], Cursor | None]:
-    """Cut segments off a plan.
+    """Take segments from a plan.
 
     Args:
         connection: Inside a snapshot of the file.
-        scope: What the feed covers.
+        scope: The part of the collection that the feed covers.
         cursor: The plan.
-        count: How many segments at most.
+        count: The maximum number of segments.
 
     Raises:
-        InvalidCursor: It is no plan.
+        InvalidCursor: The cursor is not a plan.
         ProviderFault: `NOT_FOUND` when the collection was dropped.
     """
     plan_id, seq, ts, rows, number, after, end = _plan_of(cursor)
@@ -143,7 +143,7 @@ def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str, str]:
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """Whether a cursor is one of a segment."""
+    """True if a cursor belongs to a segment."""
     match cursor:
         case [str(), seq, ts, str(), str()]:
             return all(type(value) is int and 0 <= value < 2**62 for value in (seq, ts))
@@ -227,15 +227,15 @@ def _values(texts: list[str]) -> list[Any]:
 
 
 class SegmentReader(Reader):
-    """Reads the rows of one segment. A fetch is one read transaction: it shows one moment.
+    """Reads the rows of one segment. A fetch is one read transaction, so it shows one point in time.
 
     Args:
-        source: What the readers of the feed share.
-        view: What its events share.
-        cursor: Where to begin.
+        source: The objects that the readers of the feed share.
+        view: The properties that its events share.
+        cursor: The start position.
 
     Raises:
-        InvalidCursor: It is no segment.
+        InvalidCursor: The cursor does not belong to a segment.
     """
 
     def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
@@ -259,7 +259,7 @@ class SegmentReader(Reader):
             return self._fetch(connection, max_records, max_bytes)
 
     def cancel(self) -> None:
-        """Interrupt the running statement; it takes milliseconds."""
+        """Interrupt the running statement. This takes milliseconds."""
         self._interrupt.cancel()
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ __all__ = ["OpenStore", "Scope", "Source", "scope_of"]
 
 @attrs.frozen(eq=False)
 class OpenStore:
-    """One store, opened for reading; connections are made when they are needed.
+    """One store, opened for reading. Connections are made when they are needed.
 
     Attributes:
         path: The file.

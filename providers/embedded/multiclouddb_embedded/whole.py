@@ -1,4 +1,4 @@
-"""A collection shown as one partition, with all changes in the order of their commits.
+"""Shows a collection as one partition, with all changes in commit order.
 
 `profile="mongo"` reads this. The store numbers the changes of all its partitions in one sequence, so a
 position in the sequence is also a position in the collection. Splits and merges cannot be seen.
@@ -81,7 +81,7 @@ def whole_row(connection: sqlite3.Connection, collection: int, number: int | Non
 def count_whole(
     connection: sqlite3.Connection, row: PartitionRow, number: int | None, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """How many changes follow, and the seq and time of the last if `most` limited them."""
+    """The number of changes that follow, and the seq and time of the last one if `most` limited them."""
     if number is not None:
         return _count_hash(connection, row, number, first, most)
     rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]

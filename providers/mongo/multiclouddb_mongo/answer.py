@@ -28,7 +28,8 @@ from multiclouddb_spi import ProviderFault
 
 __all__ = ["Taken", "Taker", "namespace_of"]
 
-# The server ends an answer at 16 MB: an answer that is shorter for another reason holds all that there was.
+# The server ends an answer at 16 MB. An answer that is shorter for another reason contains everything
+# available.
 _FULL_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -57,11 +58,14 @@ class Taken:
     requests: int = 0
 
     def over(self) -> bool:
-        """True when nothing more may be taken."""
+        """True if nothing more may be taken."""
         return self.gone is not None or self.reached
 
     def note(self, notice: Notice) -> None:
-        """Keep a notice, which ends the batch: what the server has sent after it is for the next batch."""
+        """Keep a notice, which ends the batch.
+
+        The changes that the server sent after it belong to the next batch.
+        """
         self.notices.append(notice)
         self.caught_up = False
 
@@ -100,12 +104,12 @@ class Taker:
         self._parts = {}
 
     def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
-        """Take what is left of an answer, or the next one.
+        """Take the rest of an answer, or the next answer.
 
         Args:
             stream: The stream.
             taken: Receives it.
-            room: The most changes to take.
+            room: The maximum number of changes to take.
             batch_size: The batch size of the stream.
 
         Returns:
@@ -151,7 +155,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Take one change, whatever kind it is; False when reading ends with it.
+        """Take one change of any kind; returns False if reading ends with it.
 
         Raises:
             ProviderFault: The caller's pipeline has removed a required field.
@@ -172,7 +176,10 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """An answer with fewer changes than requested holds all there are; but `mongos` sends what it has."""
+        """An answer with fewer changes than requested contains all available ones.
+
+        A `mongos` may send only a part.
+        """
         if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
             taken.caught_up = True
 

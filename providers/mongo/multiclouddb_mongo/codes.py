@@ -59,11 +59,11 @@ _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 class Row(error_table.Row):
     """The meaning of one code.
 
-    It is confidential where the server's text may quote a document, a document's key, a whole command, or a
-    resume token, which holds a key.
+    It is confidential if the server's text may quote a document, a document's key, a whole command, or a
+    resume token, which contains a key.
 
     Attributes:
-        quoted: True when the message quotes the server's text, because only that says what to change.
+        quoted: True if the message quotes the server's text, because only this text says what to change.
     """
 
     quoted: bool = attrs.field(default=False, kw_only=True)

@@ -79,13 +79,12 @@ class RunCommandOptions:
     into the command.
 
     Attributes:
-        read_preference: The server to ask: `pymongo.ReadPreference.SECONDARY`, or an object like
-            `pymongo.read_preferences.Nearest(…)`. Every command counts as a read here. Without it:
-            the primary, whatever the client's own preference is, or, in a transaction, the
-            transaction's.
-        session: A `ClientSession` of the client that runs the command (so: of your own
-            `native_client`), also one in a transaction. It stays yours to end. Without it pymongo
-            takes one for the call.
+        read_preference: The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
+            `pymongo.read_preferences.Nearest(…)`. Every command counts as a read here. Without it: the
+            primary, whatever the client's own preference is, or, in a transaction, the transaction's.
+        session: A `ClientSession` of the client that runs the command (that is, of your own `native_client`).
+            It may be in a transaction. You must end it yourself. Without it, pymongo uses a session of its
+            own for the call.
         timeout_ms: Milliseconds for the whole call, selecting a server and connecting included;
             0 = no limit. Without it the connection string's `timeoutMS` counts. The time that is
             left is sent as the command's `maxTimeMS` and replaces one in the command.

@@ -1,4 +1,4 @@
-"""MongoDB's own commands: passed through as they are, once.
+"""MongoDB's own commands, passed through unchanged, once.
 
 The rules are those of MongoDB's "Run Command" and "Client Side Operations Timeout" specifications.
 pymongo implements most of them. The rest is done here: `timeout_ms` and `timeout_mode`, a command
@@ -42,7 +42,7 @@ __all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorComman
 
 T = TypeVar("T")
 
-# pymongo reads 0 as "no limit" and refuses less; this value is a limit that has passed.
+# pymongo interprets 0 as "no limit" and refuses lower values. This value is a limit that has passed.
 _OVER: Final = 1e-6
 _CLOSE_SECONDS: Final = 0.5
 
@@ -105,7 +105,7 @@ class RunCommandCursor(Iterator[Any]):
 
     @property
     def alive(self) -> bool:
-        """False when nothing more can come: all was read, or it has failed, or is closed."""
+        """False if nothing more can follow: everything was read, or the cursor has failed or is closed."""
         return not self._closed and self._fault is None and self._cursor.alive
 
     def close(self) -> None:

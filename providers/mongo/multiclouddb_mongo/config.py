@@ -88,9 +88,9 @@ class MongoConfig:
     Attributes:
         url: The connection string as it was given. PyMongo gets it unchanged, so that every option in it
             has the meaning that MongoDB defines.
-        username: The user, where it is not in the `url`, or None.
-        password: The password, where it is not in the `url`, or None.
-        app_name: Our name in the server's log and `currentOp`, where the `url` has no `appName`, or None.
+        username: The user, if it is not in the `url`, or None.
+        password: The password, if it is not in the `url`, or None.
+        app_name: Our name in the server's log and `currentOp`, if the `url` has no `appName`, or None.
         options: The options in the `url`: name in lower case → checked value.
         database: The database that the `url` names, or None.
     """
@@ -109,8 +109,8 @@ class MongoConfig:
         """Check the `connection` of a client; no I/O, and for `mongodb+srv://` no DNS either.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out, and does not quote
-                anything that may be a part of a secret.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution, and does not
+                quote anything that may be part of a secret.
         """
         return settled(_checked, cls, config)
 
@@ -127,12 +127,12 @@ class MongoConfig:
         """Make PyMongo's client; it connects, and asks DNS, when it is first used.
 
         The `url` takes precedence, except for the decoding of values: dates have a time zone and may be out
-        of Python's range, UUIDs are those of subtype 4 (see `values.CODEC`). Where the `url` says nothing,
-        `maxPoolSize` is enough for all calls and `serverSelectionTimeoutMS` is 15,000: PyMongo's 30 seconds
-        are as long as a whole call, and a fail-over takes 10 to 12.
+        of Python's range, UUIDs are those of subtype 4 (see `values.CODEC`). If the `url` does not set them,
+        `maxPoolSize` is enough for all calls and `serverSelectionTimeoutMS` is 15,000, because PyMongo's
+        default of 30 seconds is as long as a whole call, and a fail-over takes 10 to 12 seconds.
 
         Args:
-            concurrency: How many calls run at a time.
+            concurrency: The number of calls that run at the same time.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for options that PyMongo does not accept together.
@@ -160,7 +160,7 @@ class MongoConfig:
             )
         except (PyMongoError, ValueError, TypeError, OSError) as error:
             reason = str(error)
-        # Raised out here, without PyMongo's exception: its text, and its frames, may hold the password.
+        # Raised here, without PyMongo's exception, because its text and its frames may contain the password.
         if any(secret in reason for secret in self._secrets()):
             reason = "PyMongo does not take it"
         raise invalid_request(
@@ -254,7 +254,10 @@ def _pairs(query: str) -> list[tuple[str, str]]:
 
 
 def _checked_options(query: str) -> dict[str, Any]:
-    """Name in lower case → value, each checked by PyMongo, which alone would warn and continue without it."""
+    """Name in lower case → value.
+
+    PyMongo checks each; by itself, it would only warn and ignore an invalid one.
+    """
     known: dict[str, Any] = {}
     # With an @ in it, it may be the end of a password.
     nameless = "@" in query

@@ -86,7 +86,7 @@ _NO_BSON: Final = Fault(
 
 
 def code_of(error: BaseException) -> int | None:
-    """The server's code, or None for a failure that is no answer of a server."""
+    """The server's code, or None for a failure that is not an answer from a server."""
     if isinstance(error, OperationFailure):
         return error.code
     code = _details(error).get("code")
@@ -94,7 +94,7 @@ def code_of(error: BaseException) -> int | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Classify an exception; raises nothing, also for unknown exceptions.
+    """Classify an exception. This raises nothing, even for unknown exceptions.
 
     `vendor_retried` is always set: PyMongo itself retries a read once and resumes a change stream once, and
     our retries would multiply these.
@@ -109,7 +109,7 @@ def classify(error: Exception) -> Fault:
 def _classified(error: Exception) -> Fault:
     labels = _labels(error)
     code = code_of(error)
-    # Only where a server has said so: PyMongo also puts this label on failed connections.
+    # Only if a server has said so, because PyMongo also puts this label on failed connections.
     if code is not None and _OVERLOADED in labels:
         return attrs.evolve(_said(THROTTLED, error, code), retry_after=_backoff(error))
     if isinstance(error, OperationFailure):
@@ -213,7 +213,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
 
 
 def _configuration(error: ConfigurationError) -> Fault:
-    """PyMongo's refusals: most may quote the connection string, and a password with it."""
+    """PyMongo's refusals. Most of them may quote the connection string, including a password."""
     cause = error.__cause__
     if cause is not None and type(cause).__module__.startswith("dns."):
         if type(cause).__name__ in ("NXDOMAIN", "NoAnswer"):
@@ -257,7 +257,7 @@ def _plain(
 
 
 def _details(error: BaseException) -> Mapping[str, Any]:
-    """The server's reply, where there was one."""
+    """The server's reply, if there was one."""
     details = getattr(error, "details", None)
     return details if isinstance(details, Mapping) else {}
 
@@ -269,7 +269,7 @@ def _labels(error: BaseException) -> frozenset[str]:
 
 
 def _backoff(error: BaseException) -> float | None:
-    """Seconds that the server asked to wait."""
+    """The number of seconds that the server asked us to wait."""
     asked = _details(error).get("baseBackoffMS")
     return max(0.0, asked / 1000) if isinstance(asked, int | float) else None
 

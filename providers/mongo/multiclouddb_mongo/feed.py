@@ -1,4 +1,4 @@
-"""One opened change stream: where it starts, its readers, and how it ends."""
+"""One opened change stream: its start, its readers and its end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
 _FOLLOW: Final = 'continue with whatever has its name next by MongoOptions(after_invalidate="follow")'
 # The clock that stamps a change and the clock that orders it are read one after the other. If a new second
-# begins in between, a change is stamped later than its place in the order says.
+# begins in between, the stamp of a change is later than its place in the order.
 _STAMPED_LATER_SECONDS: Final = 0.1
 
 
@@ -103,7 +103,7 @@ class MongoFeed(Feed):
         self._lock = threading.Lock()
 
     def resumes(self, incarnation: str | None) -> bool:
-        """Whether this feed can resume a token of this collection.
+        """True if this feed can resume a token of this collection.
 
         The log still holds the last changes of a dropped collection, and the drop itself. So only a token of
         another collection with the same name is refused.
@@ -150,7 +150,7 @@ class MongoFeed(Feed):
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """The end of the log as the start of the stream, then the plan of the scan."""
         seeds = self.start(Now(), None, deadline)
-        # Only now: what is dropped or created again from here on, the stream shows.
+        # Checked only now, because the stream shows everything that is dropped or recreated from here on.
         found = find(self._source.client, self.spec, self._source.address)
         encrypted = self._source.client.options.auto_encryption_opts is not None
         check_snapshot(self.spec, self._source.address, found, encrypted=encrypted)
@@ -166,11 +166,11 @@ class MongoFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The end of the log, if there is a change before it: one change is read to check that.
+        """The end of the log, if there is a change before it. One change is read to check this.
 
-        A bounded head, and one that may lie after the end of a stream, have to be found by reading. For a
-        database, and for a collection that need not exist, nothing shows whether it was dropped and created
-        again; for any other collection its id does.
+        A bounded head, and a head that may lie after the end of a stream, must be found by reading. For a
+        database, and for a collection that need not exist, nothing shows if it was dropped and recreated. For
+        any other collection, its id shows this.
         """
         if max_records is not None or not (self._endless or self.identity.incarnation is not None):
             return {}
@@ -180,11 +180,11 @@ class MongoFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """Nothing is uncovered: there is one partition, and every token has it."""
+        """Nothing is uncovered, because there is one partition and every token contains it."""
         return []
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By the text of their tokens, which sorts as the changes do."""
+        """Compare the texts of their tokens, which sort like the changes."""
         if is_scan_cursor(a) or is_scan_cursor(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
@@ -202,7 +202,7 @@ class MongoFeed(Feed):
         return describe_scan(cursor) if is_scan_cursor(cursor) else describe(place_of(cursor))
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Seconds from the log's beginning, as a reader or a snapshot saw it last, to a position."""
+        """The seconds from the log's beginning, as last seen by a reader or a snapshot, to a position."""
         return None if is_scan_cursor(cursor) else self._seconds_kept(place_of(cursor))
 
     def _reader(
@@ -233,7 +233,7 @@ class MongoFeed(Feed):
         )
 
     def _head(self, name: str, cursor: Cursor, deadline: Deadline) -> Head | None:
-        """The head of a partition; None where it has to be found by reading."""
+        """The head of a partition; None if it must be found by reading."""
         first = self._peek(name, cursor, deadline)
         at_end = first.cursor_after(len(first))
         if not isinstance(first.outcome, Continue):
@@ -249,7 +249,7 @@ class MongoFeed(Feed):
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
-        """The first change after a position, or none; the server sends only that one."""
+        """The first change after a position, or none. The server sends only this change."""
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
@@ -258,7 +258,7 @@ class MongoFeed(Feed):
                     return batch
 
     def _may_have_ended(self) -> bool:
-        """Whether what is watched may have been dropped or renamed; the primary is asked."""
+        """True if the watched resource may have been dropped or renamed. The primary is asked."""
         if self._endless:
             return False
         found = find(self._source.client, self.spec, self._source.address)
@@ -313,7 +313,7 @@ class MongoFeed(Feed):
         return True
 
     def _check(self) -> None:
-        """Refuse a collection that does not exist, once the log was read that far: nothing more would come.
+        """Refuse a missing collection once the log was read that far, because no change would follow.
 
         Raises:
             ProviderFault: It still does not exist, or another one has its name.
@@ -332,7 +332,7 @@ class MongoFeed(Feed):
         )
 
     def _headroom(self, place: Place) -> float | None:
-        """Seconds from the log's beginning, read twice a minute, to here; None while nothing was removed."""
+        """Seconds from the log's beginning (read twice a minute) to here; None while nothing was removed."""
         self._look_at_log()
         return self._seconds_kept(place)
 
@@ -345,7 +345,7 @@ class MongoFeed(Feed):
                 try:
                     oldest = self._log.first_entry()
                 except PyMongoError:
-                    oldest = None  # the page comes without this figure
+                    oldest = None  # the page is returned without this figure
                 self._oldest = (time.monotonic(), oldest)
 
     def _seconds_kept(self, place: Place) -> float | None:
@@ -364,8 +364,8 @@ def _is_far(start: Place, mark: Place) -> bool:
 def _bound(start: Place, until: Place) -> Place:
     """The position where a reader stops.
 
-    At a mark it stops as soon as it has nothing more directly before the mark. A lagging member also has
-    nothing at the start: there the server itself has to pass a mark directly after the start.
+    At a mark, it stops as soon as no change is left directly before the mark. A lagging member also has no
+    changes at the start. Therefore, the server itself must pass a mark that lies directly after the start.
     """
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)

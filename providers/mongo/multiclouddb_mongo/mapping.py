@@ -63,8 +63,8 @@ class View:
         with_new: True when events have the new document.
         with_old: True when events have the old document.
         native: True when events carry the change document.
-        start: The cluster time of the feed's start, in ticks, where it may lie ahead, or None: what ended
-            before it was something else of the same name.
+        start: The cluster time of the feed's start, in ticks, if it may lie ahead, or None. A resource that
+            ended before this time was a different one of the same name.
     """
 
     address: ResourceAddress
@@ -88,7 +88,7 @@ def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list
 
 
 def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map change documents to Arrow: documents become JSON text without an event in between.
+    """Map change documents to Arrow. Documents become JSON text directly, without events.
 
     Raises:
         RecordFault: The first change that cannot be mapped.
@@ -96,7 +96,7 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
     except (*_DAMAGED, MulticloudDbError):
-        pass  # a time without a zone in a value that rarely has any, or a fault: check each change
+        pass  # a time without a zone in a value that rarely contains times, or a fault: check each change
     try:
         return _arrow(_decoded(changes[start:stop]), view)
     except _DAMAGED:
@@ -119,7 +119,7 @@ def time_of(change: Change) -> datetime:
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # By column: one call an event, and none for what a request leaves out.
+    # By column, with one call per event and no call for data that the request leaves out.
     ids = [change_text(change["_id"]) for change in changes]
     # Taken before the documents in it become portable: it is the vendor's own.
     natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
@@ -151,7 +151,7 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 
 
 def _times(changes: Sequence[Change]) -> list[datetime]:
-    """The times; changes of one millisecond share one object, which costs as much as the rest of an event."""
+    """The times. Changes of one millisecond share an object, which costs as much as the rest of an event."""
     previous: object = None
     moment, moments = _EPOCH, []
     for change in changes:
@@ -163,7 +163,7 @@ def _times(changes: Sequence[Change]) -> list[datetime]:
 
 
 def _moments(changes: Sequence[Change]) -> list[datetime]:
-    """The same for Arrow, which takes a time without a zone as UTC."""
+    """The same for Arrow, which interprets a time without a zone as UTC."""
     return [
         moment if isinstance(moment := change.get("wallTime"), datetime) else time_of(change)
         for change in changes

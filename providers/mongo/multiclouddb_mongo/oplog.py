@@ -1,4 +1,4 @@
-"""The beginning of the operation log: the oldest position that can still be read."""
+"""The beginning of the operation log, which is the oldest position that can still be read."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Log:
     def oldest(self) -> At:
         """The oldest cluster time from which everything is still kept.
 
-        With read access to `local` it is that of the log's first entry. Without it, a search finds it
-        exactly: with about sixty requests of at most 50 ms each.
+        With read access to `local`, it is the time of the log's first entry. Without this access, an exact
+        search finds it, with about sixty requests of at most 50 ms each.
 
         Raises:
             PyMongoError: A refusal of the server, or a network error.
@@ -71,7 +71,7 @@ class Log:
         )
 
     def first_entry(self) -> Entry | None:
-        """The log's first entry; None where it cannot be read: no access to `local`, or `mongos`.
+        """The log's first entry; None if it cannot be read (no access to `local`, or a `mongos`).
 
         Raises:
             PyMongoError: The network fails.

@@ -59,13 +59,14 @@ class MongoOptions(ProviderOptions):
         resume_after: A resume token of MongoDB's own, to continue after.
         start_after: The same, and also after an invalidate.
         start_at_operation_time: A `bson.Timestamp`: changes from this cluster time on.
-        max_await_time_ms: How long the server may delay an empty answer, in milliseconds; at least 1. None
-            lets us choose: 10 where nobody waits, 500 in a long poll. A process that ends waits for it.
-        batch_size: Changes that the server sends in one answer, at most; None: what a page takes, 100 to 500.
+        max_await_time_ms: How long the server may delay an empty answer, in milliseconds; at least 1. With
+            None, we choose: 10 if nobody waits, 500 in a long poll. A process that ends waits for this time.
+        batch_size: The maximum number of changes in one answer of the server. With None, it is the size of a
+            page, 100 to 500.
         collation: How a `$match` in `pipeline` compares text.
         comment: Shown by `currentOp` and the profiler; `"multiclouddb"` unless given.
-        show_expanded_events: True for `showExpandedEvents`. It gives no further events here, because they are
-            no changes of documents; tokens made with and without it are not exchangeable.
+        show_expanded_events: True for `showExpandedEvents`. It adds no events here, because the additional
+            events are not changes of documents. Tokens made with and without it are not interchangeable.
         pipeline: Further stages after `$changeStream`, as a sequence of mappings; passed on unchanged. An
             event has to keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need.
             Tokens are bound to it.

@@ -62,7 +62,7 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
     """The address, with the connection string's database if the request names none.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: neither names a database.
+        MulticloudDbError: `INVALID_REQUEST` if neither names a database.
     """
     address = spec.address
     if isinstance(spec.scope, EntireCluster) or address.database is not None:
@@ -100,7 +100,7 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:
-    """The text of a UUID, which PyMongo decodes as the client's own codec says."""
+    """The text of a UUID, which PyMongo decodes according to the client's codec."""
     return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
 
 

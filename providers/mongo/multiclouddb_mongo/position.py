@@ -54,7 +54,7 @@ Kind: TypeAlias = Literal["e", "h", "i", "r"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 2**32 - 1
-_MOST_CHARACTERS: Final = 2**25  # a token holds the document's key twice as long, and a key may have 16 MB
+_MOST_CHARACTERS: Final = 2**25  # a token has twice the length of the document's key, which may have 16 MB
 _TICKS: Final = slice(2, 18)  # after the byte 0x82, which says that a timestamp follows
 _RAW: Final = "b:"
 _BITS: Final = "."
@@ -129,7 +129,7 @@ def cursor_of(place: Place, start: int | None = None) -> Cursor:
 
     Args:
         place: The position.
-        start: The cluster time of the start, in ticks; left out where it does not lie ahead.
+        start: The cluster time of the start, in ticks; left out if it does not lie ahead.
     """
     cursor: list[JsonValue]
     match place:
@@ -150,7 +150,7 @@ def place_of(cursor: Cursor) -> Place:
 
 
 def start_of(cursor: Cursor) -> int | None:
-    """The cluster time of the start in a cursor, in ticks; None where it does not lie ahead.
+    """The cluster time of the start in a cursor, in ticks; None if it does not lie ahead.
 
     Raises:
         InvalidCursor: It is not a cursor.
@@ -199,13 +199,16 @@ def _is_time(value: int) -> bool:
 
 
 def seconds_at(place: Place) -> int | None:
-    """The cluster time of a position in seconds since 1970; None when its token does not say."""
+    """The cluster time of a position in seconds since 1970; None if its token does not contain it."""
     ticks = ticks_at(place)
     return None if ticks is None else ticks >> 32
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """-1, 0 or 1: the text of tokens sorts as the events do; None where only the server knows."""
+    """-1, 0 or 1.
+
+    The texts of tokens sort like the events. Returns None if only the server knows the order.
+    """
     if isinstance(a, After) and isinstance(b, After):
         if a.data.startswith("82") and b.data.startswith("82"):
             left, right = a.data.partition(_BITS)[0], b.data.partition(_BITS)[0]
@@ -218,7 +221,7 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
-    """Whether a position lies at or after a bound.
+    """True if a position lies at or after a bound.
 
     Args:
         place: The position.
@@ -237,7 +240,7 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
 
 
 def ticks_at(place: Place) -> int | None:
-    """A position's cluster time as one number, seconds and ordinal; None when its token does not say."""
+    """A position's cluster time (seconds and ordinal) as one number; None if its token lacks it."""
     if isinstance(place, At):
         return (place.seconds << 32) | place.ordinal
     try:
@@ -247,7 +250,7 @@ def ticks_at(place: Place) -> int | None:
 
 
 def describe(place: Place) -> Position:
-    """A position for a person: its time and kind, and nothing of a document's key."""
+    """A position as text for a person: its time and kind, without any part of a document's key."""
     when = time_text(place)
     match place:
         case At(_, ordinal):

@@ -200,9 +200,9 @@ class MongoPlugin(ProviderPlugin):
         """Make PyMongo's client; nothing is sent yet.
 
         Args:
-            config: `connection` has a `url`, the connection string, and maybe `username`, `password` and
-                `app_name`.
-            native_client: A `pymongo.MongoClient`, used as it is.
+            config: `connection` contains a `url`, the connection string, and optionally `username`,
+                `password` and `app_name`.
+            native_client: A `pymongo.MongoClient`, used unchanged.
         """
         if native_client is None:
             checked = MongoConfig.from_client(config)

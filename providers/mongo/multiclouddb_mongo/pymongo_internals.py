@@ -1,4 +1,4 @@
-"""The one place that uses PyMongo's internals, where its public interface does not suffice.
+"""The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
 Optional internals (`buffered`, `inner_cursor`, `interrupt`) are used with care: if a later PyMongo does not
 have them, reading continues with one more request to the server.
@@ -59,7 +59,7 @@ _TELL_SECONDS: Final = 0.75
 
 
 class Closer:
-    """Closes the streams of one client; a server that hangs costs a second once, not once per stream.
+    """Closes the streams of one client. A hanging server costs a second once, not once per stream.
 
     The server ends idle cursors by itself, after ten minutes.
     """
@@ -109,7 +109,7 @@ class Closer:
 
         Args:
             stream: The stream, or the cursor of a scan.
-            reachable: False when its server is known to be away.
+            reachable: False if its server is known to be unreachable.
         """
         with self.at_work():
             began = time.monotonic()
@@ -157,7 +157,7 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 
 
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
-    """Where no server is known, wait for one slightly less long than the call may take.
+    """If no server is known, wait for one, slightly shorter than the call may take.
 
     PyMongo waits for `serverSelectionTimeoutMS` and only then reports what is wrong. That is too late for a
     call with less time.
@@ -211,7 +211,7 @@ def watch_otherwise(
 def buffered(stream: Stream) -> int | None:
     """The number of changes of the last answer that are left; None if this PyMongo does not report it.
 
-    No public interface says so, and asking for one change too many waits for the server.
+    No public interface gives this number, and a request for one change too many waits for the server.
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
@@ -246,8 +246,8 @@ def hushed() -> Iterator[None]:
 def interrupt(client: MongoClient[Any]) -> None:
     """End every receive of a client that is about to be closed, within half a second.
 
-    If the network drops everything, they would last for ever: PyMongo's monitor, which ends them, ends with
-    the client. No public interface does this.
+    If the network drops all packets, they would last for ever, because PyMongo's monitor, which ends them,
+    ends with the client. No public interface does this.
     """
     servers = getattr(getattr(client, "_topology", None), "_servers", {})
     for server in list(servers.values()):

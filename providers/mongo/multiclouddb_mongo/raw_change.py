@@ -1,4 +1,4 @@
-"""Change documents as they arrive: as bytes, of which only the parts that control reading are examined."""
+"""Change documents as received, in bytes. Only the parts that control reading are examined."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class RawChange(RawBSONDocument):
     """A change that PyMongo does not decode: reading only its `_id` costs a tenth of decoding it.
 
     PyMongo's own class decodes all fields when one is asked for. Its streams ask every change for its `_id`,
-    to keep it as the resume token. Here a change is its own token: PyMongo keeps the change, and only when it
-    copies it, the copy is the token. Documents that do not begin with an `_id`, such as the answer that holds
-    the changes, behave as in PyMongo's class.
+    to keep it as the resume token. Here a change is its own token. PyMongo keeps the change, and only when
+    PyMongo copies it is the copy the token. Documents that do not begin with an `_id`, such as the answer
+    that holds the changes, behave as in PyMongo's class.
     """
 
     __slots__ = ("_bytes",)
@@ -106,7 +106,7 @@ def decoded(change: Raw) -> dict[str, Any]:
 
 
 def is_item_change(change: Raw) -> bool:
-    """True for a create, update or delete in the form that the server sends; False asks for a closer look."""
+    """True for a create, update or delete in the server's form; False requires a closer check."""
     if change[_LENGTH:_TOKEN] != _HEAD:
         return False
     at = _TOKEN + int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
@@ -116,7 +116,7 @@ def is_item_change(change: Raw) -> bool:
 
 
 def is_before(change: Raw, text: bytes) -> bool:
-    """True when the change's token surely sorts before a text; False asks for a closer look."""
+    """True if the change's token certainly sorts before a text; False requires a closer check."""
     if change[_LENGTH:_TOKEN] != _HEAD or change[_DATA - len(_DATA_HEAD) : _DATA] != _DATA_HEAD:
         return False
     end = _DATA + _LENGTH + int.from_bytes(change[_DATA : _DATA + _LENGTH], "little") - 1
@@ -125,7 +125,7 @@ def is_before(change: Raw, text: bytes) -> bool:
 
 
 def is_untouched_change(change: Raw) -> bool:
-    """The same where the server may send a change in parts, or a pipeline may leave out what is needed."""
+    """The same if the server may send a change in parts, or if a pipeline may leave out required fields."""
     text = bytes(change)
     return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
 

@@ -42,7 +42,7 @@ from multiclouddb_spi import (
 
 __all__ = ["MongoReader"]
 
-# Larger answers are slower: they leave the processor's cache before they are decoded.
+# Larger answers are slower, because they leave the processor's cache before they are decoded.
 _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 500
 _SHORT_AWAIT_MS: Final = 10
@@ -66,10 +66,11 @@ class MongoReader(Reader):
         view: The properties that its events share.
         place: The start position.
         until: The position after which to stop, or None.
-        goes_on: Asked after an invalidate: whether reading continues with what has the name next.
+        goes_on: Called after an invalidate; returns True if reading continues with the next resource of this
+            name.
         headroom: Returns the seconds until a position expires, or None.
-        check: Called when nothing comes. It raises if nothing can ever come, because the collection does not
-            exist.
+        check: Called if there are no changes. It raises an error if there can never be any, because the
+            collection does not exist.
         batch_size: Changes in one answer of the server, or None for the fastest size.
     """
 
@@ -98,14 +99,14 @@ class MongoReader(Reader):
         self._cancelled = threading.Event()
 
     def outlasts(self) -> bool:
-        """True: the server scans its log for changes that match, and answers at the end of it.
+        """Return True, because the server answers only when it has scanned its log to the end.
 
         A fetch that is cancelled at a deadline would begin again with the next call, and never end.
         """
         return True
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next changes: the rest of the server's last answer, or one more answer.
+        """The next changes, from the rest of the server's last answer or from one more answer.
 
         PyMongo resumes a broken stream once; nothing here retries. The deadline does not end a fetch: see
         `outlasts`. One answer has at most 16 MB, whatever `max_bytes` says.
@@ -122,7 +123,9 @@ class MongoReader(Reader):
         return self._batch(taken)
 
     def cancel(self) -> None:
-        """Close the stream of a running fetch: waiting for the server's answer ends within half a second.
+        """Close the stream of a running fetch.
+
+        Waiting for the server's answer then ends within half a second.
 
         While PyMongo opens a stream or looks for a server, it cannot be interrupted: that lasts until the
         server answers, or until `serverSelectionTimeoutMS`.
@@ -182,7 +185,10 @@ class MongoReader(Reader):
     # -- Reading
 
     def _read(self, taken: Taken, max_records: int, wait: float) -> None:
-        """Take changes until there are enough or the answer is used up; without any, wait for the next."""
+        """Take changes until there are enough or the answer is used up.
+
+        Without any changes, wait for the next answer.
+        """
         until = time.monotonic() + wait
         looks = resumes = 0
         self._overtaken = False
@@ -248,7 +254,7 @@ class MongoReader(Reader):
         return None
 
     def _take_carefully(self, taken: Taken, error: OperationFailure, max_records: int) -> None:
-        """The server cannot send an answer because of one change: take the changes before it one by one.
+        """The server cannot send an answer because of one change, so take the changes before it one by one.
 
         Raises:
             RecordFault: The next change is too large.
@@ -307,14 +313,14 @@ class MongoReader(Reader):
     # -- Processing the changes
 
     def _stop_at_bound(self, taken: Taken) -> None:
-        """Stop at the bound, also where the feed ends there."""
+        """Stop at the bound, even if the feed ends there."""
         if self._until is not None and (
             taken.reached or is_reached(taken.place, self._until, at_end=taken.at_end)
         ):
             taken.place, self._outcome = self._until, Reached()
 
     def _over(self, taken: Taken, reason: str) -> None:
-        """After an invalidate: continue with what has the name next, or end."""
+        """After an invalidate, continue with the next resource of this name, or end."""
         self._look()
         self.close()
         invalidated = Invalidated(reason)

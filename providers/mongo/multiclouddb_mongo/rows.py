@@ -27,7 +27,7 @@ __all__ = ["RowMapper", "rows_of"]
 _DIGEST_BYTES: Final = 6
 _DECIMAL: Final = b"\x13"
 _AS_IS: Final = object()
-# How `canonical` writes keys of these types, which is what nearly all are of.
+# How `canonical` writes keys of these types. Nearly all keys have one of these types.
 _SIMPLE: Final[Mapping[type, Any]] = {
     str: _AS_IS,
     int: _AS_IS,
@@ -38,7 +38,7 @@ _DAMAGED: Final = (BSONError, ValueError, LookupError, TypeError, ArithmeticErro
 
 
 def rows_of(answer: bytes) -> list[bytes]:
-    """The documents of an answer, which stand one after the other in it."""
+    """The documents of an answer, which contains them one after the other."""
     rows, at, size = list[bytes](), 0, len(answer)
     while at < size:
         end = at + int.from_bytes(answer[at : at + 4], "little")
@@ -52,9 +52,9 @@ class RowMapper(Mapper):
     """Maps the rows of one segment.
 
     Attributes:
-        view: What their events share.
-        plan_id: Of the snapshot.
-        start: Where the reader was opened.
+        view: The properties that their events share.
+        plan_id: The snapshot's id.
+        start: The position at which the reader was opened.
     """
 
     view: View
@@ -81,14 +81,17 @@ class RowMapper(Mapper):
         return attrs.evolve(start, begin=f"({last}", seen=tuple(seen))
 
     def unread(self, start: Range, rows: list[bytes]) -> list[bytes]:
-        """The rows after a position, without those with its `_id` that were read: see `Range.seen`."""
+        """The rows after a position.
+
+        Rows with its `_id` that were already read are left out (see `Range.seen`).
+        """
         if not start.seen:
             return rows
         last = start.begin[1:]
         return [row for row in rows if id_of(row) != last or self.digest(row) not in start.seen]
 
     def digest(self, row: bytes) -> str:
-        """Tells documents with the same `_id` apart, which lie on different shards."""
+        """Distinguishes documents with the same `_id` on different shards."""
         try:
             text = self._keys([bson.decode(row, CODEC)])[0].canonical()
         except _DAMAGED:
@@ -99,7 +102,7 @@ class RowMapper(Mapper):
         """Map rows to events.
 
         Raises:
-            RecordFault: The first one that cannot be decoded.
+            RecordFault: The first row that cannot be decoded.
         """
         try:
             return self._events(records[start:stop])
@@ -128,7 +131,7 @@ class RowMapper(Mapper):
         return trusted_events(len(rows), columns)
 
     def _keys(self, rows: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
-        """The keys as the stream has them: the fields of the shard key, then `_id`."""
+        """The keys in the form of the stream: the fields of the shard key, then `_id`."""
         names = self.start.names
         if names:
             return [_shard_key(row, names) for row in rows]
@@ -138,7 +141,7 @@ class RowMapper(Mapper):
         return trusted_keys([portable({"_id": _own(each)}) for each in ids])
 
     def _event_ids(self, keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """The ids that `snapshot_event_id` makes; of the usual keys ten times as fast."""
+        """The ids that `snapshot_event_id` makes, ten times as fast for the usual keys."""
         plan_id = self.plan_id
         if self.start.names:
             return [snapshot_event_id(plan_id, key) for key in keys]
@@ -170,12 +173,15 @@ class RowMapper(Mapper):
 
 
 def _document(row: dict[str, Any], raw: bytes) -> dict[str, Any]:
-    """A row as a document: without the byte of that type there is no decimal in it to replace."""
+    """A row as a document.
+
+    If it does not contain the byte of that type, it contains no decimal to replace.
+    """
     return portable(row) if _DECIMAL in raw else row
 
 
 def _own(value: Any) -> Any:
-    """A key's own copy of an `_id` that can be changed, since the document has it too."""
+    """A separate copy of a mutable `_id` for the key, because the document contains it too."""
     return deepcopy(value) if type(value) in (dict, list) else value
 
 
@@ -197,7 +203,7 @@ def _at(row: Any, path: str) -> Any:
 
 
 def _named(wanted: str) -> str:
-    """Which document it is; of an `_id` that may hold something personal, only its type."""
+    """The identification of a document. If the `_id` may contain personal data, only its type is shown."""
     if wanted.startswith("07"):
         return f"the document with the _id ObjectId('{ObjectId(bytes.fromhex(wanted[2:]))}')"
     return f"a document whose _id has the BSON type {int(wanted[:2], 16)}"

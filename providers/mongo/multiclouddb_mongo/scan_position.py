@@ -4,14 +4,16 @@
     ["s", time, uuid, begin, end, names, seen]  the same in a sharded collection
     ["p", plan, time, uuid, low, width, left, number, names]  what is not cut into segments yet
 
-`time` is the cluster time where the stream begins, 16 hexadecimal digits. Rows are read as of that time or
-later. `uuid` is that of the collection, or empty where there was none. An `_id` is the byte of its BSON type
-and its BSON value, in hexadecimal: the server gets it back bit by bit, whatever its type. `begin` is `"["`
-and an `_id` that belongs to the segment, or `"("` and the `_id` of the last row that was read, or empty for
-the first key. `end` does not belong to the segment; it is empty for the last segment.
+`time` is the cluster time at which the stream begins, as 16 hexadecimal digits. Rows are read as of that time
+or later. `uuid` is the UUID of the collection, or empty if the collection did not exist. An `_id` is written
+as the byte of its BSON type and its BSON value, in hexadecimal. The server therefore gets back exactly the
+same bytes, whatever the type. `begin` is `"["` and an `_id` that belongs to the segment, or `"("` and the
+`_id` of the last row that was read, or empty for the first key. `end` does not belong to the segment; it is
+empty for the last segment.
 
-In a sharded collection the shard key has the `names`. Documents of two shards may have the same `_id`, so
-`begin` always belongs to the rest there, and `seen` has digests of the rows with this `_id` that were read.
+In a sharded collection, `names` contains the fields of the shard key. Documents on two shards may have the
+same `_id`. Therefore `begin` always belongs to the rest in this case, and `seen` contains digests of the rows
+with this `_id` that were read.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ _ID_HEAD: Final = b"_id\x00"
 _MOST: Final = 2**63
 _VALUE: Final = 9  # after the row's length, the type of its _id, and that name
 _CLOCKS_SECONDS: Final = 1  # as for watermarks: wall clocks and cluster time differ by less
-# BSON type → bytes of a value; of the other types, how many bytes there are beside the length that it has.
+# BSON type → the size of a value. For other types, the number of bytes besides the length that the value
+# states.
 _FIXED: Final = {
     **dict.fromkeys((0x06, 0x0A, 0x7F, 0xFF), 0),
     **dict.fromkeys((0x01, 0x09, 0x11, 0x12), 8),
@@ -72,7 +75,7 @@ _LENIENT_RAW: Final = _LENIENT.with_options(document_class=RawBSONDocument)
 
 
 def id_of(row: bytes) -> str:
-    """The `_id` of a row as it stands in a position; what is in it is not decoded."""
+    """The `_id` of a row in the form of a position. Its content is not decoded."""
     if row[5:_VALUE] != _ID_HEAD:
         row = bson.encode({"_id": bson.decode(row, _LENIENT)["_id"]}, codec_options=CODEC)
     kind = row[4]
@@ -85,7 +88,7 @@ def id_of(row: bytes) -> str:
 
 
 def as_field(name: str, wanted: str) -> RawBSONDocument:
-    """A document with an `_id` as its one field, for a command.
+    """A document with an `_id` as its only field, for a command.
 
     Args:
         name: The field's name.
@@ -98,15 +101,16 @@ def as_field(name: str, wanted: str) -> RawBSONDocument:
 
 @attrs.frozen
 class Range:
-    """A segment, or what is left of it.
+    """A segment, or the rest of it.
 
     Attributes:
         time: The cluster time of the stream's start, 16 hexadecimal digits.
-        uuid: The collection's, in hexadecimal; empty where there was none.
+        uuid: The UUID of the collection, in hexadecimal; empty if the collection did not exist.
         begin: Empty, or `"["` or `"("` and an `_id`.
         end: Empty, or an `_id`.
-        names: The fields of the shard key; empty where the collection is not sharded.
-        seen: Digests of rows with the `_id` of `begin` that were read; only where it is sharded.
+        names: The fields of the shard key; empty if the collection is not sharded.
+        seen: Digests of the rows with the `_id` of `begin` that were read; only used if the collection is
+            sharded.
     """
 
     time: str
@@ -122,7 +126,10 @@ class Range:
         return [*short, list(self.names), list(self.seen)] if self.names else short
 
     def filter(self) -> dict[str, Any]:
-        """What `find` takes: its comparison knows all types of BSON, that of a plain `$gt` only one."""
+        """The arguments of `find`.
+
+        Its comparison works across all BSON types, but a plain `$gt` compares only one type.
+        """
         bounds: list[Any] = []
         if self.begin:
             operator = "$gte" if self.begin[0] == "[" or self.names else "$gt"
@@ -138,27 +145,27 @@ class Range:
 
     @property
     def moment(self) -> datetime:
-        """When the snapshot began: no change of the stream has an earlier time."""
+        """The time when the snapshot began. No change of the stream has an earlier time."""
         return moment_of(self.time)
 
     def timestamp(self) -> Timestamp:
-        """The last cluster time that the stream does not show, so that the rows have to."""
+        """The last cluster time that the stream does not show, so the rows must show it."""
         ticks = max(1, int(self.time, 16)) - 1
         return Timestamp(ticks >> 32, ticks & 0xFFFFFFFF)
 
 
 @attrs.frozen
 class Rest:
-    """What is not cut into segments yet.
+    """The part of a plan that is not divided into segments yet.
 
     Attributes:
-        plan_id: Of the snapshot.
+        plan_id: The snapshot's id.
         time: As in `Range`.
         uuid: As in `Range`.
         low: The first `_id`, or empty.
-        width: Rows of a segment, which are counted; 0 where the keys are sampled instead.
-        left: How many segments at most; 0 = as many as it takes.
-        number: Of the next segment.
+        width: The number of rows in a segment, which are counted; 0 if the keys are sampled instead.
+        left: The maximum number of segments; 0 for as many as needed.
+        number: The number of the next segment.
         names: As in `Range`.
     """
 
@@ -181,7 +188,7 @@ class Rest:
         return Range(self.time, self.uuid, f"[{self.low}" if self.low else "", end, self.names)
 
     def after(self, end: str) -> Rest:
-        """What is left after that segment."""
+        """The rest after that segment."""
         return attrs.evolve(self, low=end, left=max(0, self.left - 1), number=self.number + 1)
 
 
@@ -196,7 +203,7 @@ def moment_of(time: str) -> datetime:
 
 
 def is_scan_cursor(cursor: Cursor) -> bool:
-    """True for a position of a scan; False for one of the stream, and for what is none."""
+    """True for a position of a scan; False for a position of the stream and for anything else."""
     return isinstance(cursor, list) and bool(cursor) and cursor[0] in ("s", "p")
 
 
@@ -204,7 +211,7 @@ def range_of(cursor: Cursor) -> Range:
     """The segment in a cursor.
 
     Raises:
-        InvalidCursor: There is none.
+        InvalidCursor: The cursor does not contain it.
     """
     match cursor:
         case ["s", str() as time, str() as uuid, str() as begin, str() as end, *more] if (
@@ -224,7 +231,7 @@ def rest_of(cursor: Cursor) -> Rest:
     """The plan in a cursor.
 
     Raises:
-        InvalidCursor: There is none.
+        InvalidCursor: The cursor does not contain it.
     """
     match cursor:
         case ["p", str() as plan_id, str() as time, str() as uuid, str() as low, *numbers, names] if (
@@ -243,10 +250,10 @@ def rest_of(cursor: Cursor) -> Rest:
 
 
 def describe_scan(cursor: Cursor) -> Position:
-    """A position of a scan for a person: nothing of a document's key.
+    """A position of a scan as text for a person, without any part of a document's key.
 
     Raises:
-        InvalidCursor: There is none.
+        InvalidCursor: The cursor does not contain it.
     """
     if isinstance(cursor, list) and cursor[:1] == ["p"]:
         rest = rest_of(cursor)

@@ -1,4 +1,4 @@
-"""Scans a collection: its rows, where its keys are cut, and whether it is still there."""
+"""Scans a collection: reads its rows, divides its keys, and checks that it still exists."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _MOST_SAMPLED: Final = 10_000
 
 
 class ScanSource:
-    """What the readers of one collection's segments share.
+    """The objects that the readers of one collection's segments share.
 
     Args:
-        source: What is watched.
+        source: The watched resource.
     """
 
     def __init__(self, source: Source) -> None:
@@ -58,12 +58,12 @@ class ScanSource:
         return session
 
     def rows(self, place: Range, session: ClientSession, batch_size: int) -> Rows:
-        """A cursor whose items are answers: documents one after the other, undecoded.
+        """A cursor whose items are answers. An answer contains undecoded documents, one after the other.
 
         Args:
-            place: The rows that are wanted.
+            place: The wanted rows.
             session: From `session`.
-            batch_size: Rows in one answer, at most.
+            batch_size: The maximum number of rows in one answer.
         """
         wanted = self._wanted(place)
         return self._collection().find_raw_batches(
@@ -86,7 +86,7 @@ class ScanSource:
             return wanted
         components = self._key.partition_key
         if not components.keys() <= {"_id", *place.names}:
-            return {"_id": {"$in": []}}  # as in the stream, whose keys have no such field
+            return {"_id": {"$in": []}}  # as in the stream, whose keys do not contain this field
         return {**wanted, **{name: {"$eq": to_bson(value)} for name, value in components.items()}}
 
     def _collection(self) -> Collection[dict[str, Any]]:
@@ -99,14 +99,15 @@ class ScanSource:
     # -- Is it still there
 
     def may_be_gone(self, error: OperationFailure) -> bool:
-        """Whether a collection that was dropped or renamed may be the reason for an error."""
+        """True if an error may have been caused by a dropped or renamed collection."""
         return error.code in _GONE
 
     def gone(self, place: Range) -> Notice | None:
-        """What has become of a collection that does not have its name any more; None while it has.
+        """What happened to a collection that no longer has its name; None if it still has the name.
 
         Raises:
-            ProviderFault: A sharded collection has another UUID: it was resharded, or it is another one.
+            ProviderFault: A sharded collection has a different UUID because it was resharded or is a
+                different collection.
         """
         address = self._source.address
         found = find(self.client, self._source.spec, address)
@@ -141,14 +142,14 @@ class ScanSource:
         return () if entry.get("dropped") else tuple(entry.get("key", ()))
 
     def count(self) -> int:
-        """About how many rows there are; from the collection's metadata."""
+        """The approximate number of rows, from the collection's metadata."""
         return self._collection().estimated_document_count()
 
     def counted(self, rest: Rest) -> str | None:
-        """Where the first segment of a plan ends; None where it is the last one.
+        """The end of the first segment of a plan; None if it is the last segment.
 
         It counts the keys in the index, without the documents: 100,000 take 0.05 seconds. `min` does not find
-        the key that sorts after all others, and that is never an end.
+        the key that sorts after all others, but this key is never an end.
         """
         found = self._collection().find_raw_batches(
             {},
@@ -163,11 +164,11 @@ class ScanSource:
         return next((each for each in _ids(found) if _is_end(each)), None)
 
     def sampled(self, rest: Rest, count: int) -> list[str]:
-        """Where the next segments of a plan end, so that about as many rows are left for each other one.
+        """The ends of the next segments of a plan, so that all remaining segments have about as many rows.
 
         Args:
             rest: The plan.
-            count: How many ends at most.
+            count: The maximum number of ends.
         """
         size = min(_MOST_SAMPLED, _SAMPLES * rest.left)
         stages: list[dict[str, Any]] = [{"$sample": {"size": size}}, {"$project": _BY_ID}]

@@ -28,14 +28,14 @@ class SegmentReader(Reader):
     """Reads the rows of a segment in the order of their `_id`, with one cursor that stays open.
 
     The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
-    by its name, so that its UUID is looked up each time, after the first answer.
+    by its name, so the UUID is checked for each new cursor, after its first answer.
 
     Args:
-        source: What is scanned.
-        view: What its events share.
-        plan_id: Of the snapshot.
-        start: Where to read from.
-        look: Called with each fetch, so that the position of the stream is compared with the log.
+        source: The scanned collection.
+        view: The properties that its events share.
+        plan_id: The snapshot's id.
+        start: The start position.
+        look: Called in each fetch to compare the position of the stream with the log.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class SegmentReader(Reader):
         self._rows: list[bytes] = []
         self._cursor: Rows | None = None
         self._session: ClientSession | None = None
-        # Nothing was there when the snapshot began, or nothing sorts after the last row.
+        # There were no rows when the snapshot began, or nothing sorts after the last row.
         self._exhausted = not start.uuid or start.begin == f"({MAX_KEY}"
         self._outcome: Outcome = Continue()
         self._cancelled = threading.Event()
         self._requests = 0
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows: what is left of the server's last answer, or one more answer.
+        """The next rows, from the rest of the server's last answer or from one more answer.
 
-        An answer has at most 16 MB, whatever `max_bytes` says. Where the cursor is lost, another one is
-        opened after the last row, once.
+        An answer has at most 16 MB, whatever `max_bytes` says. If the cursor is lost, a new cursor is opened
+        after the last row, once.
         """
         start, self._requests = self._place, 0
         rows: list[bytes] = []
@@ -80,7 +80,7 @@ class SegmentReader(Reader):
         )
 
     def cancel(self) -> None:
-        """Close the cursor of a running fetch: the server ends its work on an answer at once."""
+        """Close the cursor of a running fetch. The server immediately stops its work on an answer."""
         self.halt()
         self._close_cursor()
 
@@ -104,7 +104,7 @@ class SegmentReader(Reader):
         return rows
 
     def _answer(self, max_records: int) -> None:
-        """Take one answer of the server; PyMongo tries a `find` again, and no `getMore`."""
+        """Take one answer of the server. PyMongo retries a `find`, but not a `getMore`."""
         lost = self._cursor is not None
         while True:
             if self._cancelled.is_set():
@@ -135,7 +135,7 @@ class SegmentReader(Reader):
             if notice is not None:
                 self._end(notice)
                 return
-        if self._cancelled.is_set():  # it was closed meanwhile, so that nothing shows what is left
+        if self._cancelled.is_set():  # it was closed meanwhile, so it is not known what is left
             self._close_cursor()
             raise cancelled()
         rows = rows_of(bytes(answer))
@@ -151,7 +151,7 @@ class SegmentReader(Reader):
             self._cursor = self._source.rows(self._place, self._session, size)
 
     def _ended_by(self, error: PyMongoError) -> bool:
-        """Whether the server refuses to go on because the collection is gone."""
+        """True if the server refuses to continue because the collection is gone."""
         if not isinstance(error, OperationFailure) or not self._source.may_be_gone(error):
             return False
         notice = self._source.gone(self._place)

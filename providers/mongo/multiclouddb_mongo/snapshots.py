@@ -1,4 +1,4 @@
-"""Plans the scan of a collection for `Snapshot()`, and cuts it into segments."""
+"""Plans the scan of a collection for `Snapshot()`, and divides it into segments."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from multiclouddb_spi import (
 
 __all__ = ["check_snapshot", "cut", "plan_scan"]
 
-# Eight segments are read at a time, so that a collection of some size has more of them. Larger ones cost
+# Eight segments are read at a time, so a larger collection should have more segments. Larger segments need
 # fewer cursors.
 _LEAST_WIDTH: Final = 5_000
 _MOST_WIDTH: Final = 50_000
 _FEW_SEGMENTS: Final = 16
 _MOST_SEGMENTS: Final = 32_000
-# Counting as many keys takes half a second; of a larger segment samples show the end as well.
+# Counting this many keys takes half a second. For larger segments, samples are accurate enough to find the
+# ends.
 _MOST_COUNTED: Final = 1_000_000
 _MOST_SAMPLED_SEGMENTS: Final = 500
 _MARK: Final = "82"
@@ -39,16 +40,16 @@ _TIME: Final = slice(2, 18)
 
 
 def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, encrypted: bool) -> None:
-    """Refuse a snapshot that would not show what the stream shows.
+    """Refuse a snapshot whose content would differ from that of the stream.
 
     Args:
-        spec: What was asked for.
-        address: Where, with the database filled in.
+        spec: The specification of the request.
+        address: The address, with the database filled in.
         found: The collection as it is now.
         encrypted: True when the client decrypts fields by itself.
 
     Raises:
-        Exception: It says what to change.
+        Exception: Its message says what to change.
     """
     if not isinstance(spec.scope, EntireCollection | LogicalPartition):
         raise unsupported(
@@ -85,14 +86,14 @@ def plan_scan(
     """Plan a scan whose stream has begun.
 
     Args:
-        source: What is scanned.
-        spec: What was asked for.
-        found: The collection as it was when the stream had begun.
-        seeds: Where the stream begins.
-        segments: How many segments are wanted, or None.
+        source: The scanned collection.
+        spec: The specification of the request.
+        found: The collection as it was after the stream had begun.
+        seeds: The start of the stream.
+        segments: The number of segments that are wanted, or None.
 
     Raises:
-        ProviderFault: The server's positions do not say their time.
+        ProviderFault: The server's positions do not contain their time.
     """
     place = place_of(seeds[0].cursor)
     if not (isinstance(place, After) and place.data.startswith(_MARK)):
@@ -121,7 +122,7 @@ def plan_scan(
 
 
 def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
-    """How many rows a segment has, or 0 where keys are sampled; and how many segments at most, or 0."""
+    """The rows per segment, or 0 if keys are sampled; and the maximum number of segments, or 0."""
     if segments is None:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))
         width = max(width, -(-records // _MOST_SEGMENTS))
@@ -136,13 +137,13 @@ def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, in
 def cut(
     source: ScanSource, rest: Rest, count: int, deadline: Deadline
 ) -> tuple[list[Segment], Cursor | None]:
-    """Cut the next segments off a plan.
+    """Take the next segments from a plan.
 
     Args:
-        source: What is scanned.
+        source: The scanned collection.
         rest: The plan.
-        count: How many segments at most.
-        deadline: After it no further segment is begun.
+        count: The maximum number of segments.
+        deadline: The time after which no further segment is begun.
     """
     found: list[Segment] = []
     for end in _ends(source, rest, count):
@@ -156,7 +157,7 @@ def cut(
 
 
 def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
-    """Where the next segments end: after `count` of them, or with an empty text for the last one."""
+    """The ends of the next `count` segments. The end of the last segment is an empty text."""
     if not rest.uuid or rest.left == 1:
         yield ""
     elif rest.width:

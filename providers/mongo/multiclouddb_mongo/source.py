@@ -83,7 +83,7 @@ class Source:
 
         Args:
             place: The position.
-            batch_size: Changes in one answer, at most.
+            batch_size: The maximum number of changes in one answer.
             await_ms: How long the server may delay an empty answer.
             slim: True for changes without documents, to find out which change is at a position.
 
@@ -101,7 +101,7 @@ class Source:
         self._closer.close(stream, reachable=self.answers(stream))
 
     def answers(self, stream: Stream | Rows) -> bool:
-        """False when the server that a stream is on is known to be away; nothing is sent to find out."""
+        """False if the server of a stream is known to be unreachable. Nothing is sent to find this out."""
         cursor = stream if isinstance(stream, Cursor) else inner_cursor(stream)
         address = getattr(cursor, "address", None)
         if address is None:
@@ -110,10 +110,13 @@ class Source:
         return server is not None and server.is_server_type_known
 
     def now(self) -> After:
-        """The end of the log, durable at once: the first answer of a stream that asks for no change."""
+        """The end of the log, immediately durable.
+
+        It is taken from the first answer of a stream that requests no changes.
+        """
         with self.opening(), self._watch(0, self._awaiting(1)) as stream:
             token = stream.resume_token
-        assert token is not None  # every supported server sends one, also with an empty batch
+        assert token is not None  # every supported server sends one, even with an empty batch
         return After("h", token_text(token))
 
     def reaches(self, place: At) -> bool:
@@ -198,7 +201,7 @@ class Source:
     def _awaiting(self, await_ms: int) -> int:
         """A wait that is shorter than the connection string's time limit for each call.
 
-        Otherwise the limit would always pass.
+        Otherwise this limit would be exceeded every time.
         """
         wanted = self.options.max_await_time_ms or await_ms
         return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))

@@ -1,4 +1,4 @@
-"""BSON's own classes as our JSON: their names in it; pure.
+"""The names of BSON's own classes in our JSON; pure.
 
     ObjectId         {"$mongo.objectid": "65f0…"}             24 hex digits
     Timestamp        {"$mongo.timestamp": [1700000000, 1]}    seconds, increment

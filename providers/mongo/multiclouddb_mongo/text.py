@@ -20,7 +20,7 @@ from multiclouddb_mongo.values import portable, portable_decimal
 
 __all__ = ["json_text"]
 
-# Deeper ones are for encode_json to refuse.
+# encode_json refuses documents that are nested more deeply.
 _MOST_DEPTH: Final = 200
 
 
@@ -51,7 +51,7 @@ def _object(document: dict[str, Any], depth: int) -> Any:
         kind = type(value)
         if kind not in _PLAIN:
             found[name] = _JSON[kind](value, depth + 1)
-    # One search for all names: hardly any document has a $ in one.
+    # One search for all names, because hardly any document has a name with a $.
     if "$" in "".join(found) and any(name.startswith("$") for name in found):
         return {"$map": found}
     return found
@@ -69,7 +69,7 @@ def _array(values: list[Any], depth: int) -> Any:
 
 
 def _json_float(value: float, _: int) -> Any:
-    # Only for a finite number is the difference a number.
+    # The difference is a number only if the value is finite.
     return value if value - value == 0 else inner_json(value)
 
 

@@ -4,8 +4,8 @@ A document holds Python's own types where Python has them: text, numbers, truth 
 `bytes` (binary of subtype 0), `datetime` in UTC, `UUID` (binary of subtype 4) and `Decimal`. Other values
 keep PyMongo's classes; `tags` lists these classes and their form in JSON.
 
-Types that BSON has deprecated become what PyMongo makes of them: a symbol is text, undefined is None, a
-DBPointer is a `DBRef`. PyMongo puts `$db` of a `DBRef` in third place, and drops regex flags that it does not
+PyMongo converts the deprecated BSON types: a symbol becomes text, undefined becomes None, and a DBPointer
+becomes a `DBRef`. PyMongo puts `$db` of a `DBRef` in third place, and drops regex flags that it does not
 know.
 """
 
@@ -67,7 +67,10 @@ _MOST_DEPTH: Final = 200
 
 
 def portable_decimal(value: Decimal128) -> Decimal | Decimal128:
-    """The same number with every digit, sign and exponent; a value that no Decimal has stays as it is."""
+    """The same number with every digit, sign and exponent.
+
+    A value that a Decimal cannot express is left unchanged.
+    """
     bits = int.from_bytes(value.bid, "little")
     combination = (bits >> 122) & 0x1F
     if combination < 0b11000:
@@ -85,8 +88,8 @@ def portable(document: dict[str, Any] | DBRef) -> dict[str, Any]:
 
     Args:
         document: A document, a key or an image that PyMongo decoded with `CODEC`; it is changed. PyMongo
-            takes a document with the fields `$ref` and `$id` for a reference; here it is a document, these
-            fields first.
+            interprets a document with the fields `$ref` and `$id` as a reference; here it becomes a document
+            with these fields first.
 
     Returns:
         The same document.
@@ -141,7 +144,7 @@ def to_bson(value: Any) -> Any:
         value: A value of an event's key or document, or a result of `decode_json`.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when BSON has no such value.
+        MulticloudDbError: `INVALID_REQUEST` if BSON cannot express the value.
     """
     return _to_bson(value, 0)
 

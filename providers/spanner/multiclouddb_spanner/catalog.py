@@ -35,7 +35,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
 _DEFAULT_CAPTURE: Final = "OLD_AND_NEW_VALUES"
 _WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
-# With the last one, whoever writes may keep a transaction out of the stream.
+# With the last option, the writer may keep a transaction out of the stream.
 _EXCLUDES: Final = (
     "exclude_insert",
     "exclude_update",
@@ -59,7 +59,7 @@ class Found:
         postgres: True for a database with PostgreSQL's dialect.
         whole: True when the stream watches all columns.
         capture: Its value capture type.
-        retention: How many seconds it keeps changes.
+        retention: The number of seconds that it keeps changes.
     """
 
     stream: str
@@ -80,12 +80,12 @@ def find(
         calls: The database.
         address: The table.
         configured: The change stream that the configuration names, or None.
-        deadline: When it has to be over.
+        deadline: The time limit.
         hold: The caller.
 
     Raises:
-        ProviderFault: `NOT_FOUND` when there is no such table or stream, `INVALID_REQUEST` when several
-            streams watch it or the only one leaves changes out, `UNSUPPORTED_CAPABILITY` for a stream in
+        ProviderFault: `NOT_FOUND` if the table or stream does not exist, `INVALID_REQUEST` if several streams
+            watch the table or the only stream leaves changes out, `UNSUPPORTED_CAPABILITY` for a stream in
             the mode MUTABLE_KEY_RANGE.
     """
     table = str(address.collection)
@@ -129,21 +129,23 @@ def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
 
 
 def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:
-    """Whether a change stream now watches all columns of its table."""
+    """True if a change stream now watches all columns of its table."""
     schema, _, name = found.table.rpartition(".")
     watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres)
     return watching.get(found.stream, False)
 
 
 def columns_at(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
-    """The columns that a table had at a moment and that its changes have: no generated ones.
+    """The columns a table had at a given time, limited to those its changes contain.
+
+    Generated columns are not included.
 
     Args:
         calls: The database.
         found: The table.
-        at: The moment, in microseconds since 1970.
-        deadline: When it has to be over.
-        hold: Who asks.
+        at: The time, in microseconds since 1970.
+        deadline: The time limit.
+        hold: The caller.
     """
     schema, _, table = found.table.rpartition(".")
     rows = calls.rows(
@@ -172,7 +174,7 @@ def how_to_alter(stream: str, *, postgres: bool) -> str:
 
 
 def check_provisioned(found: Found, spec: FeedSpec) -> None:
-    """Refuse a request for rows that the records of the stream do not have.
+    """Refuse a request for rows that the records of the stream do not contain.
 
     Raises:
         ProviderFault: `UNSUPPORTED_CAPABILITY` that names the statement to run.
@@ -229,7 +231,7 @@ def _is_here(where: str, schema: str) -> bool:
 def _watching(
     calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold, *, postgres: bool
 ) -> dict[str, bool]:
-    """The change streams that watch a table, and whether each watches all its columns."""
+    """The change streams that watch a table, each with True if it watches all columns."""
     everything = '"all"' if postgres else "`ALL`"
     rows = calls.rows(
         f"SELECT change_stream_name, {everything} FROM information_schema.change_streams",
@@ -310,7 +312,10 @@ def _chosen(
 def _check_complete(
     table: str, name: str, whole: bool, options: Mapping[str, str], *, postgres: bool
 ) -> None:
-    """Refuse a stream that leaves changes out, unless it is named: then the user knows."""
+    """Refuse a stream that leaves changes out.
+
+    A stream that the configuration names is accepted, because the user then knows.
+    """
     left_out = [option for option in _EXCLUDES if options.get(option, "").lower() == "true"]
     if not whole:
         left_out.append("some columns")
@@ -340,7 +345,7 @@ def check_address(address: ResourceAddress) -> str:
     """The database of an address.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when it names no database.
+        MulticloudDbError: `INVALID_REQUEST` if the address names no database.
     """
     if address.database is None:
         raise invalid_request(

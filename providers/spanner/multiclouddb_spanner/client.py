@@ -1,7 +1,7 @@
-"""The calls to one database: each is one gRPC call, without the vendor's restarts and retries.
+"""The calls to one database. Each is one gRPC call, without the vendor's restarts and retries.
 
-The library's own `execute_sql` restarts a broken stream without end and without a pause. So queries use the
-transport of the library's client directly, with the same channel, credentials and interceptors.
+The library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore queries use
+the transport of the library's client directly, with the same channel, credentials and interceptors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INT64: Final = int(TypeCode.INT64)
 STRING: Final = int(TypeCode.STRING)
 TIMESTAMP: Final = int(TypeCode.TIMESTAMP)
 
-_SESSION_SECONDS: Final = 20 * 3600  # the service keeps one for 28 days, and asks for a new one every week
+_SESSION_SECONDS: Final = 20 * 3600  # the service keeps a session for 28 days, and asks for a new one weekly
 _LOOK_SECONDS: Final = 0.1
 _DELETE_SECONDS: Final = 0.5
 
@@ -44,7 +44,7 @@ class Parameter:
     """A parameter of a query.
 
     Attributes:
-        kind: Its type's code.
+        kind: The code of its type.
         text: Its value as text, or None.
     """
 
@@ -86,7 +86,7 @@ class Calls:
 
     Args:
         database: The library's `Database`.
-        ours: True when we made its client: then `close` closes its channel.
+        ours: True if we made its client. In that case, `close` closes its channel.
     """
 
     def __init__(self, database: Any, *, ours: bool) -> None:
@@ -116,15 +116,15 @@ class Calls:
         read_timestamp: bool = False,
         at: int | None = None,
     ) -> Answer:
-        """Start a single-use read, a strong one by default; it waits for a session only.
+        """Start a single-use read, by default a strong read. This only waits for a session.
 
         Args:
             sql: The query.
             parameters: Name → value.
-            deadline: When gRPC ends it.
+            deadline: The time at which gRPC ends the call.
             hold: The caller.
-            read_timestamp: True when the answer has to name the moment that is read.
-            at: Read what was there at this moment, in microseconds since 1970.
+            read_timestamp: True if the answer must contain the time of the read.
+            at: Read the data of this time, in microseconds since 1970.
         """
         session = self._open_session(deadline, hold)
         hold.check()
@@ -147,7 +147,7 @@ class Calls:
 
         Args:
             request: A `ReadRequest` of protobuf, without a session.
-            deadline: When gRPC ends it.
+            deadline: The time at which gRPC ends the call.
             hold: The caller.
         """
         request.session = self._open_session(deadline, hold)
@@ -155,11 +155,11 @@ class Calls:
         return self._answer(self._transport.streaming_read, request, deadline, hold)
 
     def partition_read(self, request: Any, deadline: Deadline, hold: Hold) -> Any:
-        """Ask into which parts the service would divide a read.
+        """Ask the service how it would divide a read into parts.
 
         Args:
             request: A `PartitionReadRequest` of protobuf, without a session.
-            deadline: When it has to be over.
+            deadline: The time limit.
             hold: The caller.
         """
         request.session = self._open_session(deadline, hold)
@@ -182,7 +182,7 @@ class Calls:
 
     def _answer(self, method: Callable[..., Any], request: Any, deadline: Deadline, hold: Hold) -> Answer:
         session = request.session
-        # A call whose deadline has passed is sent, too: gRPC raises its own error for it.
+        # A call whose deadline has passed is also sent, because gRPC then raises its own error.
         call = method(request, timeout=deadline.remaining(), metadata=self._metadata("session", session))
         self._begun(call)
         hold.take(call)
@@ -201,8 +201,8 @@ class Calls:
 
         Args:
             sql: The query.
-            columns: How many columns a row has.
-            deadline: When it has to be over.
+            columns: The number of columns of a row.
+            deadline: The time limit.
             hold: The caller.
             parameters: Name → value.
             at: As in `query`.
@@ -224,17 +224,20 @@ class Calls:
                 self._session = None
 
     def over(self, call: Any) -> None:
-        """Note that a call has ended."""
+        """Record that a call has ended."""
         with self._lock:
             self._active.discard(call)
 
     def open_calls(self) -> int:
-        """How many calls are in flight or kept open."""
+        """The number of calls that are in flight or kept open."""
         with self._lock:
             return len(self._active)
 
     def close(self) -> None:
-        """Cancel all calls, delete the session, and close the channel if it is ours; within a second."""
+        """Cancel all calls, delete the session, and close the channel if it is ours.
+
+        This takes at most a second.
+        """
         with self._lock:
             self._closed = True
             active, session, self._session = list(self._active), self._session, None
@@ -273,7 +276,10 @@ class Calls:
             self._creating.release()
 
     def _create(self, deadline: Deadline, hold: Hold) -> tuple[str, bool, float]:
-        """Create a session: a multiplexed one where the server has them, for many queries at once."""
+        """Create a session.
+
+        If the server supports it, the session is multiplexed, for many queries at the same time.
+        """
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
         metadata = self._metadata("database", self._name)
@@ -281,7 +287,7 @@ class Calls:
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:
-        """Delete a session, which the server would keep for an hour; a failure does no harm."""
+        """Delete a session, which the server would otherwise keep for an hour. A failure does no harm."""
         request = DeleteSessionRequest.pb()(name=session)
         call = self._transport.delete_session.future(
             request, timeout=_DELETE_SECONDS, metadata=self._metadata("name", session)
@@ -299,7 +305,7 @@ class Calls:
             call.cancel()
 
     def _metadata(self, name: str, value: str) -> list[tuple[str, str]]:
-        # The library's own client adds the second one: the service uses it for routing.
+        # The library's own client also adds the second header, which the service uses for routing.
         return [
             ("google-cloud-resource-prefix", self._name),
             ("x-goog-request-params", f"{name}={quote(value, safe='')}"),

@@ -1,4 +1,4 @@
-"""The service's clock, asked as rarely as possible."""
+"""The service's clock, read as rarely as possible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Turn:
 
 
 class Clock:
-    """The service's clock: no commit that was acknowledged before the question is later than the answer.
+    """The service's clock. No commit that was acknowledged before the question is later than the answer.
 
     Threads that ask while a call is in flight share the next one.
 
@@ -47,7 +47,7 @@ class Clock:
         """Ask for the service's time, in microseconds since 1970.
 
         Args:
-            deadline: When it has to be over.
+            deadline: The time limit.
             hold: The caller.
         """
         with self._lock:
@@ -92,15 +92,15 @@ class Clock:
         return found
 
     def passed(self) -> int:
-        """The latest moment that the service's clock is known to have passed; 0 when none is known."""
+        """The latest time that the service's clock is known to have passed; 0 if none is known."""
         answer = self._answer
         return 0 if answer is None else answer[0]
 
     def ahead(self) -> int | None:
-        """A moment a little ahead of the service's clock, without a call; None when the last answer is old.
+        """A time slightly ahead of the service's clock, without a call; None if the last answer is old.
 
-        The answer of a call is the service's time at some moment after the call was sent. This machine's
-        clock stands still while the machine sleeps; whoever waits for the returned moment notices it.
+        The answer of a call is the service's time at some point after the call was sent. This machine's clock
+        stops while the machine sleeps. A caller that waits for the returned time notices this.
         """
         answer = self._answer
         if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:
@@ -108,5 +108,5 @@ class Clock:
         return answer[0] + int((time.monotonic() - answer[1]) * 1_000_000 * _DRIFT) + _AHEAD
 
     def forget(self) -> None:
-        """Forget the last answer: it is no longer right."""
+        """Forget the last answer, because it is no longer correct."""
         self._answer = None

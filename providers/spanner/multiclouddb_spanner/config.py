@@ -55,12 +55,12 @@ class SpannerConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
         """
         return settled(_checked, cls, config)
 
     def client(self) -> Any:
-        """Make the vendor's client; it does no I/O except to find credentials."""
+        """Make the vendor's client. The only I/O is the search for credentials."""
         if self.emulator_host is None:
             return spanner.Client(project=self.project, disable_builtin_metrics=True)
         return spanner.Client(

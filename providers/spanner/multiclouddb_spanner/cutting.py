@@ -1,9 +1,9 @@
-"""Where to cut the keys of a table, and the reads of rows.
+"""Finds where to divide the keys of a table, and makes the reads of rows.
 
-A small table is cut by its keys, which are counted. A large one is cut where the service would: it divides a
-read into parts, and the first key of a part is a place to cut at. The parts themselves are bound to a
-transaction, and a segment has to hold for days. So only those keys are used: whatever they are, the ranges
-between them hold every key once.
+For a small table, the keys are counted and divided evenly. A large table is divided where the service would
+divide a read: at the first key of each part. The parts themselves are bound to a transaction, but a segment
+must be valid for days. Therefore only those first keys are used. Whatever they are, the ranges between them
+contain every key once.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def key_text(values: Sequence[Any]) -> str:
 
 
 def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int, limit: int = 0) -> Any:
-    """The read of a range of keys, in the order of the primary key, without a session.
+    """The request for a read of a range of keys, in the order of the primary key, without a session.
 
     Args:
         table: The table.
-        columns: Which columns.
-        after: Read after this key, as text; "" = from the first one.
-        end: Read up to and with this key; "" = to the last one.
-        at: Read what was there at this moment, in microseconds since 1970.
-        limit: How many rows at most; 0 = all.
+        columns: The columns to read.
+        after: Read after this key, as text; "" to begin with the first key.
+        end: Read up to and including this key; "" to read to the last key.
+        at: Read the data of this time, in microseconds since 1970.
+        limit: The maximum number of rows; 0 for all rows.
     """
     request = ReadRequest.pb()(table=table, columns=columns, limit=limit)
     request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
     part = request.key_set.ranges.add()
-    # A key without parts stands for every key: as a bound that is included it bounds nothing.
+    # A key without parts matches every key, so as an included bound it does not limit the range.
     start = part.start_open if after else part.start_closed
     start.SetInParent()
     start.extend(orjson.loads(after) if after else ())
@@ -63,15 +63,15 @@ def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int
 def bounds_of(
     calls: Calls, found: Found, at: int, segments: int | None, deadline: Deadline, hold: Hold
 ) -> tuple[list[str], int | None]:
-    """The last key of each segment, "" for the last segment, and how many rows there are where that is known.
+    """The last key of each segment ("" for the last segment), and the number of rows if it is known.
 
     Args:
         calls: The database.
         found: The table.
-        at: The moment that is scanned.
-        segments: How many segments are wanted, or None.
-        deadline: When it has to be over.
-        hold: Who asks.
+        at: The time that is scanned.
+        segments: The number of segments that are wanted, or None.
+        deadline: The time limit.
+        hold: The caller.
     """
     request = range_read(found.table, found.key_names, "", "", at, _SMALL + 1)
     keys = list(_keys(calls, request, len(found.key_names), deadline, hold))
@@ -99,7 +99,10 @@ def _keys(calls: Calls, request: Any, width: int, deadline: Deadline, hold: Hold
 
 
 def _cuts(calls: Calls, found: Found, at: int, count: int, deadline: Deadline, hold: Hold) -> list[str]:
-    """The first keys of parts of the table, in the order of the table; of many parts, of some."""
+    """The first keys of the parts of the table, in table order.
+
+    If there are many parts, only some of the keys.
+    """
     half = time.monotonic() + deadline.remaining() / 2
     asked = PartitionReadRequest.pb()(table=found.table, columns=found.key_names)
     asked.transaction.begin.read_only.read_timestamp.FromMicroseconds(at)
@@ -119,17 +122,17 @@ def _cuts(calls: Calls, found: Found, at: int, count: int, deadline: Deadline, h
             break
     if len(first) < 2:
         return []
-    # The service sorts them: rows come in the order of the table, whatever their keys are.
+    # The service sorts the keys, because rows are returned in table order, whatever their keys are.
     request = ReadRequest.pb()(table=found.table, columns=found.key_names)
     request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
     for key in first:
         request.key_set.keys.add().extend(orjson.loads(key))
-    # Nothing lies before the first one of all.
+    # Nothing lies before the first key.
     return list(_keys(calls, request, len(found.key_names), deadline, hold))[1:]
 
 
 def _thinned(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of some items, evenly."""
+    """At most the given number of items, evenly chosen."""
     if len(items) <= most:
         return list(items)
     return [items[number * len(items) // most] for number in range(most)]

@@ -99,7 +99,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
 }
 """Every status that a call can end with, except OK."""
 
-# Status and words of its text → its meaning.
+# Status and words of the error's text → the meaning.
 _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
     (_Code.INVALID_ARGUMENT, "Table-valued function not found", _NO_STREAM),
     (_Code.INVALID_ARGUMENT, "read_json_", _NO_STREAM),
@@ -136,49 +136,49 @@ def text_of(error: BaseException) -> str:
 
 
 def is_past(error: BaseException) -> bool:
-    """Whether a query started before the oldest change that the stream keeps."""
+    """True if a query started before the oldest change that the stream keeps."""
     return status_of(error) is _Code.OUT_OF_RANGE and "too far in the past" in text_of(error)
 
 
 def is_outside_partition(error: BaseException) -> bool:
-    """Whether a query started before its partition started, or after it ended."""
+    """True if a query started before its partition started, or after it ended."""
     return status_of(error) is _Code.OUT_OF_RANGE and "invalid for the partition" in text_of(error)
 
 
 def is_foreign_partition(error: BaseException) -> bool:
-    """Whether a partition token does not belong to this change stream."""
+    """True if a partition token does not belong to this change stream."""
     return status_of(error) is _Code.INVALID_ARGUMENT and "partition_token" in text_of(error)
 
 
 def is_without_stream(error: BaseException) -> bool:
-    """Whether the change stream of a query does not exist."""
+    """True if the change stream of a query does not exist."""
     return _row(status_of(error), text_of(error)) is _NO_STREAM
 
 
 def is_lost_session(error: BaseException) -> bool:
-    """Whether the service has forgotten the session of a call."""
+    """True if the service no longer knows the session of a call."""
     return status_of(error) is _Code.NOT_FOUND and "Session not found" in text_of(error)
 
 
 def is_lost_version(error: BaseException) -> bool:
-    """Whether a read wants rows of a moment that the database does not keep any more."""
+    """True if a read requests rows of a time that the database no longer keeps."""
     return status_of(error) is _Code.FAILED_PRECONDITION and "timestamp staleness" in text_of(error)
 
 
 def earliest_of(error: BaseException) -> str | None:
-    """The oldest moment that can be read, in RFC 3339, where the text of an error names it."""
+    """The oldest time that can be read, in RFC 3339, if the text of an error names it."""
     found = _EARLIEST.search(text_of(error))
     return found.group(1) if found else None
 
 
 def interval_of(error: BaseException) -> tuple[str, str] | None:
-    """The start and the end of a partition, where the text of an error names them."""
+    """The start and the end of a partition, if the text of an error names them."""
     found = _INTERVAL.search(text_of(error))
     return (found.group(1), found.group(2)) if found else None
 
 
 def classify(error: Exception) -> Fault:
-    """The meaning of an exception; raises nothing, also for unknown exceptions."""
+    """Classify an exception. This raises nothing, even for unknown exceptions."""
     status = status_of(error)
     if status is not None:
         return _said(error, status)

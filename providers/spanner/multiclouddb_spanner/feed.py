@@ -48,7 +48,7 @@ class SpannerFeed(Feed):
     """The change stream of one table.
 
     Args:
-        source: What all its readers share.
+        source: The objects that all its readers share.
         spec: The request.
     """
 
@@ -61,25 +61,28 @@ class SpannerFeed(Feed):
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The time at which the service reads."""
+        """The present time of the service."""
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """The partitions that are alive at the start, each from there on; they name their children later.
+        """The partitions that are alive at the start, each read from the start on.
 
-        A single partition that begins later starts at its own beginning.
+        They name their children later.
+
+        If a single partition is requested and it begins later, reading starts at its beginning.
         """
         now = self._now(deadline)
         at, names = now, None
         try:
             match position:
                 case Now():
-                    # Every acknowledged change is at or before this moment; later changes are after it.
+                    # Every acknowledged change is at or before this time; later changes are after it.
                     place = Place.at(now, now + 1)
                 case AtTime(utc):
                     wanted = micros(utc)
                     at = min(now, wanted)
-                    # A partition that ends at this moment may have changes of it, and is not alive then.
+                    # A partition that ends at this time may contain changes with this time, but is no longer
+                    # alive then.
                     names = self._alive_before(at, deadline)
                     place = Place.at(at if names is None else at - 1, wanted)
                 case Beginning():
@@ -95,7 +98,7 @@ class SpannerFeed(Feed):
         return self._alone(partition_id, place, now, deadline)
 
     def _alive_before(self, at: int, deadline: Deadline) -> list[str] | None:
-        """The partitions that were alive just before a moment; None where the stream keeps nothing so old."""
+        """The partitions that were alive just before a time; None if the stream keeps nothing that old."""
         try:
             return self._source.partitions(at - 1, deadline, self._hold)
         except Exception as error:
@@ -104,7 +107,7 @@ class SpannerFeed(Feed):
             return None
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
-        """The seed of a partition that is not alive at the start: it begins later, or has ended."""
+        """The seed of a partition that is not alive at the start because it begins later or has ended."""
         interval = self._source.interval(name, now, deadline, self._hold)
         if interval is None:
             raise ProviderFault.of(
@@ -117,12 +120,12 @@ class SpannerFeed(Feed):
         return [Seed(name, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The partitions that are alive now; the service names neither their parents nor ended partitions."""
+        """The partitions that are alive now. The service names neither their parents nor ended partitions."""
         names = self._listed(self._now(deadline), deadline)
         return [Partition(name, (), PartitionState.OPEN) for name in names]
 
     def longest_wait(self) -> float:
-        """A query waits in the service until its window ends: so few queries are needed, at no cost."""
+        """A query waits in the service until its window ends, so few queries are needed, at no cost."""
         return 5.0
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
@@ -155,7 +158,7 @@ class SpannerFeed(Feed):
         return plan_scan(self._scans, seeds, segments, deadline, self._hold)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """See `SupportsSnapshot.segments`; the plan says where to cut."""
+        """See `SupportsSnapshot.segments`. The plan contains the bounds of the segments."""
         return cut(cursor, count)
 
     def heads(
@@ -163,10 +166,10 @@ class SpannerFeed(Feed):
     ) -> dict[str, Head]:
         """The present end of each partition that is alive now.
 
-        The service cannot count or limit records. So a head with a bound on its records, and the end of a
-        partition, can only be found by reading: the planner does that. Without a bound, the partitions are
-        asked one after the other for a change. After the first change that is found, no other partition is
-        asked: the step is worth reading, and the numbers of the others stay unknown.
+        The service cannot count or limit records. Therefore a head with a limit on its records, and the end
+        of a partition, can only be found by reading, which the planner does. Without a limit, the partitions
+        are queried one after the other for a change. After the first change is found, no other partition is
+        queried, because the step is then worth reading. The numbers of the other partitions stay unknown.
         """
         if max_records is not None:
             return {}
@@ -184,10 +187,10 @@ class SpannerFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """Compare with the listing as of a moment up to which every partition of the token has been read.
+        """Compare with the listing at a time up to which every partition of the token has been read.
 
-        The service does not name parents. So this gives an answer only when all partitions of the token are
-        alive at that moment: then they hold all keys, and any other partition that is alive was missed.
+        The service does not name parents. Therefore this gives an answer only if all partitions of the token
+        are alive at that time. In that case they hold all keys, and any other live partition was missed.
         """
         bound = 0 if since is None else micros(since)
         places = [place_of(cursor) for entry in tracked.values() for cursor in entry.cursors]
@@ -201,23 +204,25 @@ class SpannerFeed(Feed):
         return seeds_of_missed(self._source, missed, at, bound, deadline, self._hold) if missed else []
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """The time until the position is older than the retention period."""
+        """The time until the position becomes older than the retention period."""
         if is_segment(cursor):
             return None
         left = place_of(cursor).first / _SECOND + self._source.found.retention - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By commit timestamp, and at the same one by what was delivered."""
+        """Compare commit timestamps, and at equal timestamps the changes that were delivered."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """What is left of these partitions; for one that is gone, all that are alive at the oldest moment.
+        """The remaining part of these partitions.
 
-        The service does not say which of those descend from it. Reading one that does not descend from it
-        repeats changes; leaving out one that does would lose changes.
+        For a partition that is gone, these are all partitions that are alive at the oldest readable time.
+
+        The service does not say which of them are descendants. Reading a partition that is not a descendant
+        repeats changes, but leaving out a descendant would lose changes.
         """
         return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._hold)
 
@@ -244,9 +249,9 @@ class SpannerFeed(Feed):
         return self._source.translated(error, at, deadline, Hold())
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
-        """Whether there is a change after a position up to now.
+        """True if there is a change between a position and the present time.
 
-        The service may send a whole window before the answer is cancelled. So a small window comes first.
+        The service may send a whole window before the answer is cancelled, so a small window is read first.
         """
         start, length = place.cut.at, max(0, now - place.cut.at)
         for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):
@@ -276,6 +281,6 @@ def _is_after(record: DataRecord, place: Place) -> bool:
 
 
 def micros(moment: datetime) -> int:
-    """A moment in microseconds since 1970."""
+    """A time in microseconds since 1970."""
     found = moment - _EPOCH
     return (found.days * 86400 + found.seconds) * _SECOND + found.microseconds

@@ -1,4 +1,4 @@
-"""The call that a caller has in flight, and the error when no answer came in time."""
+"""The call that a caller has in flight, and the error if no answer arrived in time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Hold:
             call.cancel()
 
     def check(self) -> None:
-        """Raise if it was cancelled.
+        """Raise an error if the call was cancelled.
 
         Raises:
             ProviderFault: `TRANSIENT_FAILURE`.
@@ -46,7 +46,7 @@ class Hold:
 
 
 def late() -> ProviderFault:
-    """The fault when the service has not answered by the deadline."""
+    """The fault for a service that has not answered by the deadline."""
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE,
         "the service gave no answer in time; try again, with a longer timeout_seconds if it happens again",

@@ -29,7 +29,7 @@ _TYPES: Final = {"INSERT": ChangeType.CREATE, "UPDATE": ChangeType.UPDATE, "DELE
 _TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
 _WITH_OLD: Final = frozenset({"OLD_AND_NEW_VALUES", "NEW_ROW_AND_OLD_VALUES"})
-# What the code below raises for a damaged record.
+# The exceptions that the code below raises for a damaged record.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
@@ -37,7 +37,7 @@ class Change(NamedTuple):
     """One change: a record of the contract.
 
     Attributes:
-        record: The record that has it.
+        record: The record that contains it.
         nth: Its place in the record.
     """
 
@@ -66,7 +66,7 @@ class Changes(Sequence[Change]):
 
 @attrs.frozen
 class View:
-    """What all events of one partition share.
+    """The properties that all events of one partition share.
 
     Attributes:
         address: The table.
@@ -75,7 +75,7 @@ class View:
         with_new: True when events have the new row.
         with_old: True when events have the old row.
         native: True when events carry the record.
-        whole: False when the stream does not watch all columns: then no row is complete.
+        whole: False if the stream does not watch all columns, so that no row is complete.
     """
 
     address: ResourceAddress
@@ -88,12 +88,12 @@ class View:
 
 
 def has_new(record: DataRecord) -> bool:
-    """Whether a record has the whole new rows; True for a delete, which has no new row."""
+    """True if a record contains the whole new rows, and for a delete, which has no new row."""
     return record.kind != "UPDATE" or record.capture in _WITH_ROW
 
 
 def has_old(record: DataRecord) -> bool:
-    """Whether a record has the whole old rows; True for an insert, which has no old row."""
+    """True if a record contains the whole old rows, and for an insert, which has no old row."""
     if record.kind == "UPDATE":
         return record.capture == "NEW_ROW_AND_OLD_VALUES"
     return record.kind == "INSERT" or record.capture in _WITH_OLD
@@ -120,7 +120,10 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
 
 
 def _first_of(changes: Sequence[Change], index: int) -> int:
-    """The first of these changes that is in the same record; earlier ones may have been delivered before."""
+    """The first of these changes in the same record.
+
+    Earlier changes of the record may have been delivered.
+    """
     record, nth = changes[index]
     return bisect_left(changes, True, max(0, index - nth), index, key=lambda each: each.record is record)
 
@@ -129,7 +132,7 @@ def _first_of(changes: Sequence[Change], index: int) -> int:
 
 
 def _loaded(texts: Any) -> dict[str, Any]:
-    """The values of a row by column; a copy where the service sent them parsed."""
+    """The values of a row by column; a copy if the service sent them parsed."""
     found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
     if type(found) is not dict:
         raise TypeError("no row")
@@ -165,7 +168,7 @@ def _old_row(
     old = _converted(_loaded(mod.old), converters)
     if record.kind == "DELETE":
         return {**key, **old}
-    # A column that has not changed has its value in the new row.
+    # For a column that has not changed, the new row contains the value.
     return {**key, **_converted(_loaded(mod.new), converters), **old}
 
 
@@ -177,7 +180,7 @@ def _mods(changes: Iterable[Change]) -> Iterator[tuple[DataRecord, Mod]]:
 
 
 def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
-    """Ids and order keys: commit timestamp, transaction, record and place together identify a change."""
+    """Ids and order keys. Commit timestamp, transaction, record and place together identify a change."""
     ids, orders = [], []
     previous: DataRecord | None = None
     head = order = ""
@@ -192,7 +195,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
 
 
 def _moments(changes: Iterable[Change]) -> list[datetime]:
-    """Times; the changes of a record share one."""
+    """The times. The changes of a record share one object."""
     previous: int | None = None
     moments: list[datetime] = []
     for record, _ in changes:
@@ -206,7 +209,7 @@ def _moments(changes: Iterable[Change]) -> list[datetime]:
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # Column by column: one call for each event, and none for what the request omits.
+    # By column, with one call per event and no call for data that the request leaves out.
     ids, orders = _names(changes)
     mods = list(_mods(changes))
     keys = [_key(mod, view, record.shape.python) for record, mod in mods]
@@ -235,7 +238,7 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 
 
 def _native(record: DataRecord, mod: Mod) -> dict[str, Any]:
-    """The service's record with this change only."""
+    """The service's record, containing only this change."""
     return {
         **record.native(),
         "mods": [{"keys": _loaded(mod.keys), "new_values": _loaded(mod.new), "old_values": _loaded(mod.old)}],
@@ -289,7 +292,7 @@ class SpannerMapper(Mapper):
     """Maps the changes of one partition.
 
     Attributes:
-        view: What all their events share.
+        view: The properties that all their events share.
     """
 
     view: View
@@ -306,7 +309,7 @@ class SpannerMapper(Mapper):
             raise self._first_fault(records, start, stop) from None
 
     def arrow(self, records: Changes, start: int, stop: int) -> pa.RecordBatch:
-        """Map changes to Arrow: rows become JSON text, and no event is built."""
+        """Map changes to Arrow. Rows become JSON text, and no event is built."""
         try:
             return _arrow(records.items[start:stop], self.view)
         except _DAMAGED:

@@ -1,4 +1,4 @@
-"""Partitions that no parent has named: missed ones, and those that retention has left."""
+"""Partitions that no parent has named: missed partitions, and partitions that remain after retention."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def seeds_of_missed(
 ) -> list[Seed]:
     """Where to start the partitions that an audit found, and their ancestors since the feed started.
 
-    A parent that was read would have named them. So their ancestors were missed, too.
+    A parent that was read would have named them, so their ancestors were missed as well.
 
     Args:
         source: The change stream.
         missed: The partitions.
-        at: A moment at which they are alive.
-        since: Older changes are not wanted.
-        deadline: When it has to be over.
+        at: A time at which they are alive.
+        since: Changes older than this are not wanted.
+        deadline: The time limit.
         hold: The caller.
     """
     now = source.calls.now(deadline, hold)
@@ -48,7 +48,10 @@ def seeds_of_missed(
 
 
 def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
-    """The parents of a partition, named by one that ended where it started; none where that has expired."""
+    """The parents of a partition, from the record of a partition that ended where it started.
+
+    There are none if this record has expired.
+    """
     try:
         before = source.partitions(begin - 1, deadline, hold)
     except Exception as error:
@@ -71,17 +74,17 @@ def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Ho
 
 
 def oldest_left(source: Source, names: Sequence[str], now: int, deadline: Deadline, hold: Hold) -> list[Seed]:
-    """Where the partitions whose positions have expired can be read again.
+    """The positions from which partitions with expired positions can be read again.
 
     Args:
         source: The change stream.
         names: The partitions.
         now: The service's time.
-        deadline: When it has to be over.
+        deadline: The time limit.
         hold: The caller.
     """
     earliest, alive = source.oldest(now, deadline, hold)
-    # Changes after this that expire before they are read are a new gap, which is reported.
+    # Later changes that expire before they are read form a new gap, which is reported.
     start = cursor_of(Place.at(earliest))
     seeds = {name: Seed(name, (), start) for name in names if name in alive}
     gone = False

@@ -5,9 +5,9 @@
     [at, since]             at a moment `at`; changes committed before `since` are not wanted
 
 `at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps. The changes
-at one commit timestamp are named by their transaction. The mark is the sequence of a record and the number of
-its modifications that were delivered. `Now` and `AtTime` have a `since`: their partitions are those of the
-moment before.
+at one commit timestamp are identified by their transaction. The mark is the sequence of a record and the
+number of its modifications that were delivered. `Now` and `AtTime` have a `since`, because their partitions
+are those that existed just before that time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Place:
 
     Attributes:
         cut: Where to read from.
-        since: Changes committed earlier are not wanted; 0 where this is not later than the position.
+        since: Changes committed earlier are not wanted; 0 if this is not later than the position.
     """
 
     cut: Cut
@@ -54,12 +54,12 @@ class Place:
 
     @classmethod
     def at(cls, at: int, since: int = 0) -> Place:
-        """At a moment, without the changes committed before `since`."""
+        """The position at a given time, without the changes committed before `since`."""
         return cls(Cut(at), since if since > at else 0)
 
     @property
     def first(self) -> int:
-        """No change after this position was committed earlier."""
+        """A time. No change after this position was committed earlier."""
         return max(self.cut.at, self.since)
 
 
@@ -72,7 +72,7 @@ def place_of(cursor: Cursor) -> Place:
     """The inverse of `cursor_of`.
 
     Raises:
-        InvalidCursor: It is not a position of a change stream.
+        InvalidCursor: The cursor is not a position in a change stream.
     """
     match cursor:
         case [int() as at, int() as since] if _is_moment(at) and _is_moment(since) and since > at:
@@ -93,7 +93,7 @@ def _is_mark(mark: tuple[str | int, ...]) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """-1, 0 or 1 for two positions in one partition; None inside a commit where neither covers the other."""
+    """-1, 0 or 1 for two positions in one partition; None within a commit if neither covers the other."""
     return _from(a).compare(_from(b))
 
 
@@ -102,7 +102,7 @@ def _from(place: Place) -> Cut:
 
 
 def describe(place: Place) -> Position:
-    """A position for a person."""
+    """A position as text for a person."""
     moment = moment_of(place.first)
     text = f"commit timestamp {text_at(place.first)}"
     if place.cut.delivered:
@@ -119,14 +119,14 @@ def _seconds(text: str) -> int:
 
 
 def micros_of(text: str, *, up: bool = False) -> int:
-    """Microseconds since 1970 of a moment that the service wrote in RFC 3339 and UTC.
+    """Microseconds since 1970 for a time that the service wrote in RFC 3339 and UTC.
 
     Args:
-        text: It has up to nine digits after the point.
+        text: The text, with up to nine digits after the decimal point.
         up: True to round up to the next microsecond; otherwise it is rounded down.
 
     Raises:
-        ValueError: It is not such a moment.
+        ValueError: The text is not a valid time.
     """
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     if len(whole) < _WHOLE:
@@ -142,17 +142,17 @@ def micros_of(text: str, *, up: bool = False) -> int:
 
 
 def moment_of(micros: int) -> datetime:
-    """A moment as a datetime."""
+    """A time as a datetime."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 @lru_cache(maxsize=256)
 def text_at(micros: int) -> str:
-    """A moment as the service accepts it. All texts have one length, so they sort as the moments do."""
+    """A time in the format that the service accepts. All texts have the same length, so they sort by time."""
     return f"{moment_of(micros):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
 def fixed_text(text: str) -> str:
-    """A moment that the service wrote, in the form of `text_at`."""
+    """A time that the service wrote, in the format of `text_at`."""
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     return f"{whole}.{rest.removesuffix('Z').removesuffix('+00:00')[1:7].ljust(6, '0')}Z"

@@ -30,8 +30,8 @@ __all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
 
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
 _NO_WIDER: Final = "read each table with EntireCollection(); one change stream may watch all of them"
-# Answers that may stay open between two reads, beside those in flight: a connection carries a hundred
-# streams.
+# The number of answers that may stay open between two reads, besides those in flight. A connection carries a
+# hundred streams.
 _KEPT_ANSWERS: Final = 32
 
 CAPABILITIES: Final = CapabilitySet(
@@ -70,7 +70,7 @@ CAPABILITIES: Final = CapabilitySet(
         ),
     }
 )
-"""What a database with a change stream can do."""
+"""The capabilities of a database with a change stream."""
 
 
 class SpannerProvider(Provider):
@@ -78,7 +78,7 @@ class SpannerProvider(Provider):
 
     Args:
         client: The vendor's client.
-        config: What was configured.
+        config: The configuration.
         ours: True when we made the client.
     """
 
@@ -93,11 +93,11 @@ class SpannerProvider(Provider):
         self._closed = False
 
     def capabilities(self) -> CapabilitySet:
-        """What a database with a change stream can do."""
+        """The capabilities of a database with a change stream."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
-        """Find the table and its change stream, and check what the stream's records have."""
+        """Find the table and its change stream, and check the content of the stream's records."""
         calls = self._calls(check_address(spec.address))
         found = find(calls, spec.address, self._config.change_stream, deadline, Hold())
         check_provisioned(found, spec)
@@ -106,11 +106,14 @@ class SpannerProvider(Provider):
         return SpannerFeed(source, spec)
 
     def classify(self, error: Exception) -> Fault:
-        """The meaning of an exception of gRPC or of Google's libraries."""
+        """Classify an exception of gRPC or of Google's libraries."""
         return classify(error)
 
     def close(self) -> None:
-        """Cancel every reader and call, delete the sessions, and close our channels; within a second."""
+        """Cancel every reader and call, delete the sessions, and close our channels.
+
+        This takes at most a second.
+        """
         for source in list(self._sources):
             for reader in list(source.readers):
                 reader.cancel()
@@ -121,7 +124,7 @@ class SpannerProvider(Provider):
             calls.close()
 
     def open_calls(self) -> int:
-        """How many calls are in flight or kept open."""
+        """The number of calls that are in flight or kept open."""
         with self._lock:
             return sum(calls.open_calls() for calls in self._databases.values())
 
@@ -141,7 +144,7 @@ class SpannerPlugin(ProviderPlugin):
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """What a database with a change stream can do."""
+        """The capabilities of a database with a change stream."""
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
@@ -156,9 +159,9 @@ class SpannerPlugin(ProviderPlugin):
         """Make the vendor's client; nothing is called yet.
 
         Args:
-            config: `connection` has a `url`, `spanner://PROJECT/INSTANCE`, or `project` and `instance`; and
-                maybe `change_stream` and `emulator_host`.
-            native_client: A `google.cloud.spanner.Client`, used as it is.
+            config: `connection` contains a `url`, `spanner://PROJECT/INSTANCE`, or `project` and `instance`.
+                It may also contain `change_stream` and `emulator_host`.
+            native_client: A `google.cloud.spanner.Client`, used unchanged.
         """
         checked = SpannerConfig.from_client(config)
         if native_client is None:

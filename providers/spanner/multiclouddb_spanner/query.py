@@ -1,4 +1,4 @@
-"""The query of a change stream: of one partition, or of the list of partitions."""
+"""The query of a change stream, for one partition or for the list of partitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multiclouddb_spi import Deadline
 
 __all__ = ["Window", "begin_query", "list_partitions"]
 
-# How often the service sends a heartbeat. Windows end by themselves, so heartbeats are rarely needed.
+# The interval of the service's heartbeats. Windows end by themselves, so heartbeats are rarely needed.
 _HEARTBEAT_MS: Final = "60000"
 
 
@@ -28,14 +28,14 @@ def begin_query(
     deadline: Deadline,
     hold: Hold,
 ) -> Answer:
-    """Start the query of a partition, or of the list of partitions.
+    """Start the query for a partition, or for the list of partitions.
 
     Args:
         calls: The database.
         found: The change stream.
-        token: The partition; None for the list of those that are alive at `start`.
-        start: From this moment on.
-        end: Up to this moment.
+        token: The partition; None for the list of the partitions that are alive at `start`.
+        start: Read from this time on.
+        end: Read up to this time.
         deadline: When gRPC ends the call.
         hold: The caller.
     """
@@ -58,10 +58,11 @@ def begin_query(
 
 
 def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
-    """The tokens of the partitions that are alive at a moment.
+    """The tokens of the partitions that are alive at a given time.
 
     Raises:
-        Exception: What gRPC raised; `is_past` for a moment that the stream no longer keeps.
+        Exception: The error that gRPC raised; `is_past` is True if the stream no longer keeps changes of that
+            time.
     """
     answer = begin_query(calls, found, None, at, None, deadline, hold)
     shapes = Shapes()
@@ -74,15 +75,15 @@ def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hol
 
 
 class Window:
-    """A query of one partition from a moment to another, both included.
+    """A query of one partition between two times, both included.
 
     Args:
         answer: Its answer.
         table: The table whose changes are wanted.
-        shapes: Those of the feed.
-        end: All changes up to this moment come.
-        waits: By how many seconds this moment was ahead of the clock; 0.0 when it had passed.
-        current: True when the moment is what the service's clock answered for this read.
+        shapes: The shapes of the feed.
+        end: All changes up to this time are returned.
+        waits: The number of seconds that this time was ahead of the clock; 0.0 if it had passed.
+        current: True if this time is the answer that the service's clock gave for this read.
     """
 
     def __init__(
@@ -101,10 +102,10 @@ class Window:
         return self._answer.expires
 
     def next(self) -> list[Item] | None:
-        """The records of the next message; None after the last one. It blocks until there is one.
+        """The records of the next message; None after the last message. This blocks until there is a message.
 
         Raises:
-            Exception: What gRPC raised.
+            Exception: The error that gRPC raised.
         """
         return next(self._messages, None)
 

@@ -32,24 +32,24 @@ __all__ = ["SpannerReader"]
 
 _SECOND: Final = 1_000_000
 _WAIT: Final = 5 * _SECOND
-# How much of the past one query reads: what the service evaluates and nobody reads is wasted work.
+# How much of the past one query reads. Work is wasted if the service evaluates data that nobody reads.
 _SPAN: Final = 3600 * _SECOND
 _LEAST_SPAN: Final = _SECOND
 _MOST_SPAN: Final = 24 * 3600 * _SECOND
 _FEW: Final = 256
 _SPARE_SECONDS: Final = 0.25
-# Each small page of one partition would ask all others again. So an idle one pauses ten times as long as its
-# query took.
+# Each small page of one partition would query all others again. Therefore an idle partition pauses for ten
+# times the duration of its query.
 _LEAST_PAUSE: Final = 0.05
 _MOST_PAUSE: Final = 1.0
 _REST: Final = 10
 
 
 class SpannerReader(Reader):
-    """Reads a partition forward in windows: each is a query that ends by itself.
+    """Reads a partition forward in windows. Each window is a query that ends by itself.
 
     Args:
-        source: What the readers of the feed share.
+        source: The objects that the readers of the feed share.
         view: What all events of the partition share.
         token: The partition.
         place: The position to read from.
@@ -77,8 +77,8 @@ class SpannerReader(Reader):
         self._hold = Hold()
         self._window: Window | None = None
         self._kept = False
-        # Of the window: its start, the items that have come and are not taken, and how many changes of the
-        # first of them are taken.
+        # The state of the window: its start, the items that were received but not yet taken, and the number
+        # of changes that were taken from the first of them.
         self._from = place
         self._items: deque[Item] = deque()
         self._used = 0
@@ -92,7 +92,8 @@ class SpannerReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next changes up to the service's present time, or up to `wait` seconds later.
 
-        An answer with more changes than asked for stays open for the next call, as its deadline allows.
+        An answer with more changes than requested stays open for the next call, as long as its deadline
+        allows.
         """
         self._hold.check()
         begin, began = self._place, time.monotonic()
@@ -133,7 +134,7 @@ class SpannerReader(Reader):
     # -- Windows
 
     def _check_window(self, wait: float, deadline: Deadline) -> None:
-        """End a window that this fetch cannot continue, because it may last longer than the fetch."""
+        """End a window that this fetch cannot continue because it may last longer than the fetch."""
         window = self._window
         if window is None:
             return
@@ -143,7 +144,7 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _end_window(self) -> None:
-        """End the window; what was not taken of it is asked for again."""
+        """End the window. Its changes that were not taken are requested again."""
         window, self._window = self._window, None
         if window is not None:
             window.cancel()
@@ -155,7 +156,7 @@ class SpannerReader(Reader):
         self._used = 0
 
     def _keep_window(self) -> None:
-        """Keep a window with more changes open, if a slot is free."""
+        """Keep a window with more changes open if a slot is free."""
         if self._window is None or self._kept:
             return
         self._kept = self._source.slots.take()
@@ -193,7 +194,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take what there is; returns its size, and whether nothing is left."""
+        """Take the available changes; returns their size, and True if nothing is left."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -211,7 +212,7 @@ class SpannerReader(Reader):
     def _take(
         self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
     ) -> int:
-        """Take as much of what has come as there is room for; returns its size."""
+        """Take as many of the received changes as there is room for; returns their size."""
         nbytes = 0
         while self._items:
             item = self._items[0]
@@ -246,12 +247,15 @@ class SpannerReader(Reader):
         return nbytes
 
     def _move(self, taken: list[Change], begin: Place, at: int) -> None:
-        """Move to a moment: everything before it was sent."""
+        """Move to a time, because everything before it was sent."""
         if not taken and self._place.cut.at < at:
             self._place = Place.at(at, self._since)
 
     def _wanted(self, record: DataRecord) -> tuple[int, int]:
-        """Which changes of a record are wanted: not those delivered before, and not those after the bound."""
+        """The wanted changes of a record.
+
+        Changes that were already delivered or lie after the bound are not wanted.
+        """
         start, stop = 0, len(record.mods)
         if record.at < self._since:
             return stop, stop
@@ -263,7 +267,7 @@ class SpannerReader(Reader):
         return start, stop
 
     def _lacks(self, record: DataRecord, taken: list[Change], deadline: Deadline) -> bool:
-        """Whether a record lacks a required row; then the changes before it are delivered first.
+        """True if a record lacks a required row. In that case, the changes before it are delivered first.
 
         Raises:
             ProviderFault: It lacks one, and there are no changes before it.
@@ -290,7 +294,7 @@ class SpannerReader(Reader):
         )
 
     def _is_whole(self, record: DataRecord, deadline: Deadline) -> bool:
-        """Whether the stream watches all columns; if it no longer does, events have no rows."""
+        """True if the stream watches all columns. If it no longer does, events have no rows."""
         view = self._view
         if not (view.with_new or view.with_old) or not (has_new(record) or has_old(record)):
             return True
@@ -301,7 +305,7 @@ class SpannerReader(Reader):
         return whole
 
     def _finish(self, window: Window, taken: list[Change]) -> bool | None:
-        """Handle the end of a window; returns whether nothing is left."""
+        """Handle the end of a window; returns True if nothing is left."""
         children = tuple(self._children.values())
         few, took = self._count < _FEW, time.monotonic() - window.began
         self._end_window()
@@ -316,7 +320,7 @@ class SpannerReader(Reader):
             self._place = Place.at(window.end + 1, self._since)
         self._span = min(_MOST_SPAN, 2 * self._span) if few else self._span
         if not taken and took < window.waits / 2:
-            self._source.calls.forget_clock()  # the moment had passed: this machine may have slept
+            self._source.calls.forget_clock()  # the time had passed, so this machine may have slept
             return False
         return window.current
 
@@ -350,12 +354,12 @@ def _from(place: Place) -> Cut:
 
 
 def _last_of(until: Cut) -> int:
-    """The last moment with changes before a bound."""
+    """The last time with changes before a bound."""
     return until.at if until.delivered else until.at - 1
 
 
 def _part(cut: Cut, record: DataRecord) -> int:
-    """How many changes of a record lie before a position."""
+    """The number of changes of a record that lie before a position."""
     if record.at != cut.at:
         return len(record.mods) if record.at < cut.at else 0
     mark = cut.delivered.get(record.transaction)

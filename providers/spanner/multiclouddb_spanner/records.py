@@ -1,7 +1,8 @@
 """Parses change records as a query returns them; pure.
 
-A query of a change stream has one column. In GoogleSQL it is a list of structs with three lists, and one of
-them has the record. In PostgreSQL it is a JSON object. Both give the same items here.
+A query of a change stream has one column. In GoogleSQL the column is a list of structs with three lists, and
+one of these lists contains the record. In PostgreSQL the column is a JSON object. Both give the same items
+here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MOD_BYTES: Final = 400
 
 
 class Mod(NamedTuple):
-    """One change of one row: JSON texts, or their values where the service sent them parsed.
+    """One change of one row, as JSON texts, or as values if the service sent them parsed.
 
     Attributes:
         keys: The primary key.
@@ -54,7 +55,7 @@ class Shape:
 
     Attributes:
         names: Their names.
-        python: Column → what converts its value to a Python value, where it has to be converted.
+        python: Column → the function that converts its value to a Python value, if conversion is needed.
         json: Column → the same for our JSON format.
         problem: Why the columns cannot be read, or None.
     """
@@ -79,10 +80,10 @@ class DataRecord:
         mods: The changes.
         kind: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type that the stream had when the changes were made.
-        by_expiry: True when a row deletion policy deleted the rows; None when the service deleted them and
-            does not say why.
+        by_expiry: True when a row deletion policy deleted the rows; None if the service deleted them and does
+            not give the reason.
         native: Gives the fields of the record as the service sent them, without the changes.
-        nbytes: About how much memory it holds.
+        nbytes: Its approximate memory.
     """
 
     at: int
@@ -101,10 +102,10 @@ class DataRecord:
 
 @attrs.frozen
 class Heartbeat:
-    """All changes up to a moment were sent.
+    """All changes up to a given time were sent.
 
     Attributes:
-        at: The moment, in microseconds since 1970.
+        at: The time, in microseconds since 1970.
     """
 
     at: int
@@ -112,7 +113,7 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """The partition ends, and these partitions follow.
+    """The partition ends and is followed by these partitions.
 
     Attributes:
         at: Where they start, in microseconds since 1970.
@@ -145,7 +146,7 @@ _EXPIRY_TAG: Final = "RowDeletionPolicy"
 
 
 class Shapes:
-    """The columns of records, each parsed once; shared by the threads of one feed."""
+    """The columns of records. Each set is parsed once and shared by the threads of one feed."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Shape] = {}
@@ -186,13 +187,13 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
 
 
 def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
-    """The rows of a query's answer, message by message, undecoded.
+    """The undecoded rows of a query's answer, message by message.
 
-    A value that is cut at the end of a message continues at the beginning of the next.
+    A value that is divided at the end of a message continues at the beginning of the next.
 
     Args:
         messages: The answer.
-        columns: How many columns a row has.
+        columns: The number of columns of a row.
     """
     values: list[Any] = []
     cut = False
@@ -210,7 +211,10 @@ def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """Join two texts, or two lists and then also the last and the first element."""
+    """Join two texts, or two lists.
+
+    For lists, the last element of one and the first of the other are joined too.
+    """
     made = type(first)()
     if first.HasField("string_value"):
         made.string_value = first.string_value + second.string_value
@@ -233,7 +237,7 @@ def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Ite
     Args:
         rows: The rows; each has one column.
         table: The table whose changes are wanted.
-        shapes: Those of the feed.
+        shapes: The shapes of the feed.
     """
     for (value,) in rows:
         if value.HasField("string_value"):
@@ -319,7 +323,7 @@ def _native_of_struct(fields: Sequence[Any]) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A value of protobuf as JSON would have it."""
+    """A value of protobuf in the form that JSON has for it."""
     kind = value.WhichOneof("kind")
     if kind == "list_value":
         return [plain_value(each) for each in value.list_value.values]

@@ -53,7 +53,7 @@ _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, Attribut
 
 @attrs.frozen(eq=False)
 class _Columns:
-    """What the columns of an answer are.
+    """The columns of an answer.
 
     Attributes:
         shape: Their names, and how their values are converted.
@@ -89,7 +89,7 @@ class _Columns:
 
 
 def _kind(type_: Any) -> dict[str, Any]:
-    """A type as a change record has it."""
+    """A type in the form of a change record."""
     code = TypeCode(type_.code).name
     if code == "ARRAY":
         return {"code": code, "array_element_type": _kind(type_.array_element_type)}
@@ -98,12 +98,12 @@ def _kind(type_: Any) -> dict[str, Any]:
 
 @attrs.frozen(eq=False)
 class _Mapper(Mapper):
-    """Maps rows that were read at one moment.
+    """Maps rows that were read at the same time.
 
     Attributes:
         view: What their events share.
-        span: The segment; its `after` says nothing here.
-        columns: What the rows have.
+        span: The segment. Its `after` has no meaning here.
+        columns: The columns of the rows.
     """
 
     view: View
@@ -150,7 +150,7 @@ class _Mapper(Mapper):
         return trusted_events(len(rows), columns)
 
     def _ids(self, found: Sequence[dict[str, Any]], keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """Ids as `snapshot_event_id` makes them; in one go where keys are JSON already."""
+        """The ids that `snapshot_event_id` makes, all in one step if the keys are already JSON."""
         plan_id = self.span.plan_id
         if not _PLAIN.issuperset(self.columns.codes[: len(self.view.key_names)]):
             return [snapshot_event_id(plan_id, key) for key in keys]
@@ -171,12 +171,12 @@ class _Mapper(Mapper):
 
 
 class SegmentReader(Reader):
-    """Reads one segment forward: one read of the range of its keys, which stays open between fetches.
+    """Reads one segment forward with one read of its key range, which stays open between fetches.
 
     Args:
-        scans: Of the feed.
-        view: What its events share.
-        span: The segment, and where to begin in it.
+        scans: The scans of the feed.
+        view: The properties that its events share.
+        span: The segment and the start position in it.
     """
 
     def __init__(self, scans: Scans, view: View, span: Span) -> None:
@@ -184,7 +184,8 @@ class SegmentReader(Reader):
         self._view, self._span = view, span
         self._hold = Hold()
         self._outcome: Outcome = Continue()
-        # The answer: the rows that have come of it, how many of them are taken, their size, and the last key.
+        # The answer: the rows that were received, the number of them that were taken, their size, and the
+        # last key.
         self._answer: Answer | None = None
         self._messages: Iterator[list[Any]] = iter(())
         self._kept = False
@@ -201,7 +202,7 @@ class SegmentReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next rows.
 
-        An answer that has more than asked for stays open for the next call, as far as its deadline allows.
+        An answer with more rows than requested stays open for the next call, as long as its deadline allows.
         """
         self._hold.check()
         begin = self._span.cursor()
@@ -219,14 +220,14 @@ class SegmentReader(Reader):
             if not taken and not is_lost_version(error):
                 raise
             if not taken:
-                # Another moment: what has changed since the snapshot comes from the stream as well.
+                # Use another time. The stream also delivers the changes since the snapshot.
                 later = self._source.calls.now(deadline, self._hold)
                 self._span = attrs.evolve(self._span, at=later)
         self._keep_answer()
         return self._batch(begin, taken, nbytes)
 
     def cancel(self) -> None:
-        """End the call in flight; the fetch ends at once."""
+        """End the call in flight. The fetch ends immediately."""
         self._hold.cancel()
 
     def close(self) -> None:
@@ -237,7 +238,7 @@ class SegmentReader(Reader):
     # -- The answer
 
     def _look_at(self, *, whole: bool) -> None:
-        """A stream that does not watch all columns has no rows: then the scan has none, either."""
+        """A stream that does not watch all columns has no rows, and in that case the scan has none either."""
         if whole != self._view.whole:
             self._end_answer()
             self._rows, self._used = [], 0
@@ -271,14 +272,14 @@ class SegmentReader(Reader):
             self._source.slots.give()
 
     def _keep_answer(self) -> None:
-        """An answer that has more stays open, if there is a place for it; what has come stays anyway."""
+        """An answer with more rows stays open if a slot is free. The received rows are kept in any case."""
         if self._answer is not None and not self._kept:
             self._kept = self._source.slots.take()
             if not self._kept:
                 self._end_answer()
 
     def _take(self, taken: list[Row], max_records: int, max_bytes: int, deadline: Deadline) -> int:
-        """Take what there is room for; returns its size."""
+        """Take as many rows as there is room for; returns their size."""
         nbytes = 0
         while True:
             left = len(self._rows) - self._used
@@ -296,7 +297,7 @@ class SegmentReader(Reader):
                 return nbytes
 
     def _receive(self, deadline: Deadline) -> list[Row] | None:
-        """Wait for the next message; None after the last one."""
+        """Wait for the next message; None after the last message."""
         answer = self._answer
         if answer is not None and (
             answer.expires > deadline.at or answer.expires - time.monotonic() < _SPARE_SECONDS

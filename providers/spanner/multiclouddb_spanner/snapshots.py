@@ -1,17 +1,17 @@
-"""Scans the rows of a table for `Snapshot()`: the plan, its segments, and what their readers share.
+"""Scans the rows of a table for `Snapshot()`: the plan, its segments, and the objects their readers share.
 
-Every row is read as it was at one moment T, the floor of the snapshot: with reads at an exact timestamp. Any
-client can make them. The stream is read from T on. When T is older than what the database keeps
-(`version_retention_period`), the reader of a segment goes on at a later moment: the stream has the changes
-since T, so nothing is lost.
+Every row is read as it was at one time T, the floor of the snapshot. The reads use an exact timestamp, so any
+client can make them. The stream is read from T on. If the database no longer keeps the data of time T
+(`version_retention_period`), the reader of a segment continues at a later time. The stream contains the
+changes since T, so nothing is lost.
 
-A segment is a range of the primary key, in the order of the table. The first one begins before every key, the
-last one ends after every key, and each other one begins where the one before it ends. A read of a range does
-all comparing in the service: keys of several columns, of any type, with NULL, and in descending order.
+A segment is a range of the primary key, in the order of the table. The first segment begins before every key,
+the last segment ends after every key, and each other segment begins where the previous one ends. The service
+does all comparisons for a range: keys of several columns, of any type, with NULL, and in descending order.
 
 A plan's cursor is `[plan id, T, number of the next segment, read after, [end of each segment]]`, and a
 segment's is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is how much
-later the rows are read. Bounds are keys as JSON text, "" where nothing bounds, and an end is included.
+later than T the rows are read. Bounds are keys as JSON text, or "" for no bound. The end is included.
 """
 
 from __future__ import annotations
@@ -58,25 +58,28 @@ _MOST: Final = 2**62
 _KEPT_SECONDS: Final = 0.5
 _LATELY_SECONDS: Final = 5.0
 _MOST_KNOWN: Final = 64
-# How far from the edge of the stream's retention it is asked whether the stream is still the same one.
+# The distance from the edge of the stream's retention at which the stream's identity is checked.
 _MARGIN: Final = 120 * _SECOND
 
 
 def floor_of(at: int) -> str:
-    """The `order_key` of rows at a moment: after every change up to it, before every later one."""
+    """The `order_key` of rows at a given time.
+
+    It is after every change up to this time, and before every later change.
+    """
     return f"{text_at(at)}|~"
 
 
 @attrs.frozen
 class Span:
-    """What a segment's cursor says.
+    """The content of a segment's cursor.
 
     Attributes:
         plan_id: The plan.
-        began: T: the moment of the snapshot.
-        at: The moment at which rows are read.
-        after: Read after this key; "" = from the first one.
-        end: Read up to and with this key; "" = to the last one.
+        began: T, the time of the snapshot.
+        at: The time at which rows are read.
+        after: Read after this key; "" to begin with the first key.
+        end: Read up to and including this key; "" to read to the last key.
     """
 
     plan_id: str
@@ -91,7 +94,7 @@ class Span:
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """Whether a cursor is one of a segment."""
+    """True if a cursor belongs to a segment."""
     match cursor:
         case [str(), began, later, str() as after, str() as end]:
             return _are_moments(began, later) and _is_key(after) and _is_key(end)
@@ -103,7 +106,7 @@ def span_of(cursor: Cursor) -> Span:
     """The inverse of `Span.cursor`.
 
     Raises:
-        InvalidCursor: It is none.
+        InvalidCursor: The cursor does not belong to a segment.
     """
     if not is_segment(cursor):
         raise InvalidCursor("it is no segment of a snapshot")
@@ -123,11 +126,11 @@ def _is_key(text: str) -> bool:
 
 
 class Scans:
-    """What the scans of one feed share: what is known of the table, for a moment.
+    """The objects that the scans of one feed share: recent information about the table.
 
     Args:
         source: The table and its change stream.
-        spec: What was asked for.
+        spec: The specification of the request.
     """
 
     def __init__(self, source: Source, spec: FeedSpec) -> None:
@@ -138,19 +141,21 @@ class Scans:
         self._lock = threading.Lock()
 
     def check(self, began: int, deadline: Deadline, hold: Hold, *, lately: bool = False) -> Found:
-        """Look whether table and change stream are still those of a snapshot; half a second ago will do.
+        """Check that the table and the change stream are still those of a snapshot.
 
-        Old rows of a table that was dropped can still be read, so that reading does not show it.
+        A result that is half a second old is accepted.
+
+        Old rows of a dropped table can still be read, so reading does not show that the table was dropped.
 
         Args:
-            began: The moment of the snapshot.
-            deadline: When it has to be over.
-            hold: Who asks.
-            lately: True where five seconds ago will do, too.
+            began: The time of the snapshot.
+            deadline: The time limit.
+            hold: The caller.
+            lately: True to accept a result that is five seconds old.
 
         Raises:
-            ProviderFault: The table or the stream was dropped or made anew, or the stream does not have what
-                is required any more.
+            ProviderFault: The table or the stream was dropped or recreated, or the stream no longer contains
+                the required data.
         """
         with self._lock:
             checked = self._checked
@@ -184,13 +189,13 @@ class Scans:
         return found
 
     def columns(self, at: int, *, whole: bool, deadline: Deadline, hold: Hold) -> list[str]:
-        """The columns that the table had at a moment, those of the key first.
+        """The columns that the table had at a given time, key columns first.
 
         Args:
             at: The moment.
-            whole: False for the key alone.
-            deadline: When it has to be over.
-            hold: Who asks.
+            whole: False for only the key columns.
+            deadline: The time limit.
+            hold: The caller.
         """
         found = self.source.found
         if not whole:
@@ -214,13 +219,13 @@ def plan_scan(
     """Plan a scan.
 
     Args:
-        scans: Of the feed.
-        seeds: Where the stream starts, from `Feed.start` with `Now()`.
-        segments: How many segments the application wants, or None.
-        deadline: When it has to be over.
-        hold: Who asks.
+        scans: The scans of the feed.
+        seeds: The start of the stream, from `Feed.start` with `Now()`.
+        segments: The number of segments that the application wants, or None.
+        deadline: The time limit.
+        hold: The caller.
     """
-    # `Now()` is just after the moment that was read: the rows of that moment and the stream meet there.
+    # `Now()` is directly after the time that was read, so the rows of that time and the stream meet there.
     began, source = place_of(seeds[0].cursor).first - 1, scans.source
     scans.check(began, deadline, hold)
     bounds, records = bounds_of(source.calls, source.found, began, segments, deadline, hold)
@@ -230,14 +235,14 @@ def plan_scan(
 
 
 def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Cut segments off a plan.
+    """Take segments from a plan.
 
     Args:
         cursor: The plan.
-        count: How many segments at most.
+        count: The maximum number of segments.
 
     Raises:
-        InvalidCursor: It is no plan.
+        InvalidCursor: The cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (

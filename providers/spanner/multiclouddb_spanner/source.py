@@ -1,4 +1,4 @@
-"""What all readers of one change stream share."""
+"""The objects that all readers of one change stream share."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ from multiclouddb_spi import Deadline, ProviderFault, Reader
 __all__ = ["Slots", "Source"]
 
 _SECOND = 1_000_000
-# By how much the oldest moment may differ from now minus the retention period, where that decides it.
+# The permitted difference between the oldest readable time and now minus the retention period.
 _SLACK = 60 * _SECOND
-# The least distance between a start at the oldest change and the edge of retention. The edge moves while the
-# partitions are read for the first time, so the distance is also twice the time that the call may take.
+# The minimum distance between a start at the oldest change and the edge of retention. The edge moves while
+# the partitions are read for the first time, so the distance is also at least twice the time that the call
+# may take.
 _MARGIN = 60 * _SECOND
 _MOST_MOVES = 3
 
 
 class Slots:
-    """A bound on the answers that stay open between two reads: each holds a stream of the connection.
+    """Limits the answers that stay open between two reads. Each of them occupies a stream of the connection.
 
-    A connection carries a hundred streams at a time; the next one would wait until another ends.
+    A connection carries a hundred streams at a time. The next stream would have to wait until another ends.
 
     Args:
-        most: How many answers.
+        most: The maximum number of answers.
     """
 
     def __init__(self, most: int) -> None:
         self._free = threading.Semaphore(most)
 
     def take(self) -> bool:
-        """Take a slot; False when none is free."""
+        """Take a slot; False if no slot is free."""
         return self._free.acquire(blocking=False)
 
     def give(self) -> None:
-        """Give a slot back."""
+        """Release a slot."""
         self._free.release()
 
 
@@ -60,7 +61,7 @@ class Source:
     Args:
         calls: The database.
         found: The stream.
-        slots: Those of the client.
+        slots: The slots of the client.
     """
 
     def __init__(self, calls: Calls, found: Found, slots: Slots) -> None:
@@ -71,7 +72,7 @@ class Source:
         self._checked: WeakSet[Shape] = WeakSet()
 
     def partitions(self, at: int, deadline: Deadline, hold: Hold) -> list[str]:
-        """The partitions that are alive at a moment."""
+        """The partitions that are alive at a given time."""
         return list_partitions(self.calls, self.found, at, deadline, hold)
 
     def window(
@@ -89,8 +90,8 @@ class Source:
 
         Args:
             token: The partition.
-            start: From this moment on.
-            end: Up to this moment.
+            start: Read from this time on.
+            end: Read up to this time.
             deadline: When gRPC ends the call.
             hold: The caller.
             waits: As in `Window`.
@@ -100,11 +101,11 @@ class Source:
         return Window(answer, self.found.table, self.shapes, end, waits=waits, current=current)
 
     def earliest(self, now: int, deadline: Deadline, hold: Hold) -> int:
-        """The oldest moment that can be read.
+        """The oldest time that can be read.
 
         Args:
             now: The service's time.
-            deadline: When it has to be over.
+            deadline: The time limit.
             hold: The caller.
         """
         bound = now - self.found.retention * _SECOND
@@ -118,14 +119,14 @@ class Source:
         return bound
 
     def oldest(self, now: int, deadline: Deadline, hold: Hold) -> tuple[int, list[str]]:
-        """The oldest moment that a start can read every partition at, and the partitions alive then.
+        """The oldest time at which a start can read every partition, and the partitions alive at that time.
 
-        Where retention decides, it is later by a margin, because the edge of retention moves. Where the
-        creation of the stream decides, nothing is left out.
+        If retention determines this time, a margin is added, because the edge of retention moves. If the
+        creation of the stream determines it, nothing is left out.
 
         Args:
             now: The service's time.
-            deadline: When it has to be over.
+            deadline: The time limit.
             hold: The caller.
         """
         kept = self.found.retention * _SECOND
@@ -143,7 +144,7 @@ class Source:
         return at, self.partitions(at, deadline, hold)
 
     def _search(self, before: int, after: int, deadline: Deadline, hold: Hold) -> int:
-        """The oldest moment where the service does not name it: a binary search, to the microsecond."""
+        """The oldest time if the service does not name it, by binary search, to the microsecond."""
         while after - before > 1:
             middle = (before + after) // 2
             try:
@@ -156,23 +157,25 @@ class Source:
         return after
 
     def is_recreated(self, earliest: int, now: int) -> bool:
-        """Whether a position before the oldest moment belongs to an earlier stream of the same name.
+        """True if a position before the oldest time belongs to an earlier stream of the same name.
 
-        Retention puts the oldest moment at now minus the retention period. Where it is later than that, the
-        stream was created at that moment.
+        Normally, the oldest time is now minus the retention period. If it is later, the stream was created at
+        that time.
         """
         return earliest > now - self.found.retention * _SECOND + _SLACK
 
     def interval(self, token: str, now: int, deadline: Deadline, hold: Hold) -> tuple[int, int] | None:
-        """The start and the end of a partition, or now for an open one; None for one of another stream.
+        """The start and the end of a partition.
 
-        The service names them when a partition is read at a moment outside its life. Where it does not, the
-        start is searched for in what the stream keeps.
+        The end of an open partition is now. Returns None for a partition of another stream.
+
+        The service names them if a partition is read at a time outside its lifetime. If it does not, the
+        start is searched for within the retention of the stream.
 
         Args:
             token: The partition.
             now: The service's time.
-            deadline: When it has to be over.
+            deadline: The time limit.
             hold: The caller.
         """
         earliest = self.earliest(now, deadline, hold)
@@ -197,7 +200,7 @@ class Source:
         return after, now
 
     def _refusal(self, token: str, at: int, deadline: Deadline, hold: Hold) -> Exception | None:
-        """Why a partition cannot be read at a moment; None when it can."""
+        """The reason why a partition cannot be read at a given time; None if it can be read."""
         window = self.window(token, at, at, deadline, hold)
         try:
             while window.next() is not None:
@@ -211,9 +214,9 @@ class Source:
         return None
 
     def watches_whole(self, shape: Shape, deadline: Deadline, hold: Hold) -> bool:
-        """Whether the stream watches all columns: it may be altered while it is read.
+        """True if the stream watches all columns. It may be altered while it is read.
 
-        The service is asked again when a record has new columns, except for the first record.
+        The service is asked again if a record has new columns, except for the first record.
         """
         if shape not in self._checked:
             if self._checked and self.whole:
@@ -226,12 +229,12 @@ class Source:
     def translated(
         self, error: Exception, at: int, deadline: Deadline, hold: Hold, token: str | None = None
     ) -> ProviderFault | None:
-        """The fault for an error of a read; None where `classify` knows the meaning.
+        """The fault for an error of a read; None if `classify` knows the meaning.
 
         Args:
-            error: What gRPC raised.
-            at: Where the read started.
-            deadline: When it has to be over.
+            error: The error that gRPC raised.
+            at: The time at which the read started.
+            deadline: The time limit.
             hold: The caller.
             token: The partition that a position belongs to; None for a start.
         """

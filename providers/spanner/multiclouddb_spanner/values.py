@@ -1,8 +1,9 @@
 """Converts Spanner's values to Python values and to our JSON format; pure.
 
-In a change record a value is JSON in a form of the service: INT64 and NUMERIC are texts, BYTES are base64,
-JSON is a text that has to be parsed again. In Python they are `int`, `Decimal`, `bytes` and so on. TIMESTAMP,
-DATE and INTERVAL stay texts: a timestamp has nine digits after the point, and a datetime has six.
+In a change record, a value is JSON in the service's own format: INT64 and NUMERIC are texts, BYTES is base64,
+and JSON is a text that must be parsed again. In Python these values are `int`, `Decimal`, `bytes` and so on.
+TIMESTAMP, DATE and INTERVAL stay texts, because a timestamp has nine decimal digits and a datetime has only
+six.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _MOST_DIGITS: Final = 150_000  # PostgreSQL's numeric has 147,455 digits
 
 
 def converter(kind: Mapping[str, Any]) -> Converter | None:
-    """The function that converts a column's value to a Python value; None where it need not be converted.
+    """The function that converts a column's value to a Python value; None if no conversion is needed.
 
     Args:
-        kind: The column's type, as the record has it: `{"code": "ARRAY", "array_element_type": {…}}`.
+        kind: The column's type, in the form of the record: `{"code": "ARRAY", "array_element_type": {…}}`.
 
     Raises:
         ValueError: The type is unknown.
@@ -62,7 +63,7 @@ def _each(element: Converter) -> Converter:
 
 
 def _is_null(value: Any, element: Converter) -> bool:
-    """The emulator writes a null inside an array as the text NULL, which is no value of these types."""
+    """The emulator writes a null inside an array as the text NULL, which is not a value of these types."""
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 
 
@@ -73,7 +74,7 @@ def _integer(raw: Any) -> int:
 
 
 def _float(raw: Any) -> float:
-    # NaN and the infinities come as texts.
+    # NaN and the infinities are sent as texts.
     if type(raw) is bool or not isinstance(raw, int | float | str):
         raise TypeError("not a number")
     return float(raw)
@@ -122,7 +123,7 @@ _PYTHON: Final[Mapping[str, Converter | None]] = {
 
 def _json_float(raw: Any) -> JsonValue:
     number = _float(raw)
-    # The difference is a number only for a finite number.
+    # The difference is a number only if the value is finite.
     if number - number == 0:
         return number
     value: JsonValue = orjson.loads(encode_json(number))

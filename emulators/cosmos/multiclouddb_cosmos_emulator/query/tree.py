@@ -203,7 +203,7 @@ class Select:
         value: True for `SELECT VALUE`.
         distinct: True for `SELECT DISTINCT`.
         top: The argument of `TOP`.
-        source: None where there is no `FROM`.
+        source: None if there is no `FROM`.
         source_text: `FROM` and `JOIN` as written.
         joins: The joins, in order.
         where: The filter.

@@ -40,7 +40,7 @@ class Collection:
         images: The content of a change in the log.
         partition_key: Names of the components that make up the partition key, or None for the
             first one, whatever its name.
-        retention: How many microseconds changes are meant to be kept, or None for ever.
+        retention: The number of microseconds for which changes should be kept, or None for ever.
         created_seq: The head of the store when it was created.
         trimmed: The highest seq that was removed from its log.
     """

@@ -23,7 +23,7 @@ __all__ = ["ConnectionPool", "Interrupt", "Monitor", "Version", "connect", "snap
 
 _READ_BUSY_SECONDS: Final = 0.8
 _READ_CACHE_KIB: Final = 4096
-# Held for microseconds, but a signal handler that forks may have stopped the holder.
+# It is held for microseconds, but a signal handler that forks may have stopped the holder.
 _LOCK_SECONDS: Final = 1.0
 
 Version: TypeAlias = tuple[Identity, int, int]

@@ -146,7 +146,7 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
 
 def _is_empty(connection: sqlite3.Connection, path: str) -> bool:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    # SQLite takes a file of one byte for an empty one and would overwrite it.
+    # SQLite mistakes a file of one byte for an empty file and would overwrite it.
     return bool(tables == 0) and os.stat(path).st_size != 1
 
 
