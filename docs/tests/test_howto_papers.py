@@ -75,7 +75,13 @@ def test_files_that_are_named_are_there(paper):
     files = {text for text in quoted if re.fullmatch(r"[\w./-]+(\.md|\.py|\.toml|\.txt|/|/run)", text)}
     assert len(files - {"dist/"}) > 1
     built = {"dist/"}
-    homes = (ROOT, ROOT / "multiclouddb_spi", ROOT / "providers/dynamo/multiclouddb_dynamo")
+    homes = (
+        ROOT,
+        ROOT / "multiclouddb_api",
+        ROOT / "multiclouddb_spi",
+        ROOT / "providers/dynamo/multiclouddb_dynamo",
+        ROOT / "spark/pyspark_multiclouddb",
+    )
     assert [name for name in files - built if not any((home / name).exists() for home in homes)] == []
 
 
@@ -97,7 +103,8 @@ def test_targets_and_knobs_that_are_named_exist():
     targets = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
     assert targets >= {"setup", "test", "lint", "wheels", "lock"}
     assert targets <= set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    folders = (ROOT / "tests", ROOT / "spark/tests")
+    tests = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
     for knob in re.findall(r"MULTICLOUDDB_[A-Z_]+", text):
         assert f'"{knob}"' in tests
 

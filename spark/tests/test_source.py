@@ -278,12 +278,11 @@ class TestErrors:
                 {"maxRecords": "5"},
                 "maxrecords: is not an option of this source; did you mean maxRecordsPerTrigger?",
             ),
-            ({"startingPosition": "later"}, "startingPosition: is 'later'; write beginning, now, or"),
-            ({"url": "embeded:///x.db"}, "provider: 'embeded' is not known; did you mean 'embedded'?"),
             (
-                {"url": "cosmos://host"},
-                "provider: 'cosmos' is not installed; run: pip install \"multiclouddb[cosm",
+                {"startingPosition": "later"},
+                "startingPosition: is 'later'; write beginning, now, snapshot, or",
             ),
+            ({"url": "embeded:///x.db"}, "provider: 'embeded' is not known; did you mean 'embedded'?"),
         ],
     )
     def test_wrong_option_is_one_clear_line_at_load(self, spark, source, options, message):
