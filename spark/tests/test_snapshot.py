@@ -5,7 +5,7 @@ import json
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pyspark_multiclouddb import merge_into_delta
+from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.opening import settings_of
@@ -223,8 +223,6 @@ class TestRefusals:
 
 def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(spark, source, tmp_path):
     """The sink fails after its commit, and another query continues."""
-    from deltalake import DeltaTable
-
     fill(source)
     table, died = tmp_path / "table", []
 
@@ -251,7 +249,7 @@ def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(s
     with pytest.raises(Exception, match="killed"):
         run()
     run()
-    found = DeltaTable(table).to_pyarrow_dataset().scanner(use_threads=False).to_table().to_pylist()
+    found = live_rows(table).read_all().to_pylist()
     documents = {json.loads(row["key"])["id"]: json.loads(row["new_item_state"]) for row in found}
     assert documents == source.documents
 
