@@ -419,7 +419,7 @@ class Feed(ABC):
 
     @abstractmethod
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Where reading `partition_ids`, whose positions have expired, can resume; must end by the `deadline`.
+        """Where reading `partition_ids`, whose positions have expired, can resume; ends by the `deadline`.
 
         The engine also asks for undiscovered parents of a merged child, to learn whether they can still be
         discovered: it stops waiting for a parent that is neither a seed nor listed. And it asks for all
