@@ -178,7 +178,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _replace(path: Path, draft: Path, text: bytes) -> None:
     """Replace a file. After a crash at any point, either the old or the new file exists and is complete."""
-    # The lock is held, so an existing draft was left behind by a crash.
+    # The lock is held, so an existing draft comes from a crash.
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(text)

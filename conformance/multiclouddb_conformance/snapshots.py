@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from multiclouddb_api import BackfillDone, ChangeFeedPage, MulticloudDbKey, Snapshot, SnapshotStarted
+import pytest
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeFeedPage,
+    MulticloudDbKey,
+    Snapshot,
+    SnapshotOrder,
+    SnapshotStarted,
+)
 from multiclouddb_conformance.collection import Collection
 from multiclouddb_conformance.sink import Sink
 
-__all__ = ["Between", "Source", "changes", "is_done", "started_of", "until_equal", "walk"]
+__all__ = [
+    "INTERLEAVED",
+    "ORDERED",
+    "ORDERS",
+    "Between",
+    "Source",
+    "changes",
+    "is_done",
+    "started_of",
+    "until_equal",
+    "walk",
+]
+
+ORDERS: Final = [
+    pytest.param(
+        order,
+        id=order.value,
+        marks=[pytest.mark.needs("interleaved")] if order is SnapshotOrder.INTERLEAVED else [],
+    )
+    for order in SnapshotOrder
+]
+"""Every order of a scan, for a parameter of a test."""
+ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
+INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
 Between: TypeAlias = Callable[[int], None]
 """Called after each page with its number."""

@@ -15,7 +15,7 @@ __all__ = ["TestLateSiblings", "TestUncovered"]
 
 
 def _troubled(collection: Collection, script: FaultScript) -> MulticloudDbClient:
-    """A client whose reader answers as the script says, because no real service can be told to do so."""
+    """A client whose reader answers as the script says: no real service does so on request."""
     harness = collection.harness
     return open_client(FaultyPlugin(harness.plugin, script), harness.config())
 

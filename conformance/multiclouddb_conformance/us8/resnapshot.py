@@ -20,6 +20,9 @@ from multiclouddb_api import (
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_conformance.snapshots import (
+    INTERLEAVED,
+    ORDERED,
+    ORDERS,
     Source,
     changes,
     is_done,
@@ -30,16 +33,6 @@ from multiclouddb_conformance.snapshots import (
 __all__ = ["TestResnapshot", "TestSnapshotUnderLoad"]
 
 _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
-_ORDERS: Final = [
-    pytest.param(
-        order,
-        id=order.value,
-        marks=[pytest.mark.needs("interleaved")] if order is SnapshotOrder.INTERLEAVED else [],
-    )
-    for order in SnapshotOrder
-]
-_ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
-_INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
 
 @pytest.mark.requires(_SNAPSHOT)
@@ -48,7 +41,7 @@ class TestSnapshotUnderLoad:
     """A target that merges by key and `order_key` equals the source, whatever happens meanwhile."""
 
     @pytest.mark.parametrize("size", [1, 5])
-    @pytest.mark.parametrize("order", _ORDERS)
+    @pytest.mark.parametrize("order", ORDERS)
     def test_updates_deletes_and_creates_during_the_scan(
         self, collection: Collection, order: SnapshotOrder, size: int
     ) -> None:
@@ -60,7 +53,7 @@ class TestSnapshotUnderLoad:
         assert page is not None
         until_equal(source, sink, page.continuation_token)
 
-    @pytest.mark.parametrize("order", _ORDERS)
+    @pytest.mark.parametrize("order", ORDERS)
     def test_a_lost_token_repeats_and_loses_nothing(
         self, collection: Collection, order: SnapshotOrder
     ) -> None:
@@ -88,7 +81,7 @@ class TestSnapshotUnderLoad:
         until_equal(source, sink, str(start))
 
     @pytest.mark.needs("split", "merge")
-    @pytest.mark.parametrize("order", _ORDERS)
+    @pytest.mark.parametrize("order", ORDERS)
     def test_splits_and_merges_during_the_scan(self, collection: Collection, order: SnapshotOrder) -> None:
         source, sink = Source(collection), Sink()
         source.fill(12)
@@ -117,7 +110,7 @@ class TestSnapshotUnderLoad:
             if 1 < number < 6:
                 source.put(f"k{number}", 100 + number)
 
-        kinds = [event.backfilled for page in walk(collection, _ORDERED, 1, between) for event in page.events]
+        kinds = [event.backfilled for page in walk(collection, ORDERED, 1, between) for event in page.events]
         assert kinds == sorted(kinds, reverse=True)
         assert kinds.count(True) >= 10
 
@@ -150,7 +143,7 @@ class TestResnapshot:
         source.put("k0", 300)
         source.delete("k1")
         source.put("k5", 300)
-        _heal(source, sink, _INTERLEAVED)
+        _heal(source, sink, INTERLEAVED)
 
     @pytest.mark.needs("trim", "read_past_trim")
     def test_an_expired_position_begins_another_snapshot(self, collection: Collection) -> None:

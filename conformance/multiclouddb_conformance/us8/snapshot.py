@@ -28,6 +28,9 @@ from multiclouddb_api import (
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_conformance.snapshots import (
+    INTERLEAVED,
+    ORDERED,
+    ORDERS,
     Source,
     is_done,
     started_of,
@@ -39,16 +42,6 @@ __all__ = ["TestNoSnapshot", "TestSnapshot"]
 
 _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
-_ORDERS: Final = [
-    pytest.param(
-        order,
-        id=order.value,
-        marks=[pytest.mark.needs("interleaved")] if order is SnapshotOrder.INTERLEAVED else [],
-    )
-    for order in SnapshotOrder
-]
-_ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
-_INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
 
 @pytest.mark.requires(_SNAPSHOT)
@@ -56,7 +49,7 @@ _INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 class TestSnapshot:
     """The rows, the notices and the token."""
 
-    @pytest.mark.parametrize("order", _ORDERS)
+    @pytest.mark.parametrize("order", ORDERS)
     def test_the_first_page_pins_the_changes_and_has_no_rows(
         self, collection: Collection, order: SnapshotOrder
     ) -> None:
@@ -70,7 +63,7 @@ class TestSnapshot:
         assert page.diagnostics.snapshot is not None
 
     @pytest.mark.parametrize("size", [1, 3, 0])
-    @pytest.mark.parametrize("order", _ORDERS)
+    @pytest.mark.parametrize("order", ORDERS)
     def test_every_row_comes_once_and_then_the_end(
         self, collection: Collection, order: SnapshotOrder, size: int
     ) -> None:
@@ -86,7 +79,7 @@ class TestSnapshot:
 
     def test_a_row_says_what_it_is(self, collection: Collection) -> None:
         collection.fill(5)
-        first, *pages = walk(collection, _ORDERED)
+        first, *pages = walk(collection, ORDERED)
         rows = [event for page in pages for event in page.events if event.backfilled]
         assert len(rows) == 5
         for event in rows:
@@ -100,12 +93,12 @@ class TestSnapshot:
     def test_the_floor_lies_above_every_earlier_change(self, collection: Collection) -> None:
         collection.fill(5)
         earlier = collection.read(collection.begin, 5)
-        floor = started_of(collection.page(_ORDERED)).floor
+        floor = started_of(collection.page(ORDERED)).floor
         assert all(event.order_key < floor for event in earlier)
 
     def test_the_floor_lies_below_every_later_change(self, collection: Collection) -> None:
         collection.fill(5)
-        first = collection.page(_ORDERED)
+        first = collection.page(ORDERED)
         for number in range(5):
             collection.put(f"k{number}", n=100 + number)
         later = [
@@ -119,7 +112,7 @@ class TestSnapshot:
 
     def test_a_row_has_the_same_id_whenever_it_is_read(self, collection: Collection) -> None:
         collection.fill(8)
-        first = collection.page(_ORDERED)
+        first = collection.page(ORDERED)
         runs = [
             {
                 event.key: event.event_id
@@ -135,17 +128,17 @@ class TestSnapshot:
     def test_two_snapshots_have_different_ids(self, collection: Collection) -> None:
         collection.fill(3)
         runs = [
-            {event.event_id for page in walk(collection, _ORDERED) for event in page.events} for _ in range(2)
+            {event.event_id for page in walk(collection, ORDERED) for event in page.events} for _ in range(2)
         ]
         assert not runs[0] & runs[1]
 
-    @pytest.mark.parametrize("order", _ORDERS)
+    @pytest.mark.parametrize("order", ORDERS)
     def test_an_empty_collection_is_over_at_once(self, collection: Collection, order: SnapshotOrder) -> None:
         pages = list(walk(collection, Snapshot(order)))
         assert [event for page in pages for event in page.events] == []
         assert [is_done(page) for page in pages].count(True) == 1
 
-    @pytest.mark.parametrize("order", _ORDERS)
+    @pytest.mark.parametrize("order", ORDERS)
     def test_no_page_is_idle_before_the_end_and_the_watermark_stays(
         self, collection: Collection, order: SnapshotOrder
     ) -> None:
@@ -170,7 +163,7 @@ class TestSnapshot:
                 source.put(f"k{number}", 100 + number)
 
         kinds = [
-            event.backfilled for page in walk(collection, _ORDERED, size, between) for event in page.events
+            event.backfilled for page in walk(collection, ORDERED, size, between) for event in page.events
         ]
         assert kinds == sorted(kinds, reverse=True)
         assert False in kinds
@@ -185,7 +178,7 @@ class TestSnapshot:
             source.put(f"new{number}", number)
             assert number < 200
 
-        for page in walk(collection, _INTERLEAVED, 2, between):
+        for page in walk(collection, INTERLEAVED, 2, between):
             kinds += [event.backfilled for event in page.events]
             if is_done(page):
                 break
@@ -219,7 +212,7 @@ class TestSnapshot:
         collection.fill(3)
         mode = NewItemStateMode.OMIT
         events = [
-            event for page in walk(collection, _ORDERED, new_item_state_mode=mode) for event in page.events
+            event for page in walk(collection, ORDERED, new_item_state_mode=mode) for event in page.events
         ]
         assert [event.new_item_state for event in events if event.backfilled] == [None] * 3
 
