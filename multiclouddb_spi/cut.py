@@ -6,8 +6,8 @@ the service sends a second time.
 
 The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
 a mark shows which change of the order was delivered last. Spanner's transactions with one commit timestamp
-are such orders. If the changes have no order, the position names each delivered change. It never names changes
-of other commits, so a cursor stays short.
+are such orders. If the changes have no order, the position names each delivered change. It never names
+changes of other commits, so a cursor stays short.
 """
 
 from __future__ import annotations

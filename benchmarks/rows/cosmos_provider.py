@@ -166,3 +166,34 @@ def cosmos_ranges_by_hand(bench: Bench) -> Iterator[Sides]:
             lambda: _all_ranges(server, token, _LATENCY)[0],
             lambda: _one_by_one(server, container, continuation),
         )
+
+
+def _idle(server: Account, token: str, calls: int) -> Done:
+    requests = 0
+    with on_client_core(), connect(server.config()) as client:
+        client.read_changes(ChangeFeedRequest(ADDRESS, FromContinuationToken(token)))
+        began = time.perf_counter()
+        for _ in range(calls):
+            page = client.read_changes(ChangeFeedRequest(ADDRESS, FromContinuationToken(token)))
+            requests, token = requests + page.diagnostics.requests, page.continuation_token
+        seconds = time.perf_counter() - began
+    return Done(requests, seconds=seconds, notes={"requests a call": requests / calls})
+
+
+@row(
+    "cosmos-thousand",
+    title="Cosmos DB, 1,000 ranges",
+    unit="ranges/s",
+    goal=0.8,
+    same_work=False,
+    about=(
+        "Calls on an idle feed of 1,000 ranges. In a loop that waits, each range is asked at most once in "
+        "ten seconds: 6,000 requests a minute for all of them."
+    ),
+    against="The same on a feed of 100 ranges: a call takes time in proportion to the ranges.",
+)
+def cosmos_thousand(bench: Bench) -> Iterator[Sides]:
+    """A call is linear in ranges."""
+    with account(bench.size(1000, 50)) as wide, account(bench.size(100, 5)) as narrow:
+        tokens = _start(wide), _start(narrow)
+        yield Sides(lambda: _idle(wide, tokens[0], 2), lambda: _idle(narrow, tokens[1], 20))
