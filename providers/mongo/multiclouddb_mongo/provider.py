@@ -140,7 +140,7 @@ class MongoProvider(Provider):
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel all readers, close all cursors and the library's client; do not wait for a hanging server."""
+        """Cancel all readers, close all cursors and the own client; do not wait for a hanging server."""
         self._closer.end()
         readers = list(self._readers)
         for reader in readers:
