@@ -38,9 +38,7 @@ _MICROSECOND: Final = 1
 _SECOND: Final = 1_000_000
 
 _PLAIN: Final = {
-    Capability.CHANGE_FEED: CapabilityNote(
-        Support.NATIVE, "several processes can use the same file"
-    ),
+    Capability.CHANGE_FEED: CapabilityNote(Support.NATIVE, "several processes can use the same file"),
     Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
         Support.NATIVE, "changes are kept until EmbeddedStore.trim removes them"
     ),
