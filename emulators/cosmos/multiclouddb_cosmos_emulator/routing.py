@@ -114,7 +114,9 @@ def _refuse_triggers(request: Request) -> None:
 
 
 def _refined(operation: str, request: Request) -> str:
-    """A POST creates, queries or sends a batch; a GET of documents lists them or reads the change feed."""
+    """Decides the operation by headers: a POST creates, queries or sends a batch, and a GET of documents
+    lists them or reads the change feed.
+    """
     if operation in _QUERIES:
         content = request.headers.get("content-type", "")
         if operation == "CreateItem" and request.flag("x-ms-cosmos-is-query-plan-request"):
