@@ -114,8 +114,9 @@ def _refuse_triggers(request: Request) -> None:
 
 
 def _refined(operation: str, request: Request) -> str:
-    """Decides the operation by headers: a POST creates, queries or sends a batch, and a GET of documents
-    lists them or reads the change feed.
+    """Decide by the headers which operation a request is.
+
+    A POST creates, queries or sends a batch. A GET of documents lists them or reads the change feed.
     """
     if operation in _QUERIES:
         content = request.headers.get("content-type", "")
