@@ -1,4 +1,5 @@
-"""The program that `test_bounded.py` runs: one micro-batch of any size, and a driver that takes little.
+"""The program that `test_bounded.py` runs: one micro-batch of any size, and a driver with little memory for
+results.
 
     python bounded.py FOLDER RESULT_SIZE
 

@@ -15,7 +15,7 @@ class Source:
 
     Attributes:
         store: The store.
-        truth: Every change so far: (type, key, document).
+        truth: Returns every change so far: (type, key, document).
     """
 
     def __init__(self, store):

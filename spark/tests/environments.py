@@ -43,7 +43,7 @@ def environment(version):
     """The folder with PySpark of a version; the first call of a user fetches it.
 
     Raises:
-        ServerUnavailableError: pip failed, or what it brought is not what we know.
+        ServerUnavailableError: pip failed, or the package has another digest.
     """
     return _fetched(DIGESTS[version], ["--no-binary=:all:", f"pyspark=={version}"], _unpack)
 

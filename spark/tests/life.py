@@ -1,4 +1,4 @@
-"""The program that `test_versions.py` runs on each version of Spark: what a query does in its life.
+"""The program that `test_versions.py` runs on each version of Spark: the whole life of a query.
 
     python life.py FOLDER PART
 
@@ -95,7 +95,7 @@ def ended_runs():
 
 
 def unknown_position():
-    """The one configuration in which Spark 4.0 and 4.1 do not say where the checkpoint stands."""
+    """The one configuration in which Spark 4.0 and 4.1 do not report the checkpoint's position."""
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")
     path = folder / "ended-checkpoint/offsets"
     before = sorted(file.name for file in path.iterdir())

@@ -1,4 +1,4 @@
-"""Runs `database_life.py` on a version of Spark, and looks for secrets in all that is left."""
+"""Runs `database_life.py` on a version of Spark, and searches all its output for secrets."""
 
 import json
 import os
@@ -22,8 +22,8 @@ def live(folder, version, options, count, secrets, write=None, **environ):
         folder: An empty folder.
         version: The version of PySpark.
         options: The options of the source.
-        count: How many events the feed has.
-        secrets: What must not be found.
+        count: The number of events in the feed.
+        secrets: The secrets that must not be found.
         write: Makes the events, for a database whose queries start at now; there is no kill then.
         environ: Variables of the environment.
     """

@@ -1,4 +1,4 @@
-"""Spark Connect: a client without our package; the server has it."""
+"""Tests Spark Connect with a client that does not have our package; the server has it."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def serving(*folders):
 
 
 def run_client(address, folder, *folders):
-    """What the client found, on a path that leads to no package of ours."""
+    """The report of the client, whose path contains none of our packages."""
     ran = subprocess.run(
         [sys.executable, "-S", str(CLIENT), address, str(folder)],
         env=environ(*folders, packages()),
@@ -82,7 +82,7 @@ def check_client(found, source, written, folder):
 
 @pytest.mark.parametrize("version", [pyspark.__version__, "4.0.5"])
 def test_batch_stream_sink_and_errors(source, tmp_path, version):
-    """Server and client are of one version."""
+    """Server and client have the same version."""
     source.write(60)
     source.split()
     source.write(60)

@@ -202,7 +202,7 @@ def test_importing_it_does_not_import_spark():
 
 
 def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
-    """All tools of the machine are there except Java."""
+    """The path has all tools of the machine except Java."""
     monkeypatch.undo()
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -43,7 +43,7 @@ class Follower:
             time.sleep(0.002)
 
     def files(self):
-        """How many commits and marks there are: the progress of a run."""
+        """The number of commits and marks, which shows the progress of a run."""
         places = ("table/_delta_log/*.json", "checkpoint/offsets/*", "checkpoint/commits/*")
         return sum(len(list(self.folder.glob(place))) for place in places)
 
@@ -84,7 +84,7 @@ def marks(folder, kind):
 
 @pytest.mark.timeout(900)  # it starts Spark four times
 def test_table_equals_the_source_after_kills_at_every_stage(source, tmp_path):
-    """Each start begins with the batch that the last kill interrupted."""
+    """Each run begins with the batch that the last kill has interrupted."""
     source.write(150)
 
     # In the first batch, which fixes the start: it is planned but not finished.

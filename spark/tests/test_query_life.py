@@ -54,7 +54,7 @@ class Query(RuleBasedStateMachine):
         self.write(0, 3)
 
     def heads(self, original):
-        """While a batch is planned, the database goes on."""
+        """Changes the database while a batch is planned."""
 
         def ask(feed, *arguments):
             while self.during:
@@ -64,7 +64,7 @@ class Query(RuleBasedStateMachine):
         return ask
 
     def restart(self):
-        """Another process plans from here on; that of Spark 4.0 is told where the log ends."""
+        """Continue with another process that plans. Spark 4.0 tells its process where the log ends."""
         connection.close_connections()
         self.reader = (PlainStreamReader if self.plain else ChangeFeedStreamReader)(self.settings)
         if self.plain and self.log:
@@ -113,7 +113,7 @@ class Query(RuleBasedStateMachine):
             self.restart()
 
     def plan_and_read(self, replays=False):
-        """One micro-batch; False when there was none."""
+        """One micro-batch; False if there was no batch."""
         start = self.log[-1] if self.log else through_json(self.reader.initialOffset())
         if self.plain:
             end = self.reader.latestOffset()

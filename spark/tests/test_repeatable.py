@@ -1,4 +1,4 @@
-"""A micro-batch read again gives the same rows, whatever was written, split or merged since.
+"""Tests that a repeated micro-batch has the same rows, whatever was written, split or merged since.
 
 The reader is driven as Spark drives it: pickled, and with offsets that went through JSON.
 """

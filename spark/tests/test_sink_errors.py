@@ -1,4 +1,4 @@
-"""What the sink refuses: one clear error, and nothing is written before it."""
+"""Tests what the sink refuses: with one clear error, and before anything is written."""
 
 import subprocess
 import sys

@@ -65,7 +65,7 @@ class Query:
             self.reader.partitions(self.log[-1], self.log[-1])
 
     def plan(self):
-        """Plan one micro-batch; None when there is nothing to read."""
+        """Plan one micro-batch; None if there is nothing to read."""
         start = self.log[-1] if self.log else self.reader.initialOffset()
         if self.plain:
             end = self.reader.latestOffset()

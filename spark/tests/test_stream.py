@@ -342,7 +342,7 @@ class TestIdlePosition:
 
 
 def test_children_are_saved_before_they_are_read(simulation):
-    """They are named in a call in which only the position of another partition moves."""
+    """The children are named in a call in which only another partition's position moves."""
     keys = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
     simulation.delay_children("p0", 3)
     reader = simulated()
@@ -370,7 +370,7 @@ class TestIdleFeedOverRetention:
         return {**pinned, "c": {"p": [entry for entry in pinned["c"]["p"] if entry[0] == "p0"]}}
 
     def days(self, simulation, offset, **options):
-        """One run each night, after which the log is cut."""
+        """There is one run each night, and the log is cut after each run."""
         for _ in range(3):
             simulation.write(simulation.owners["p1"], {"n": 1})
             reader = simulated(**options)

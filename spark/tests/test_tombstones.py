@@ -1,4 +1,4 @@
-"""An older change after a newer one, in each way in which it can arrive, and what is deleted."""
+"""Tests each way in which an older change can arrive after a newer one, and the deletion of tombstones."""
 
 import random
 from datetime import UTC, datetime, timedelta

@@ -41,12 +41,12 @@ class DefaultSource(DataSource):
 
 
 class Life:
-    """What the program saw on one version.
+    """The results of the program on one version.
 
     Attributes:
         version: The version of PySpark.
-        facts: What the program noted.
-        written: The ids of all events, as this process reads them.
+        facts: The values that the program recorded.
+        written: The ids of all events, read by this process.
     """
 
     def __init__(self, version, folder):
@@ -91,7 +91,7 @@ class Life:
 
 @pytest.fixture(scope="module")
 def building():
-    """The other versions are fetched while the first one runs."""
+    """Fetches the other versions while the first one runs."""
     with build_in_background() as process:
         yield
         process.wait()
