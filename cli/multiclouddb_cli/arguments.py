@@ -1,4 +1,4 @@
-"""Turns arguments into values; a wrong argument is a usage error that names the option."""
+"""Converts command-line arguments to values; a wrong argument is a usage error that names the option."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def _wrong(option: str, problem: str) -> typer.BadParameter:
 
 
 def to_config(url: str) -> ClientConfig:
-    """A URL, or the path of a TOML file, where secrets can come from the environment."""
+    """Read a URL, or the path of a TOML file, which may take secrets from the environment."""
     if "://" not in url and url.endswith(".toml"):
         return ClientConfig.from_toml(url)
     return ClientConfig.from_url(url)
 
 
 def to_address(text: str) -> ResourceAddress:
-    """`DATABASE/COLLECTION`, or the collection alone."""
+    """Read an address: `DATABASE/COLLECTION`, or the collection alone."""
     database, slash, collection = text.partition("/")
     if not slash:
         database, collection = "", text
@@ -74,7 +74,7 @@ def to_address(text: str) -> ResourceAddress:
 
 
 def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope]:
-    """The target and the scope: a collection, or with `--scope` a database or a cluster."""
+    """Read the target and the scope: a collection, or with `--scope` a database or a cluster."""
     kind = _to_scope(scope)
     match kind:
         case EntireCluster():
@@ -91,7 +91,7 @@ def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope
 
 
 def to_start(text: str, *, snapshots: bool = False) -> StartPosition:
-    """`beginning`, `now`, a time, `@FILE` with a token, or `snapshot` where snapshots are read."""
+    """Read a start: `beginning`, `now`, a time, `@FILE` with a token, or `snapshot` if accepted."""
     if text in _SNAPSHOTS:
         if not snapshots:
             raise _wrong("--from", f"{text!r} is only for tail: it reads every row")
@@ -115,7 +115,7 @@ def to_start(text: str, *, snapshots: bool = False) -> StartPosition:
 
 
 def to_token(text: str, option: str = "TOKEN") -> str:
-    """The token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
+    """Read a token: the token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
     if text == "-":
         text = _stripped(sys.stdin.read(_MOST_CHARACTERS), option, "standard input")
     elif text.startswith("@"):
@@ -145,7 +145,7 @@ def _stripped(text: str, option: str, where: str) -> str:
 
 
 def _to_scope(text: str) -> FeedScope:
-    """`collection`, `database`, `cluster`, `partition:ID`, `descendants:ID` or `key:JSON`."""
+    """Read a scope: `collection`, `database`, `cluster`, `partition:ID`, `descendants:ID` or `key:JSON`."""
     kind, _, value = text.partition(":")
     if text in _WHOLE:
         return _WHOLE[text]
@@ -157,7 +157,7 @@ def _to_scope(text: str) -> FeedScope:
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
-    """A partition key: a JSON object with its components in their order."""
+    """Read a partition key: a JSON object with its components in their order."""
     try:
         components: Any = decode_json(text)
         if isinstance(components, dict) and components:
@@ -168,7 +168,7 @@ def to_key(text: str, option: str) -> MulticloudDbKey:
 
 
 def to_state(text: str) -> NewItemStateMode:
-    """`omit`, `include` or `require`."""
+    """Read a mode of the documents: `omit`, `include` or `require`."""
     if text not in _MODES:
         raise _wrong("--state", f"{text!r} is not one of {', '.join(_MODES)}")
     return _MODES[text]

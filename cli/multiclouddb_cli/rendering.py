@@ -1,4 +1,4 @@
-"""Events and notices as lines."""
+"""Prints events and notices as lines."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TYPE_COLUMNS: Final = 6
 
 
 def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool = False) -> str:
-    """Time, type, key and the beginning of the document.
+    """Return the time, type, key and the beginning of the document on one line.
 
     Args:
         event: The change.
-        columns: The width for the line; the key is never cut.
-        colour: True to colour the type.
-        address: True to show the location of the document.
+        columns: The width of the line; the key is never cut.
+        colour: True to print the type in colour.
+        address: True to show which collection the document is in.
     """
     kind = event.type.value.ljust(_TYPE_COLUMNS)
     words = [rfc3339(event.timestamp), kind, *([printable(str(event.address))] if address else [])]

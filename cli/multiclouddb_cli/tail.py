@@ -42,18 +42,18 @@ _PIPE_COLUMNS: Final = 160
 
 @attrs.frozen
 class Wish:
-    """The settings of a tail: the target and the output.
+    """The settings of a `tail` command: the target and the output.
 
     Attributes:
-        address: The collection, database or cluster.
-        start: The start position when there is no checkpoint.
+        address: The collection, database or cluster to follow.
+        start: The start position, used if there is no checkpoint.
         scope: The part of the target to follow.
-        state: Whether events carry documents.
-        checkpoint: The file that keeps the position, or None.
-        as_json: Print one JSON event per line.
-        until_idle: End after the first idle page.
-        max_events: End after this many events, or None.
-        skip_poison: Skip records that cannot be decoded.
+        state: Whether events include documents.
+        checkpoint: The file that stores the position, or None.
+        as_json: True to print one JSON event per line.
+        until_idle: True to end after the first idle page.
+        max_events: The number of events after which to end, or None.
+        skip_poison: True to skip records that cannot be decoded.
     """
 
     address: ResourceAddress
@@ -67,7 +67,7 @@ class Wish:
     skip_poison: bool = False
 
     def request(self) -> ChangeFeedRequest:
-        """The request for the read."""
+        """Return the request for the read."""
         return ChangeFeedRequest(
             self.address,
             self.start,
@@ -81,9 +81,8 @@ def tail(config: ClientConfig, wish: Wish) -> None:
     """Print events until the feed is idle, ends, or the user stops it.
 
     Raises:
-        MulticloudDbError: A read or the checkpoint failed.
-        BrokenPipeError: The output has no reader.
-        typer.Exit: A signal ended it.
+        MulticloudDbError: If a read or the checkpoint failed.
+        BrokenPipeError: If the output has no reader. typer.Exit: If a signal ended the command.
     """
     request, grumbler = wish.request(), _Grumbler()
     with Interrupt() as interrupt, connect(config, observer=grumbler) as client:
@@ -119,7 +118,10 @@ def _changes(
 
 
 def _follow(changes: ChangeFeedIterator, wish: Wish) -> None:
-    """Print pages. The iterator saves the position after a page when it is asked for the next one."""
+    """Print pages. Print the pages.
+
+    The iterator saves the position after a page when the next page is requested.
+    """
     wide = isinstance(wish.scope, EntireDatabase | EntireCluster)
     printer = _Printer(as_json=wish.as_json, address=wide)
     left = wish.max_events
@@ -138,7 +140,7 @@ def _page_size(events: int | None) -> int:
 
 
 class _Printer:
-    """Prints pages; the output has left this process when `print` returns."""
+    """Prints pages; when `print` returns, the output has left this process."""
 
     def __init__(self, *, as_json: bool, address: bool) -> None:
         self._as_json, self._address = as_json, address
@@ -147,7 +149,7 @@ class _Printer:
         self._progress = ScanProgress()
 
     def print(self, page: ChangeFeedPage) -> None:
-        """Events to stdout, everything else to stderr."""
+        """Print events to stdout, and everything else to stderr."""
         self._progress.clear()
         if not page.events:
             check_reader()
@@ -166,7 +168,7 @@ class _Printer:
         self._progress.show(page.diagnostics.snapshot)
 
     def _complain(self, page: ChangeFeedPage) -> None:
-        """Report each error of a partition once, not with every page."""
+        """Report each error of a partition only once, not with every page."""
         troubles = dict(page.diagnostics.partition_errors)
         for name, text in troubles.items():
             if self._troubles.get(name) != text:
@@ -178,7 +180,7 @@ class _Grumbler(Observer):
     """Reports retries, so that an outage does not look like a feed without changes.
 
     Attributes:
-        muted: Set at the end: closing cancels reads, and their retries need no report.
+        muted: A flag that is set at the end: closing cancels reads, and their retries need no report.
     """
 
     muted = False
@@ -186,7 +188,7 @@ class _Grumbler(Observer):
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
     ) -> None:
-        """Print the retry on stderr."""
+        """Print the retry to stderr."""
         if self.muted:
             return
         line = f"{partition_id}: {reason}; trying again in {wait_seconds:.1f}s"

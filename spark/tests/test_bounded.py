@@ -1,4 +1,4 @@
-"""Tests a micro-batch that is too large for the driver to collect: the stream must not be stuck for ever."""
+"""Tests a micro-batch that is larger than the driver accepts: the stream must not stop forever."""
 
 import random
 from pathlib import Path
@@ -20,7 +20,7 @@ RESULT_SIZE = "1m"
 
 
 def fill(source):
-    """Writes about ten times as much as the sink collects at a time, for one micro-batch."""
+    """Write about ten times as much as the sink collects at a time, in one micro-batch."""
     for number in range(KEYS):
         key, document = f"k{number}", {"n": number, "text": "x" * 800}
         source.store.put("orders", key, document)
@@ -49,7 +49,7 @@ def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source
 
 
 def read_counted(frame, file):
-    """The same DataFrame. Each task that reads it writes a line to a file."""
+    """Return the same frame; each task that reads it leaves a line in a file."""
 
     def counted(batches):
         with file.open("a") as lines:

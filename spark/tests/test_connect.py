@@ -1,4 +1,4 @@
-"""Tests Spark Connect with a client that does not have our package; the server has it."""
+"""Tests Spark Connect with a client that lacks this project's package; only the server has it."""
 
 import json
 import os
@@ -25,18 +25,18 @@ SECONDS = 300
 
 
 def packages():
-    """The folder with all packages but ours: those of this workspace are on the path by other means."""
+    """Return a folder with all packages except this project's."""
     return str(Path(pyspark.__file__).parents[1])
 
 
 def environ(*folders):
-    """The environment of a process with some folders before all others on its path."""
+    """Return the environment of a process with some folders before all others on its path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
 @contextmanager
 def serving(*folders):
-    """A server on this machine; its address."""
+    """Start a server on this machine and return its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -52,7 +52,7 @@ def serving(*folders):
 
 
 def run_client(address, folder, *folders):
-    """The report of the client, whose path contains none of our packages."""
+    """Return what the client found, with a path that leads to none of this project's packages."""
     ran = subprocess.run(
         [sys.executable, "-S", str(CLIENT), address, str(folder)],
         env=environ(*folders, packages()),

@@ -1,4 +1,4 @@
-"""Tests what `.load()` refuses: before anything is opened, and with an error of one line."""
+"""Tests what is refused when a source is loaded: before anything is opened, and with one clear line."""
 
 import pytest
 

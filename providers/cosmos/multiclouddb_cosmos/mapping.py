@@ -1,4 +1,4 @@
-"""Items of a change feed as events and as Arrow; pure."""
+"""Maps the items of a change feed to events and to Arrow; pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["CosmosMapper"]
 _TYPES: Final = dict(zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE), strict=True))
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
-"""What the service adds to a document."""
+"""The properties that the service adds to a document."""
 
 
 def _events(records: Records, view: View) -> list[ChangeEvent]:
@@ -108,7 +108,7 @@ def _event_ids(
 
 
 def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
-    """The times. Items of the same second share one object."""
+    """The times. Convert seconds to times; items of the same second share one object."""
     previous, moment, moments = None, None, []
     for data in datas:
         seconds = data["crts"]
@@ -119,7 +119,7 @@ def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
 
 
 def _state(item: Item, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The document as it was written, without the properties that the service added."""
+    """Return the document as it was written, without the properties that the service added."""
     if data["operationType"] == "delete":
         return None
     state: dict[str, Any] = item["current"].copy()
@@ -166,7 +166,7 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
 
 
 def _json(value: Mapping[str, Any] | None) -> bytes | None:
-    """The text that `encode_json` writes."""
+    """Return the text that `encode_json` writes."""
     if value is None:
         return None
     try:
@@ -208,13 +208,13 @@ class CosmosMapper(Mapper):
     """Maps the records of one range.
 
     Attributes:
-        view: The properties that their events share.
+        view: The properties that all events of the range share.
     """
 
     view: View
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
-        """The position after the first `count` records."""
+        """Return the position after the first `count` records."""
         return cursor_of(place_after(records, count))
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
