@@ -75,8 +75,8 @@ class ChangeFeedIterator:
     continues from there.
 
     Retryable failures are retried with growing, jittered waits. An outage is reported within 2 seconds, and
-    then every 30 seconds: in the log (`multiclouddb.iterator`, WARNING), and to `Observer.outage`. `CONFLICT` means that somebody else
-    has saved the checkpoint in the meantime.
+    then every 30 seconds: in the log (`multiclouddb.iterator`, WARNING), and to `Observer.outage`. `CONFLICT`
+    means that somebody else has saved the checkpoint in the meantime.
 
     A partition that has ended ends the iteration. With the scope
     `PhysicalPartition(…, with_descendants=True)`, reading continues in the partitions that replace it.

@@ -63,10 +63,10 @@ class Outage:
         if now - self._asked_at < _FAILING_SECONDS or not self._is_due(now):
             return
         failure = reason()
-        if failure is None and self._began is None:
-            # A service that is only slow must not fill the log.
-            if now - self._silent_from < _SILENT_SECONDS or not self._is_long_ago(now):
-                return
+        is_silent = now - self._silent_from >= _SILENT_SECONDS
+        # A service that is only slow must not fill the log.
+        if failure is None and self._began is None and not (is_silent and self._is_long_ago(now)):
+            return
         self._report(now, failure or self._reason or _SILENCE)
 
     def failed(self, reason: str) -> None:

@@ -27,7 +27,7 @@ from multiclouddb_mongo.partitions import (
     find,
     resolve,
 )
-from multiclouddb_mongo.pymongo_internals import Closer, flush, hushed, interrupt, reach, retried
+from multiclouddb_mongo.pymongo_internals import Closer, fail_soon, flush, hushed, interrupt, reach, retried
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.segment_reader import SegmentReader
 from multiclouddb_mongo.source import Source
@@ -116,6 +116,7 @@ class MongoProvider(Provider):
         are read from the log.
         """
         address = resolve(spec, self._database)
+        fail_soon(self._client, deadline)
         reach(self._client, deadline)
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
