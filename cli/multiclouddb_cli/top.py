@@ -18,14 +18,11 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     FeedEnded,
-    FeedScope,
     FromContinuationToken,
     MulticloudDbError,
-    NewItemStateMode,
     Observer,
     OperationDiagnostics,
     ResourceAddress,
-    StartPosition,
 )
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.positions import Standing, read_standings
@@ -47,7 +44,7 @@ from multiclouddb_spi.continuation.token import decode_token
 __all__ = ["top"]
 
 _COLUMNS: Final = ("partition", "state", "events", "events/s", "position", "time", "kept for", "trouble")
-_SPARE: Final = ("time",)
+_SPARE: Final = ("time", "position", "kept for", "state")
 _IDLE_SECONDS: Final = 0.05
 _LINES_AROUND: Final = 8
 
@@ -185,8 +182,7 @@ class Board:
 
 def top(
     config: ClientConfig,
-    target: tuple[ResourceAddress, FeedScope],
-    start: StartPosition,
+    request: ChangeFeedRequest,
     interval: float,
     *,
     once: bool,
@@ -195,8 +191,7 @@ def top(
 
     Args:
         config: How to reach the database.
-        target: The target and the scope.
-        start: The start position.
+        request: The feed and the start position.
         interval: Seconds between two tables.
         once: One table only.
 
@@ -204,8 +199,6 @@ def top(
         MulticloudDbError: An error that a retry does not fix.
         BrokenPipeError: The output has no reader.
     """
-    address, scope = target
-    request = ChangeFeedRequest(address, start, scope, new_item_state_mode=NewItemStateMode.OMIT)
     meter = Meter()
     told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))
     with Session(told_always, request, meter) as session:

@@ -15,6 +15,7 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
+    ResourceAddress,
     Support,
 )
 from multiclouddb_mongo.commands import Commands
@@ -25,6 +26,7 @@ from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.partitions import (
     check_provisioned,
     find,
+    list_collections,
     resolve,
 )
 from multiclouddb_mongo.pymongo_internals import Closer, fail_soon, flush, hushed, interrupt, reach, retried
@@ -125,6 +127,15 @@ class MongoProvider(Provider):
             self._client, spec, address, self._closer, images=found.images, splits=splits, sharded=sharded
         )
         return MongoFeed(source, found, self._readers)
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """The collections of a database, by default of the connection string's, else of all.
+
+        See `SupportsCollections`.
+        """
+        fail_soon(self._client, deadline)
+        reach(self._client, deadline)
+        return retried(self._client, lambda: list_collections(self._client, database or self._database))
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of PyMongo."""
