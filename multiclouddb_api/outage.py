@@ -15,8 +15,8 @@ __all__ = ["Outage", "answered", "still_waiting"]
 
 _log = logging.getLogger("multiclouddb.iterator")
 
-_FAILING_SECONDS: Final = 1.0
-_SILENT_SECONDS: Final = 1.5
+_FAILING_SECONDS: Final = 0.5
+_SILENT_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 30.0
 _SILENCE: Final = "the service has not answered yet"
 
@@ -25,7 +25,7 @@ class Outage:
     """The outage of one feed, if there is one; used by one thread.
 
     A read that fails is reported at once. While a read is running, the engine says that it still waits
-    (`still_waiting`). A failed try is then reported after a second, and no answer at all after 1.5 seconds.
+    (`still_waiting`). A failed try is then reported after half a second, and no answer at all after a second.
 
     Args:
         address: The collection that is read.

@@ -147,7 +147,7 @@ class TestARunningRead:
         assert "not answered" in reason
 
     def test_that_fails_for_a_moment_is_not(self):
-        told = run(waits(0.8, "busy"))
+        told = run(waits(0.3, "busy"))
         assert (told.outages, told.ends) == ([], [])
 
     def test_that_waits_for_news_is_not(self):

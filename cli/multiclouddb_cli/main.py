@@ -300,4 +300,18 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal's encoding lacks is written as an escape.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    app()
+    try:
+        app()
+    except SystemExit as error:
+        if error.code:
+            _end(int(error.code))
+        raise
+
+
+def _end(code: int) -> None:
+    """End at once: a call to a host that does not answer would keep its thread, and so the process, alive."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code)

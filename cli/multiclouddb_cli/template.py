@@ -1,7 +1,7 @@
 """`--format`: a line for each event, in the form of kcat.
 
     %k  key as JSON               %y  type                %t  DATABASE/COLLECTION
-    %s  document as JSON          %S  its length          %o  order key
+    %s  document as JSON          %S  its bytes, or -1    %o  order key
     %O  old document as JSON      %p  partition           %T  time in ms since 1970
     %i  event id                  %%  a percent sign      %{PATH}  a value, such as %{key.id}
 
@@ -32,7 +32,7 @@ _SHORT: Final = {"new": "new_item_state", "old": "old_item_state"}
 _LETTERS: Final[dict[str, _Piece]] = {
     "k": lambda _, fields: _text(fields["key"]),
     "s": lambda _, fields: _json(fields["new_item_state"]),
-    "S": lambda _, fields: str(len(_json(fields["new_item_state"]).encode())),
+    "S": lambda _, fields: str(_length(fields["new_item_state"])),
     "O": lambda _, fields: _json(fields["old_item_state"]),
     "y": lambda _, fields: str(fields["type"]),
     "t": lambda _, fields: str(fields["address"]),
@@ -119,6 +119,11 @@ def _constant(text: str) -> _Piece:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else _json(value)
+
+
+def _length(state: Any) -> int:
+    """The bytes of a document; -1 for none, as in kcat."""
+    return -1 if state is None else len(orjson.dumps(state))
 
 
 def _json(value: Any) -> str:
