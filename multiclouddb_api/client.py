@@ -131,6 +131,11 @@ class MulticloudDbClient:
         """The configuration of this client."""
         return self._config
 
+    @property
+    def observer(self) -> Observer | None:
+        """The observer of this client, or None."""
+        return self._observer
+
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
     ) -> ChangeFeedPage:

@@ -150,7 +150,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send a request. Send a request; if it is for a page, examine the answer first."""
+        """Send a request; if it is for a page, examine the answer first."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
             return super().send(request, **kwargs)

@@ -28,7 +28,7 @@ def test_its_lines_can_be_read_again(world, where, tmp_path):
     assert said("tail", *where, "--from", "now", "--until-idle", *checkpoint) == ""
     world.container.upsert_item({"id": "o-1", "pk": "a", "n": 1})
     world.container.delete_item("o-1", "a")
-    lines = said("tail", *where, "--until-idle", "--json", *checkpoint).splitlines()
+    lines = said("tail", *where, "--until-idle", "--exact", *checkpoint).splitlines()
     assert [event_from_json(line).type.value for line in lines] == ["CREATE", "DELETE"]
 
 

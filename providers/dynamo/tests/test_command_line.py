@@ -122,7 +122,7 @@ class TestTail:
         found = {}
         for item in json.loads(said("partitions", url_of(scripted), TABLE, "--json")):
             scope = f"partition:{item['partition_id']}"
-            words = ("--from", "beginning", "--until-idle", "--json", "--scope", scope)
+            words = ("--from", "beginning", "--until-idle", "--exact", "--scope", scope)
             lines = said("tail", url_of(scripted), TABLE, *words).splitlines()
             found[item["native_id"]] = {event_from_json(line).key.components["pk"] for line in lines}
         for number in range(20):
@@ -286,7 +286,7 @@ class TestFailures:
         put(scripted, "o-1")
         words = (
             "tail", url_of(scripted), TABLE, "--from", "beginning", "--until-idle",
-            "--checkpoint", tmp_path / "position", "--json",
+            "--checkpoint", tmp_path / "position", "--exact",
         )  # fmt: skip
         said(*words)
         put(scripted, "o-2")

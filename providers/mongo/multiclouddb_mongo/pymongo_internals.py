@@ -37,6 +37,7 @@ __all__ = [
     "Rows",
     "Stream",
     "buffered",
+    "fail_soon",
     "flush",
     "hushed",
     "inner_cursor",
@@ -53,6 +54,7 @@ Rows: TypeAlias = Cursor[Any]
 
 _CLOSE_SECONDS: Final = 0.5
 _DEAF_SECONDS: Final = 5.0
+_REFUSED_SECONDS: Final = 3.0
 _NO_SECONDS: Final = 0.001
 # PyMongo looks at the time twice a second.
 _TELL_SECONDS: Final = 0.75
@@ -176,6 +178,29 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
             client.admin.command("ping", read_preference=client.read_preference)
     except ServerSelectionTimeoutError:
         raise
+    except PyMongoError:
+        return  # the call itself reports what else is wrong
+
+
+def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
+    """Before the first call: do not wait for long if every server is refused or unknown.
+
+    While a primary is elected, the other servers answer. So if no server does, waiting helps less than an
+    error that says why.
+
+    Raises:
+        ServerSelectionTimeoutError: Every server is refused or unknown; it says why.
+    """
+    seconds = min(_REFUSED_SECONDS, client.options.server_selection_timeout)
+    if client.topology_description.has_known_servers or deadline.remaining() < 2 * seconds:
+        return
+    try:
+        with pymongo.timeout(seconds):
+            client.admin.command("ping", read_preference=client.read_preference)
+    except ServerSelectionTimeoutError:
+        servers = client.topology_description.server_descriptions().values()
+        if all(server.error is not None for server in servers):
+            raise
     except PyMongoError:
         return  # the call itself reports what else is wrong
 

@@ -294,7 +294,7 @@ class TestOutage:
         return [thread for thread in threading.enumerate() if thread.name.startswith("multiclouddb")]
 
     def test_does_not_hold_up_the_end_of_the_program(self, proxied, client, items, trouble):
-        words = ["tail", proxied.uri(), f"{items.database.name}/{COLLECTION}", "--from", "now", "--json"]
+        words = ["tail", proxied.uri(), f"{items.database.name}/{COLLECTION}", "--from", "now", "--exact"]
         command = [sys.executable, "-m", "multiclouddb_cli", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
             try:

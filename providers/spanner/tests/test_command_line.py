@@ -54,7 +54,7 @@ class TestTail:
 
     def test_as_json_they_can_be_read_again(self, orders, where):
         orders.put(["o-1", 2**62, None])
-        (line,) = said("tail", *where, "--from", "beginning", "--until-idle", "--json").splitlines()
+        (line,) = said("tail", *where, "--from", "beginning", "--until-idle", "--exact").splitlines()
         assert event_from_json(line).new_item_state == {"id": "o-1", "n": 2**62, "text": None}
 
 

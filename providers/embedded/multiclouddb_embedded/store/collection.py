@@ -21,6 +21,7 @@ __all__ = [
     "Images",
     "check_shape",
     "find_collection",
+    "list_collections",
     "make_room",
     "remove_collection",
 ]
@@ -83,6 +84,12 @@ class Collection:
                 f"has the partition key ({', '.join(names)}), {self.name!r} has ({', '.join(wanted)})",
                 "begin the key with those components, in that order, and give partition_components to match",
             )
+
+
+def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
+    """The addresses of all collections, or of those of one database."""
+    rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
+    return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
 
 
 def find_collection(connection: sqlite3.Connection, database: str, name: str) -> Collection:

@@ -146,7 +146,7 @@ class EmbeddedStore:
                 changes. Its `images` and `partition_key` must equal the given ones.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if a collection with that name exists and is neither dropped nor kept.
+            MulticloudDbError: `CONFLICT` if such a collection exists and is neither dropped nor kept.
         """
         address = ResourceAddress(database, name)
         check_shape(address, partitions, images, partition_key, retention)
