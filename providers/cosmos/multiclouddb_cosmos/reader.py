@@ -234,10 +234,11 @@ class CosmosReader(Reader):
     def _pause(self) -> float:
         """The pause before the next call to an idle range.
 
-        It grows after each call, and with many idle ranges.
+        It grows after each call. With many ranges it is longer from the first one on, because calls to those
+        that are read to their end would delay the ranges that are not.
         """
-        most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
-        return min(most, _FIRST_PAUSE * (1 << min(self._empty - 1, 8)))
+        shared = len(self._source.readers) / _IDLE_CALLS_A_SECOND
+        return max(shared, min(_MOST_PAUSE, _FIRST_PAUSE * (1 << min(self._empty - 1, 8))))
 
 
 def _before(records: Records, until: Place) -> tuple[Records, bool]:
