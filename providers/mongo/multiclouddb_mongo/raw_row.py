@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator
+from collections.abc import ItemsView, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, Final
 
 from bson.codec_options import CodecOptions
@@ -10,7 +11,7 @@ from bson.raw_bson import RawBSONDocument
 
 from multiclouddb_mongo.values import CODEC
 
-__all__ = ["ROW_CODEC", "RawRow"]
+__all__ = ["ROW_CODEC", "RawRow", "bytes_of"]
 
 
 class RawRow(RawBSONDocument):
@@ -57,6 +58,14 @@ class RawRow(RawBSONDocument):
         if self._document is None:
             self._document = RawBSONDocument(self._bytes, self._options)
         return self._document
+
+
+_BYTES: Final = attrgetter("_bytes")
+
+
+def bytes_of(rows: Iterable[RawRow]) -> list[bytes]:
+    """The bytes of rows, as copies where PyMongo gives views of an answer."""
+    return list(map(bytes, map(_BYTES, rows)))
 
 
 ROW_CODEC: Final[CodecOptions[RawRow]] = CODEC.with_options(document_class=RawRow)

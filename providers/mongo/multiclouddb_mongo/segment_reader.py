@@ -15,6 +15,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from multiclouddb_api import Notice
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.pymongo_internals import Rows, next_answer
+from multiclouddb_mongo.raw_row import bytes_of
 from multiclouddb_mongo.rows import RowMapper
 from multiclouddb_mongo.scan_position import MAX_KEY, Range
 from multiclouddb_mongo.scan_source import ScanSource
@@ -136,7 +137,7 @@ class SegmentReader(Reader):
         if self._cancelled.is_set():  # it was closed meanwhile, so it is not known what is left
             self._close_cursor()
             raise cancelled()
-        rows = [bytes(each.raw) for each in answer]
+        rows = bytes_of(answer)
         self._rows = RowMapper(self._view, self._plan_id, self._place).unread(self._place, rows)
         if not cursor.alive:
             self._exhausted = True
