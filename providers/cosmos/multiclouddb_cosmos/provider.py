@@ -21,7 +21,7 @@ from multiclouddb_spi.connection import checked_native
 __all__ = ["CAPABILITIES", "PLUGIN", "CosmosPlugin", "CosmosProvider"]
 
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
-_NO_WIDER: Final = "a feed is of one container; read each container with EntireCollection()"
+_NO_WIDER: Final = "a feed covers one container; read each container with EntireCollection()"
 _START: Final = (
     "a feed with all versions and deletes starts at now or at a token; ask for a backfill with "
     "provider_options=CosmosOptions(backfill=True), or start at Now()"

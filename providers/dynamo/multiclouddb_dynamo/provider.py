@@ -26,7 +26,7 @@ from multiclouddb_spi.connection import checked_native
 __all__ = ["CAPABILITIES", "PLUGIN", "DynamoPlugin", "DynamoProvider"]
 
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
-_NO_WIDER: Final = "a stream is of one table; read each table with EntireCollection()"
+_NO_WIDER: Final = "a stream covers one table; read each table with EntireCollection()"
 
 CAPABILITIES: Final = CapabilitySet(
     {
@@ -47,9 +47,10 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: each item as it is when it is read, so the stream has to catch up before a target "
-            'equals the table; the floor is "00", below every change; needs dynamodb:Scan; consistent reads '
-            "of all items: 2 TB are about 537 million read units (native_charge, max_scan_rate)",
+            "convergent: shows each item as it is when it is read, so a target equals the table only after "
+            'the stream has caught up; the floor is "00", below every change; needs dynamodb:Scan; '
+            "consistent reads of all items: 2 TB are about 537 million read units (native_charge, "
+            "max_scan_rate)",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for streams of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
