@@ -22,7 +22,6 @@ from multiclouddb_api import (
     EntireCollection,
     EntireDatabase,
     ErrorCategory,
-    ErrorDetail,
     FeedScope,
     FromContinuationToken,
     LogicalPartition,
@@ -30,6 +29,7 @@ from multiclouddb_api import (
     MulticloudDbKey,
     NewItemStateMode,
     PhysicalPartition,
+    ProviderOptions,
     invalid_request,
 )
 from multiclouddb_api.redaction import rfc3339
@@ -139,21 +139,29 @@ class Verdict:
         return min((seconds for seconds in told if seconds is not None), default=None)
 
 
-def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_json: bool) -> None:
-    """Print whether the token can be resumed.
+def check(
+    config: ClientConfig,
+    token: str,
+    key: MulticloudDbKey | None,
+    options: ProviderOptions | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print whether the token resumes.
 
     Raises:
         MulticloudDbError: The error of a read from the token; `INVALID_REQUEST` for a foreign token.
         typer.BadParameter: If the token belongs to one partition key, and `key` is a different key.
     """
     envelope = decode_token(token)
-    _check_provider(config, envelope)
+    _check_provider(config, envelope, options)
     request = ChangeFeedRequest(
         envelope.address,
         FromContinuationToken(token),
         _scope(config, envelope, key),
         new_item_state_mode=NewItemStateMode.OMIT,
         max_page_size=1,
+        provider_options=options,
     )
     with Session(config, request) as session:
         whole = _read(session, request)
@@ -211,18 +219,17 @@ def _one_key(envelope: Envelope, key: MulticloudDbKey | None) -> LogicalPartitio
     return scope
 
 
-def _check_provider(config: ClientConfig, envelope: Envelope) -> None:
+def _check_provider(config: ClientConfig, envelope: Envelope, options: ProviderOptions | None) -> None:
     if envelope.provider_id != config.provider:
         raise invalid_request(
             "continuation_token",
             f"is of provider {envelope.provider_id!r}, not {config.provider!r}",
             "give the URL of the database that it came from",
         )
-    if envelope.options_digest:
-        raise MulticloudDbError(
-            "the token was made with provider options that change positions, which the command line "
-            "cannot set; read one page from it in the application",
-            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, config.provider, "token check"),
+    if envelope.options_digest and options is None:
+        raise typer.BadParameter(
+            "the token was made with provider options that change positions: give them",
+            param_hint="--option NAME=VALUE",
         )
 
 

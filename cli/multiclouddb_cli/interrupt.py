@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, MulticloudDbClient, OperationOptions
-
-__all__ = ["Interrupt", "InterruptibleReader"]
+__all__ = ["Interrupt"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -62,22 +60,3 @@ class Interrupt:
             self.stop()
         if again or self._reading or self.stop is None:
             raise KeyboardInterrupt
-
-
-class InterruptibleReader:
-    """A client whose reads a signal may interrupt.
-
-    Args:
-        client: Reads the pages.
-        interrupt: Handles the signals.
-    """
-
-    def __init__(self, client: MulticloudDbClient, interrupt: Interrupt) -> None:
-        self._client, self._interrupt = client, interrupt
-
-    def read_changes(
-        self, request: ChangeFeedRequest, options: OperationOptions | None = None
-    ) -> ChangeFeedPage:
-        """One page."""
-        with self._interrupt.reading():
-            return self._client.read_changes(request, options)

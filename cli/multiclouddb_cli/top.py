@@ -18,14 +18,11 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     FeedEnded,
-    FeedScope,
     FromContinuationToken,
     MulticloudDbError,
-    NewItemStateMode,
     Observer,
     OperationDiagnostics,
     ResourceAddress,
-    StartPosition,
 )
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.positions import Standing, read_standings
@@ -47,7 +44,7 @@ from multiclouddb_spi.continuation.token import decode_token
 __all__ = ["top"]
 
 _COLUMNS: Final = ("partition", "state", "events", "events/s", "position", "time", "kept for", "trouble")
-_SPARE: Final = ("time",)
+_SPARE: Final = ("time", "position", "kept for", "state")
 _IDLE_SECONDS: Final = 0.05
 _LINES_AROUND: Final = 8
 
@@ -188,8 +185,7 @@ class Board:
 
 def top(
     config: ClientConfig,
-    target: tuple[ResourceAddress, FeedScope],
-    start: StartPosition,
+    request: ChangeFeedRequest,
     interval: float,
     *,
     once: bool,
@@ -197,18 +193,15 @@ def top(
     """Show the feed until it is over or the user stops it.
 
     Args:
-        config: The configuration for reaching the database.
-        target: The target and the scope to show.
-        start: The start position.
-        interval: The number of seconds between two tables.
+        config: How to reach the database.
+        request: The feed and the start position.
+        interval: Seconds between two tables.
         once: One table only.
 
     Raises:
         MulticloudDbError: An error that a retry does not fix.
         BrokenPipeError: If the output has no reader.
     """
-    address, scope = target
-    request = ChangeFeedRequest(address, start, scope, new_item_state_mode=NewItemStateMode.OMIT)
     meter = Meter()
     told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))
     with Session(told_always, request, meter) as session:

@@ -26,7 +26,7 @@ _MESSAGES: Final = {
 
 @attrs.frozen
 class Fail:
-    """The request is answered with an error.
+    """Answers the request with an error.
 
     Attributes:
         status: The HTTP status.
@@ -58,14 +58,14 @@ class Drop:
 
 @attrs.frozen
 class Slow:
-    """The request is answered late."""
+    """Delays the answer to the request."""
 
     seconds: float
 
 
 @attrs.frozen
 class Act:
-    """A function is called before the request is served."""
+    """Calls a function before the request is served."""
 
     act: Callable[[], object]
 

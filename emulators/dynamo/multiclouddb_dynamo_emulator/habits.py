@@ -30,7 +30,7 @@ class ChildFilter(Enum):
 
 
 class Remains(Enum):
-    """What remains of a shard that is older than the retention."""
+    """What the service still answers about a shard that is older than the retention."""
 
     UNLISTED = "unlisted"
     """Nothing: `ResourceNotFoundException`."""

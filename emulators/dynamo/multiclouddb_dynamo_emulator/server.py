@@ -200,7 +200,7 @@ class ScriptedStreams:
             return children
 
     def grow(self, stream: str, total: int, open_shards: int, records: int = 0) -> None:
-        """Split until the wanted number of shards is open, then roll over until the total is reached.
+        """Split shards until the wanted number is open, then roll shards over until the total is reached.
 
         Args:
             stream: The stream.

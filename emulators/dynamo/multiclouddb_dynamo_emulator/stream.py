@@ -26,7 +26,7 @@ _OLD_VIEWS: Final = {"OLD_IMAGE", "NEW_AND_OLD_IMAGES"}
 
 
 class Stream:
-    """A stream; the lock of the store guards it.
+    """A stream. The lock of the store protects it.
 
     Attributes:
         arn: An id for one incarnation of one table's stream.

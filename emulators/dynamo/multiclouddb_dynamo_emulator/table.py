@@ -21,7 +21,7 @@ VIEWS: Final = ("KEYS_ONLY", "NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES")
 
 
 class Table:
-    """A table; the lock of the store guards it.
+    """A table. The lock of the store protects it.
 
     Attributes:
         arn: Its ARN.

@@ -158,6 +158,18 @@ class Calls:
             key.get("kind") == "MultiHash",
         )
 
+    def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """The containers of a database, or of all databases of the account."""
+        client = self._connected()
+        names = [database]
+        if database is None:
+            names = [each["id"] for each in client.list_databases(**_limits(deadline))]
+        return [
+            ResourceAddress(name, each["id"])
+            for name in names
+            for each in client.get_database_client(str(name)).list_containers(**_limits(deadline))
+        ]
+
     def ranges(self, address: ResourceAddress) -> list[KeyRange]:
         """Return the current ranges of all partitions, from the service."""
         listed = self.container(address).read_feed_ranges(force_refresh=True)

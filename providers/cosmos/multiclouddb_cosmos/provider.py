@@ -7,7 +7,14 @@ from typing import ClassVar, Final
 
 from azure.cosmos import CosmosClient
 
-from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, Support
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ClientConfig,
+    ResourceAddress,
+    Support,
+)
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
@@ -76,6 +83,10 @@ class CosmosProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
         """Find the container. Open a feed; only the first read shows whether the account has the feed."""
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """The containers of a database, or of all databases of the account; see `SupportsCollections`."""
+        return self._calls.addresses(database, deadline)
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of azure-cosmos."""

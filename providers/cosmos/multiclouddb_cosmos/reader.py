@@ -234,10 +234,11 @@ class CosmosReader(Reader):
     def _pause(self) -> float:
         """Return the pause before the next call to an idle range.
 
-        The pause grows after each call, and with the number of idle ranges.
+        The pause grows after each call. With many ranges even the first pause is longer, because calls to
+        ranges without new changes would delay the calls to the other ranges.
         """
-        most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
-        return min(most, _FIRST_PAUSE * (1 << min(self._empty - 1, 8)))
+        shared = len(self._source.readers) / _IDLE_CALLS_A_SECOND
+        return max(shared, min(_MOST_PAUSE, _FIRST_PAUSE * (1 << min(self._empty - 1, 8))))
 
 
 def _before(records: Records, until: Place) -> tuple[Records, bool]:

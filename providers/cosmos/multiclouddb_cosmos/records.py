@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from operator import lt
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -156,12 +157,10 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
         placed: True to give every item its place within its LSN, even an item that is alone there.
     """
     lsns = _lsns(items, place.etag)
-    distinct = len(set(lsns)) == len(lsns)
     if (
         not placed
-        and distinct
         and place.inner is None
-        and lsns == sorted(lsns)
+        and all(map(lt, lsns, lsns[1:]))
         and (not lsns or lsns[0] > place.etag)
     ):
         return Records(items, lsns)
@@ -364,7 +363,7 @@ def name_of(components: Mapping[str, Any]) -> str:
 
 def order_key(lsn: int) -> str:
     """Return text that sorts like the number."""
-    return f"{lsn:020d}"
+    return str(lsn).zfill(20)
 
 
 def place_after(records: Records, count: int) -> Place:

@@ -25,6 +25,8 @@ from azure.cosmos import CosmosClient
 from azure.cosmos.documents import ConnectionPolicy
 from azure.cosmos.exceptions import CosmosHttpResponseError
 from requests.adapters import HTTPAdapter
+from requests.structures import CaseInsensitiveDict
+from requests.utils import default_headers, get_encoding_from_headers
 from urllib3.util.retry import Retry
 
 from multiclouddb_cosmos.config import CosmosConfig
@@ -52,6 +54,11 @@ _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
 _EARLY_SECONDS: Final = 10
 _NO_ITEMS: Final = b'{"Documents":[]}'
+_PLAIN: Final = frozenset(
+    {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
+)
+"""The arguments of a request that azure-cosmos makes."""
+_USUAL: Final = {name: default_headers()[name] for name in ("Accept-Encoding", "Connection")}
 _THREAD: Final = "cosmos-endpoint-refresh"
 
 
@@ -99,6 +106,7 @@ class _Session(requests.Session):
         super().__init__()
         self.auth = _unchanged
         self._settings: dict[tuple[Any, ...], Any] = {}
+        self._urls: dict[str, str] = {}
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
         """Merge the settings as requests does, but remember the result."""
@@ -106,6 +114,48 @@ class _Session(requests.Session):
         if asked not in self._settings:
             self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
         return dict(self._settings[asked])
+
+    def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
+        """As in requests, but a plain read is sent with fewer steps.
+
+        For each request, the library requests merges and checks settings, headers and cookies. That takes a
+        quarter of the CPU time of a call. A read of azure-cosmos needs none of it: the headers are complete,
+        and the service sets no cookies. A request that uses anything else goes the usual way.
+        """
+        if method != "GET" or args or not kwargs.keys() <= _PLAIN or kwargs["data"] or kwargs["files"]:
+            return super().request(method, url, *args, **kwargs)
+        settings = self.merge_environment_settings(
+            url, kwargs["proxies"] or {}, False, kwargs["verify"], kwargs["cert"]
+        )
+        asked = requests.PreparedRequest()
+        asked.method, asked.url = method, self._prepared(url)
+        asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
+        answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
+        # One read of everything. The library's own steps of 10 KB take as long as parsing the page.
+        answer._content = b"".join(answer.iter_content(None))
+        return answer
+
+    def _prepared(self, url: str) -> str:
+        """The URL as requests writes it; remembered, because there is one for each container."""
+        found = self._urls.get(url)
+        if found is None:
+            asked = requests.PreparedRequest()
+            asked.prepare_url(url, None)
+            found = self._urls[url] = str(asked.url)
+        return found
+
+
+class _Adapter(HTTPAdapter):
+    """An adapter that reads no cookies from answers."""
+
+    def build_response(self, req: Any, resp: Any) -> requests.Response:
+        """The answer, without its body."""
+        answer = requests.Response()
+        answer.status_code, answer.reason = resp.status, resp.reason
+        answer.headers = CaseInsensitiveDict(resp.headers)
+        answer.encoding = get_encoding_from_headers(answer.headers)
+        answer.raw, answer.url, answer.request = resp, req.url, req
+        return answer
 
 
 def _unchanged(request: Any) -> Any:
@@ -123,7 +173,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
 
     def __init__(self, connections: int) -> None:
         session = _Session()
-        adapter = HTTPAdapter(
+        adapter = _Adapter(
             pool_connections=connections,
             pool_maxsize=connections,
             max_retries=Retry(total=False, redirect=False, raise_on_status=False),
@@ -150,7 +200,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send a request. Send a request; if it is for a page, examine the answer first."""
+        """Send a request; if it is for a page, examine the answer first."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
             return super().send(request, **kwargs)

@@ -120,6 +120,18 @@ class Calls:
             items=answer.get("ItemCount") or 0,
         )
 
+    def table_names(self, deadline: Deadline) -> list[str]:
+        """The names of all tables of the region."""
+        names: list[str] = []
+        for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
+            names += self._told(page).get("TableNames", ())
+            if deadline.passed():
+                raise ProviderFault.of(
+                    ErrorCategory.TRANSIENT_FAILURE,
+                    f"listing the tables takes too long; {len(names)} were found so far; try again",
+                )
+        return names
+
     def describe_stream(
         self, arn: str, deadline: Deadline, *, after: str | None = None, parent: str | None = None
     ) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
+    ResourceAddress,
     Support,
+    invalid_request,
 )
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
@@ -87,6 +89,12 @@ class DynamoProvider(Provider):
         table, arn = find_table(self._calls, spec.address)
         check_table(table, spec)
         return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """The tables of the region; see `SupportsCollections`."""
+        if database is not None:
+            raise invalid_request("database", f"is {database!r}", "DynamoDB has no databases: leave it out")
+        return [ResourceAddress(collection=name) for name in self._calls.table_names(deadline)]
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of boto3."""

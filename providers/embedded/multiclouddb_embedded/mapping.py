@@ -161,16 +161,17 @@ def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[A
     column = records.column(name)
     if column is None:
         return [None] * (stop - start)
-    if _TAGGED in column:
-        values = [decode_json(text) for text in records.texts(name, start, stop)]
-    else:
-        if stop - start != records.count:
-            column = _SEPARATOR.join(records.texts(name, start, stop))
-        values = orjson.loads(b"[%b]" % column.replace(_SEPARATOR, b","))
-    if len(values) != stop - start or not {dict, type(None)}.issuperset(map(type, values)):
-        raise ValueError("not one JSON object a row")
-    if name == "keys" and not all(values):
-        raise ValueError("a key is empty")
+    if stop - start != records.count:
+        column = _SEPARATOR.join(records.texts(name, start, stop))
+    values: list[Any] = orjson.loads(b"[%b]" % column.replace(_SEPARATOR, b","))
+    if len(values) != stop - start:
+        raise ValueError("not one value a row")
+    if b"$" in column and _TAGGED in column:  # the search for one byte is faster by far
+        for index, text in enumerate(records.texts(name, start, stop)):
+            if _TAGGED in text:
+                values[index] = decode_json(text)
+    if not {dict, type(None)}.issuperset(map(type, values)) or (name == "keys" and not all(values)):
+        raise ValueError("not one JSON object a row, or an empty key")
     return values
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
 
-from multiclouddb_api import CapabilitySet, ClientConfig, invalid_request
+from multiclouddb_api import CapabilitySet, ClientConfig, ResourceAddress, invalid_request
 from multiclouddb_embedded.config import EmbeddedConfig, EmbeddedOptions
 from multiclouddb_embedded.errors import PROVIDER_ID, classify, missing_file
 from multiclouddb_embedded.feed import EmbeddedFeed
@@ -16,7 +16,7 @@ from multiclouddb_embedded.partitions import check_images
 from multiclouddb_embedded.profile import PLAIN, Profile, check_spec
 from multiclouddb_embedded.source import OpenStore, Source, scope_of
 from multiclouddb_embedded.store import EmbeddedStore
-from multiclouddb_embedded.store.collection import MAIN, find_collection
+from multiclouddb_embedded.store.collection import MAIN, find_collection, list_collections
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor
 from multiclouddb_embedded.store.schema import check_store
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
@@ -66,6 +66,11 @@ class EmbeddedProvider(Provider):
             collection = find_collection(connection, database, spec.address.collection)
         check_images(collection, spec)
         return EmbeddedFeed(Source(store, spec, scope_of(collection, spec, store.profile)))
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """The collections of the store; see `SupportsCollections`."""
+        with self._store.reading(deadline) as connection:
+            return list_collections(connection, database)
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of SQLite or the file system."""

@@ -24,17 +24,24 @@ from multiclouddb_spi import (
 __all__ = ["EmbeddedReader"]
 
 
-# The rows to read next: at least one, then as many as are wanted and fit into the byte limit.
-_BOUND: Final = """
-SELECT count(*), max(seq) FROM (
-    SELECT seq, volume - size AS before FROM log
-    WHERE partition = :partition AND seq > :first AND seq <= :last ORDER BY seq LIMIT :most
-) WHERE before < :bytes + (
-    SELECT volume - size FROM log WHERE partition = :partition AND seq > :first ORDER BY seq LIMIT 1
+# The last row to read: of at least one row, or of as many as are wanted and fit into the byte limit. In most
+# cases all that are wanted fit, and then only the last of them is looked at. `before` are the bytes of the
+# partition before a row.
+_BEFORE: Final = "SELECT seq, volume - size AS before FROM log WHERE partition = :partition AND seq > :first"
+_BOUND: Final = f"""
+WITH first AS ({_BEFORE} ORDER BY seq LIMIT 1),
+last AS (
+    SELECT * FROM ({_BEFORE} AND seq <= :last ORDER BY seq LIMIT 1 OFFSET :most - 1)
+    UNION ALL SELECT * FROM ({_BEFORE} AND seq <= :last ORDER BY seq DESC LIMIT 1)
+    LIMIT 1
 )
+SELECT CASE
+    WHEN last.before < :bytes + first.before THEN last.seq
+    ELSE (SELECT max(seq) FROM ({_BEFORE} AND seq <= last.seq) WHERE before < :bytes + first.before)
+END FROM first, last
 """
 _BOUND_HASH: Final = """
-SELECT count(*), max(seq) FROM (
+SELECT max(seq) FROM (
     SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM (
         SELECT seq, size FROM log INDEXED BY log_hash
         WHERE partition = :partition AND hash = :hash AND seq > :first AND seq <= :last
@@ -162,9 +169,10 @@ class EmbeddedReader(Reader):
         self, connection: sqlite3.Connection, part: dict[str, int | None]
     ) -> tuple[Records, tuple[int, int] | None]:
         """Return the next rows, and the position after them if there are more."""
-        count, last = connection.execute(self._bound, part).fetchone()
-        if not count:
+        bound = connection.execute(self._bound, part).fetchone()
+        if bound is None or bound[0] is None:
             return _NOTHING, None
+        last = bound[0]
         row = connection.execute(self._rows, {**part, "last": last}).fetchone()
         count, last_ts, *columns = row
         records = Records(count, *columns)

@@ -73,7 +73,11 @@ class Records:
     @cached_property
     def orders(self) -> list[str]:
         """Return the sequence numbers as texts that sort like the numbers."""
-        return [text.zfill(ORDER_DIGITS) for text in self.seqs_text.split(",")]
+        first, last = self.seqs_text.partition(",")[0], self.seqs_text.rpartition(",")[2]
+        if len(first) < len(last):
+            return [text.zfill(ORDER_DIGITS) for text in self.seqs_text.split(",")]
+        zeros = "0" * (ORDER_DIGITS - len(first))  # they ascend, so all are of the same length
+        return (zeros + self.seqs_text.replace(",", f",{zeros}")).split(",")
 
     @cached_property
     def times(self) -> list[int]:

@@ -41,7 +41,7 @@ SELECT min((
 )) FROM partitions p WHERE collection = :partition AND last_seq > :first
 """
 _BOUND: Final = f"""
-SELECT count(*), max(seq) FROM (
+SELECT max(seq) FROM (
     SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM (
         SELECT seq, size FROM log {{index}}
         WHERE partition IN ({_PARTITIONS}) {{hash}} AND seq > :first AND seq <= :last
@@ -67,8 +67,8 @@ WHOLE_STATEMENTS: Final = (
     _ROWS,
     _MORE,
 )
-"""The statements that replace the reader's own: the number and the last of the next rows, the same for one
-`:hash`, the rows by column, and whether there are more rows.
+"""The statements that replace the reader's own: the last of the next rows, the same for one `:hash`, the rows
+by column, and whether there are more rows.
 """
 
 

@@ -286,4 +286,5 @@ def _text(error: BaseException) -> str:
 def _brief(error: Exception) -> str:
     """Describe the problem with the servers, without the table of all servers that follows."""
     text = str(error).partition(", Topology Description")[0]
-    return one_line(re.sub(r" \(configured timeouts: [^)]*\)", "", text))
+    text = re.sub(r" \(configured timeouts: [^)]*\)", "", text)
+    return one_line(re.sub(r"(Timeout: \d+\.\d)\d+s", r"\1s", text))

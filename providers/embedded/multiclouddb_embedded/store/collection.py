@@ -12,9 +12,19 @@ import orjson
 
 from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
 from multiclouddb_api.validators import suggestion, utf8
+from multiclouddb_embedded.errors import failure
 from multiclouddb_spi import ProviderFault
 
-__all__ = ["MAIN", "Collection", "Images", "check_shape", "find_collection", "remove_collection"]
+__all__ = [
+    "MAIN",
+    "Collection",
+    "Images",
+    "check_shape",
+    "find_collection",
+    "list_collections",
+    "make_room",
+    "remove_collection",
+]
 
 MAIN: Final = "main"
 """The database to use if the caller does not name one."""
@@ -76,6 +86,12 @@ class Collection:
             )
 
 
+def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
+    """The addresses of all collections, or of those of one database."""
+    rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
+    return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
+
+
 def find_collection(connection: sqlite3.Connection, database: str, name: str) -> Collection:
     """Return the collection with that name.
 
@@ -107,6 +123,45 @@ def remove_collection(connection: sqlite3.Connection, collection: int) -> None:
     for table in ("partitions", "documents"):
         connection.execute(f"DELETE FROM {table} WHERE collection = ?", (collection,))
     connection.execute("DELETE FROM collections WHERE id = ?", (collection,))
+
+
+def make_room(
+    connection: sqlite3.Connection,
+    address: ResourceAddress,
+    images: Images,
+    partition_key: str | None,
+    *,
+    recreate: bool,
+    exist_ok: bool,
+) -> bool:
+    """Look for a collection of that name: True if it is to be kept; drops it if it is to be recreated.
+
+    Raises:
+        MulticloudDbError: `CONFLICT` if it is neither kept nor dropped, or differs from the given form.
+    """
+    if recreate and exist_ok:
+        raise invalid_request("exist_ok", "is given together with recreate", "pass one of them")
+    row = connection.execute(
+        "SELECT id, images, partition_key FROM collections WHERE database = ? AND name = ?",
+        (address.database, address.collection),
+    ).fetchone()
+    if row is None:
+        return False
+    if recreate:
+        remove_collection(connection, row[0])
+    elif not exist_ok:
+        raise failure(
+            ErrorCategory.CONFLICT,
+            f"there is a collection {address} already; pass exist_ok=True to keep it, or recreate=True "
+            "to drop it and its changes",
+        )
+    elif row[1:] != (images, partition_key):
+        raise failure(
+            ErrorCategory.CONFLICT,
+            f"there is a collection {address} already, with images={row[1]!r} and partition_key={row[2]}; "
+            "pass the same, or recreate=True to drop it and its changes",
+        )
+    return exist_ok
 
 
 def check_shape(

@@ -31,6 +31,7 @@ from multiclouddb_embedded.store.collection import (
     Images,
     check_shape,
     find_collection,
+    make_room,
     remove_collection,
 )
 from multiclouddb_embedded.store.hashing import even_ranges
@@ -127,6 +128,7 @@ class EmbeddedStore:
         partition_key: Sequence[str] | None = None,
         retention: timedelta | None = None,
         recreate: bool = False,
+        exist_ok: bool = False,
     ) -> ResourceAddress:
         """Create a collection and return its address.
 
@@ -140,25 +142,19 @@ class EmbeddedStore:
             retention: The time for which changes are kept; `trim(name)` uses it.
             recreate: True to drop a collection with the same name first; tokens of the old one are refused
                 from then on.
+            exist_ok: True to keep an existing collection with this name, with its partitions, documents and
+                changes. Its `images` and `partition_key` must equal the given ones.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if a collection with that name exists.
+            MulticloudDbError: `CONFLICT` if such a collection exists and is neither dropped nor kept.
         """
         address = ResourceAddress(database, name)
         check_shape(address, partitions, images, partition_key, retention)
         names = orjson.dumps(list(partition_key)).decode() if partition_key is not None else None
         kept = retention // timedelta(microseconds=1) if retention is not None else None
         with self._session.writing("create_collection") as (connection, moment):
-            existing = connection.execute(
-                "SELECT id FROM collections WHERE database = ? AND name = ?", (database, name)
-            ).fetchone()
-            if existing is not None and not recreate:
-                raise failure(
-                    ErrorCategory.CONFLICT,
-                    f"there is a collection {address} already; pass recreate=True to drop it and its changes",
-                )
-            if existing is not None:
-                remove_collection(connection, existing[0])
+            if make_room(connection, address, images, names, recreate=recreate, exist_ok=exist_ok):
+                return address
             added = connection.execute(
                 "INSERT INTO collections (database, name, incarnation, images, partition_key, retention, "
                 "created_seq) VALUES (?, ?, ?, ?, ?, ?, ?)",
