@@ -1,4 +1,4 @@
-"""Spark reads a container during writes: in the end the sink equals the source."""
+"""Tests that Spark reads a container during writes: in the end the sink equals the source."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from .world import DATABASE, NAME
 
 
 def write(world, count, seed=0):
-    """Creates, updates and deletes, and a split."""
+    """Write creates, updates and deletes, and make a split."""
     dice = random.Random(seed)
     for number in range(count):
         key = f"k{dice.randrange(40)}"
@@ -37,7 +37,7 @@ def options_of(world, **options):
 
 
 def run(spark, world, folder, **options):
-    """Runs a query that ends by itself. The next query continues where this one stopped."""
+    """Run a query that ends by itself. The next query continues where this one stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(world, **options))

@@ -1,4 +1,7 @@
-"""A query on the Cosmos DB emulator, from now on and through a split; the account's key is found nowhere."""
+"""Tests a query on the Cosmos DB emulator, from now on and through a split.
+
+The account's key must be found nowhere.
+"""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A query on DynamoDB Local: nothing is lost by a kill, and the secret key is found nowhere."""
+"""Tests a query on DynamoDB Local: nothing is lost by a kill, and the secret key is found nowhere."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A query on MongoDB with a password: nothing is lost by a kill, and the password is found nowhere."""
+"""Tests a query on MongoDB with a password: nothing is lost by a kill, and the password is found nowhere."""
 
 import runpy
 from pathlib import Path
@@ -13,7 +13,7 @@ LIVES = runpy.run_path(str(Path(__file__).parents[3] / "spark" / "tests" / "live
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """A server that wants a password, and a collection with 120 changes."""
+    """Provide a server that requires a password, and a collection with 120 changes."""
     with ReplicaSet(tmp_path_factory.mktemp("guarded"), auth=True) as server:
         items = server.client()["shop"]["items"]
         items.insert_one({"_id": 0})
