@@ -24,9 +24,9 @@ GATES: Final = {
     Capability.CHANGE_FEED: "every read: creates, updates and deletes, from a token or from now, of a "
     "collection or of one physical partition.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
-    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note has its precision.",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note gives the precision.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
-    Capability.CHANGE_FEED_SNAPSHOT: "A start at `Snapshot()`, and `on_expired=Resnapshot()`.",
+    Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "any `old_item_state_mode` but `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
@@ -98,13 +98,13 @@ what](databases.md) shows the databases side by side.
 *As cosmos* is the embedded store opened with `?profile=cosmos`: it refuses what Cosmos DB refuses. So its
 notes say what that service can do, and what replaces it on a laptop. The column of an installed provider
 replaces the column of its profile; the notes below have both. MongoDB itself has the last three capabilities;
-the store does not.
+the embedded store does not.
 
 {matrix}
 
-- *native*: the service does it.
-- *emulated*: we do it over the service. It is refused with `UNSUPPORTED_CAPABILITY` until the request opts in
-  as the note says.
+- *native*: the service itself does it.
+- *emulated*: this project does it, not the service. It is refused with `UNSUPPORTED_CAPABILITY` unless the
+  request opts in as the note says.
 - —: refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability); the note says what to do
   instead.
 
@@ -136,7 +136,7 @@ def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
 
 def _shown(shown: Mapping[str, list[str] | Literal["all"]]) -> str:
     return "\n".join(
-        f"    - `{place}`: {tests if tests == 'all' else ', '.join(tests).replace('_', ' ')}"
+        f"    - `{place}`: {tests if tests == 'all' else ', '.join(f'`{test}`' for test in tests)}"
         for place, tests in shown.items()
     )
 

@@ -31,7 +31,7 @@ def events(text):
 
 
 def test_tail_reads_on_in_the_children(run, url, grown):
-    words = ("tail", url, "main/orders", "--from", "beginning", "--until-idle", "--json", "--scope")
+    words = ("tail", url, "main/orders", "--from", "beginning", "--until-idle", "--exact", "--scope")
     alone = events(run(*words, f"partition:{grown}").stdout)
     whole = events(run(*words, f"descendants:{grown}").stdout)
     assert set(alone) < set(whole)

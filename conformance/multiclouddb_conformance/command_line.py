@@ -88,7 +88,7 @@ class Tail:
     """
 
     def __init__(self, *words: object) -> None:
-        self._words = ("tail", *map(str, words), "--json")
+        self._words = ("tail", *map(str, words), "--exact")
         self.checkpoint = Path(self._words[self._words.index("--checkpoint") + 1])
         self.seen: list[ChangeEvent] = []
 

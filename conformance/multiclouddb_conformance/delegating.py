@@ -36,6 +36,7 @@ from multiclouddb_spi import (
     ScanPlan,
     Seed,
     Segment,
+    SupportsCollections,
     SupportsCommands,
     SupportsHeads,
     SupportsSnapshot,
@@ -213,6 +214,8 @@ class WrappedProvider(Provider):
         )
         if isinstance(inner, SupportsCommands):
             vars(self).update(run_command=inner.run_command, run_cursor_command=inner.run_cursor_command)
+        if isinstance(inner, SupportsCollections):
+            vars(self).update(collections=inner.collections)
         self.readers: weakref.WeakSet[WrappedReader] = weakref.WeakSet()
 
     def capabilities(self) -> CapabilitySet:

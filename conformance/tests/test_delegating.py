@@ -15,14 +15,15 @@ from multiclouddb_conformance.delegating import (
     WrappedProvider,
     WrappedReader,
 )
-from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, contract
+from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, contract, listing
+from multiclouddb_spi.listing import SupportsCollections
 
 CONTRACT = (Mapper, Reader, Feed, Provider, ProviderPlugin)
 PROTOCOLS = [
     each
     for _, each in inspect.getmembers(contract, inspect.isclass)
     if vars(each).get("_is_protocol") and each is not Protocol
-]
+] + [SupportsCollections]
 # It uses `connect`, because the wrapped plugin's `open` would return a provider without a wrapper.
 MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
@@ -141,7 +142,7 @@ class TestProtocols:
 
 def test_there_are_protocols():
     assert {each.__name__ for each in PROTOCOLS} == {
-        name for name in contract.__all__ if name.startswith("Supports")
+        name for name in (*contract.__all__, *listing.__all__) if name.startswith("Supports")
     }
 
 

@@ -119,8 +119,7 @@ def test_errors_link_to_this_site(settings):
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda file: str(file.parent.relative_to(ROOT)))
 def test_a_distribution_links_to_pages_that_are_there(project, pages):
     urls = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["urls"]
-    assert urls.keys() == {"Changelog", "Documentation"}
-    for url in urls.values():
+    for url in (urls["Changelog"], urls["Documentation"]):
         assert f"{url.removeprefix(DOCS_URL)}index.html" in pages
 
 

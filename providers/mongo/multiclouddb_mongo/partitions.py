@@ -23,7 +23,7 @@ from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
-__all__ = ["PARTITION_ID", "Found", "check_provisioned", "clock", "find", "resolve"]
+__all__ = ["PARTITION_ID", "Found", "check_provisioned", "clock", "find", "list_collections", "resolve"]
 
 PARTITION_ID: Final = "0"
 """A deployment has one change stream, in one order."""
@@ -33,6 +33,7 @@ _IMAGES: Final = (
     "read with INCLUDE_IF_AVAILABLE"
 )
 
+_SERVERS_OWN: Final = ("admin", "config", "local")
 _OTHERWISE: Final = {
     "view": "name the collection that the view reads (viewOn), where that is no view",
     "timeseries": "nor has what MongoDB keeps it in: write to an ordinary collection as well, and name that",
@@ -97,6 +98,24 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     uuid = entry.get("info", {}).get("uuid")
     text = None if uuid is None else _hexadecimal(uuid)
     return Found(True, text, images, entry.get("type", "collection"), bool(options.get("clusteredIndex")))
+
+
+def list_collections(client: MongoClient[Any], database: str | None) -> list[ResourceAddress]:
+    """The ordinary collections of one database, or of all that are not the server's own.
+
+    Raises:
+        PyMongoError: A refusal of the server, or a network error.
+    """
+    names = [database] if database is not None else client.list_database_names()
+    return [
+        ResourceAddress(name, each)
+        for name in names
+        if name not in _SERVERS_OWN
+        for each in client[name].list_collection_names(
+            filter={"type": "collection"}, authorizedCollections=True
+        )
+        if not each.startswith("system.")
+    ]
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:

@@ -15,6 +15,7 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
+    ResourceAddress,
     Support,
 )
 from multiclouddb_mongo.commands import Commands
@@ -25,9 +26,10 @@ from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.partitions import (
     check_provisioned,
     find,
+    list_collections,
     resolve,
 )
-from multiclouddb_mongo.pymongo_internals import Closer, flush, hushed, interrupt, reach, retried
+from multiclouddb_mongo.pymongo_internals import Closer, fail_soon, flush, hushed, interrupt, reach, retried
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.segment_reader import SegmentReader
 from multiclouddb_mongo.source import Source
@@ -61,12 +63,12 @@ CAPABILITIES: Final = CapabilitySet(
             "never late, and early by less than 1.1 seconds: the server counts its start in whole seconds",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "a filter in the server, which scans its whole log for every feed"
+            _NATIVE, "the server filters, and for every feed it scans its whole log"
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: each row is as it was when it was read; needs find on the collection; reads it once "
-            "by _id; the floor, 82 and a cluster time, is above every earlier change",
+            "convergent: shows each row as it is when it is read; needs find on the collection; reads the "
+            "collection once, by _id; the floor, 82 and a cluster time, is above every earlier change",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for collections that keep pre-images (changeStreamPreAndPostImages)"
@@ -116,6 +118,7 @@ class MongoProvider(Provider):
         are read from the log.
         """
         address = resolve(spec, self._database)
+        fail_soon(self._client, deadline)
         reach(self._client, deadline)
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
@@ -124,6 +127,15 @@ class MongoProvider(Provider):
             self._client, spec, address, self._closer, images=found.images, splits=splits, sharded=sharded
         )
         return MongoFeed(source, found, self._readers)
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """The collections of a database, by default of the connection string's, else of all.
+
+        See `SupportsCollections`.
+        """
+        fail_soon(self._client, deadline)
+        reach(self._client, deadline)
+        return retried(self._client, lambda: list_collections(self._client, database or self._database))
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of PyMongo."""

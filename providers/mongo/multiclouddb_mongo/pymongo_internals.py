@@ -1,7 +1,7 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
-Optional internals (`buffered`, `inner_cursor`, `interrupt`) are used with care: if a later PyMongo does not
-have them, reading continues with one more request to the server.
+Optional internals (`buffered`, `inner_cursor`, `interrupt`, `next_answer`) are used with care: if a later
+PyMongo does not have them, reading continues with one more request to the server.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ __all__ = [
     "Rows",
     "Stream",
     "buffered",
+    "fail_soon",
     "flush",
     "hushed",
     "inner_cursor",
     "interrupt",
+    "next_answer",
     "reach",
     "retried",
     "watch_otherwise",
@@ -53,6 +55,7 @@ Rows: TypeAlias = Cursor[Any]
 
 _CLOSE_SECONDS: Final = 0.5
 _DEAF_SECONDS: Final = 5.0
+_REFUSED_SECONDS: Final = 3.0
 _NO_SECONDS: Final = 0.001
 # PyMongo looks at the time twice a second.
 _TELL_SECONDS: Final = 0.75
@@ -180,6 +183,29 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
         return  # the call itself reports what else is wrong
 
 
+def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
+    """Before the first call: do not wait for long if every server is refused or unknown.
+
+    While a primary is elected, the other servers answer. So if no server does, waiting helps less than an
+    error that says why.
+
+    Raises:
+        ServerSelectionTimeoutError: Every server is refused or unknown; it says why.
+    """
+    seconds = min(_REFUSED_SECONDS, client.options.server_selection_timeout)
+    if client.topology_description.has_known_servers or deadline.remaining() < 2 * seconds:
+        return
+    try:
+        with pymongo.timeout(seconds):
+            client.admin.command("ping", read_preference=client.read_preference)
+    except ServerSelectionTimeoutError:
+        servers = client.topology_description.server_descriptions().values()
+        if all(server.error is not None for server in servers):
+            raise
+    except PyMongoError:
+        return  # the call itself reports what else is wrong
+
+
 def watch_otherwise(
     target: Collection[RawChange] | Database[RawChange],
     scope: FeedScope,
@@ -215,6 +241,15 @@ def buffered(stream: Stream) -> int | None:
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
+
+
+def next_answer(cursor: Rows) -> list[Any]:
+    """The rows of the server's next answer; a single row if this PyMongo does not show how many are left."""
+    first = next(cursor, None)
+    if first is None:
+        return []
+    left = len(getattr(cursor, "_data", ()))
+    return [first, *cursor.to_list(left)] if left else [first]
 
 
 def inner_cursor(stream: Stream) -> object:

@@ -44,6 +44,7 @@ _EXCLUDES: Final = (
     "allow_txn_exclusion",
 )
 _DEFAULT_SCHEMAS: Final = ("", "public")
+_SYSTEM_SCHEMAS: Final = ("information_schema", "pg_catalog", "spanner_sys")
 
 _Row: TypeAlias = Sequence[Any]
 
@@ -110,6 +111,21 @@ def find(
         settings.get("value_capture_type", _DEFAULT_CAPTURE).upper(),
         _retention(settings.get("retention_period", "")),
     )
+
+
+def table_names(calls: Calls, deadline: Deadline, hold: Hold) -> list[str]:
+    """The tables of a database, with their schema unless it is the default one."""
+    rows = calls.rows(
+        "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",
+        2,
+        deadline,
+        hold,
+    )
+    return [
+        name if schema in _DEFAULT_SCHEMAS else f"{schema}.{name}"
+        for schema, name in rows
+        if schema.lower() not in _SYSTEM_SCHEMAS
+    ]
 
 
 def _no_table(address: ResourceAddress) -> ProviderFault:

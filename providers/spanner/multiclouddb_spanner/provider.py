@@ -14,10 +14,11 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
+    ResourceAddress,
     Support,
     invalid_request,
 )
-from multiclouddb_spanner.catalog import check_address, check_provisioned, find
+from multiclouddb_spanner.catalog import check_address, check_provisioned, find, table_names
 from multiclouddb_spanner.client import Calls
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
@@ -91,6 +92,7 @@ class SpannerProvider(Provider):
         self._databases: dict[str, Calls] = {}
         self._sources: WeakSet[Source] = WeakSet()
         self._closed = False
+        self._admin: Any = None
 
     def capabilities(self) -> CapabilitySet:
         """The capabilities of a database with a change stream."""
@@ -104,6 +106,22 @@ class SpannerProvider(Provider):
         source = Source(calls, found, self._slots)
         self._sources.add(source)
         return SpannerFeed(source, spec)
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """The tables of a database, or of all databases of the instance; see `SupportsCollections`."""
+        names = self._database_names(deadline) if database is None else [database]
+        return [
+            ResourceAddress(name, table)
+            for name in names
+            for table in table_names(self._calls(name), deadline, Hold())
+        ]
+
+    def _database_names(self, deadline: Deadline) -> list[str]:
+        if self._admin is None:
+            self._admin = self._client.database_admin_api
+        parent = self._client.instance(self._config.instance).name
+        listed = self._admin.list_databases(parent=parent, retry=None, timeout=deadline.remaining())
+        return [each.name.rpartition("/")[2] for each in listed]
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of gRPC or of Google's libraries."""
@@ -122,6 +140,8 @@ class SpannerProvider(Provider):
             databases, self._databases = list(self._databases.values()), {}
         for calls in databases:
             calls.close()
+        if self._ours and self._admin is not None:
+            self._admin.transport.close()
 
     def open_calls(self) -> int:
         """The number of calls that are in flight or kept open."""
