@@ -122,7 +122,7 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
         contact,
         attrs.evolve(wish.request, max_page_size=_page_size(wish.max_events)),
         timeout_seconds=wish.timeout,
-        wait_seconds=0.0 if wish.until_idle else _WAIT_SECONDS,
+        wait_seconds=0.0 if wish.until_idle or wish.selection.is_of_the_past() else _WAIT_SECONDS,
         until_idle=wish.until_idle,
         max_outage_seconds=outage,
         checkpoint_store=bookmark,
