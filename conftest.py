@@ -2,7 +2,11 @@
 
 import gc
 import os
+import subprocess
+import sys
+import tomllib
 from collections import deque
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -45,16 +49,19 @@ JVM_PAGE = "-jvm]"
 JVM = "jvm"
 # Those that start Spark in processes of their own, one after the other: they go to another worker.
 JVM_TESTS_APART = (
+    "docs/tests/test_printed_blocks.py",
     "providers/cosmos/tests/test_spark_life.py",
     "providers/dynamo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_secrets.py",
     "spark/tests/test_cluster.py",
     "spark/tests/test_connect.py",
     "spark/tests/test_versions.py",
+    # It starts none: it goes where the other one is that needs all wheels.
+    "tests/test_wheels.py",
 )
 JVM_APART = "jvm apart"
 JVMS = (JVM, JVM_APART)
-# Files whose tests share what takes long to make: the site, the wheels, a server or three.
+# Files whose tests share what takes long to make: the site, a server or three.
 TOGETHER = frozenset(
     {
         "docs/tests/test_mongodb.py",
@@ -63,7 +70,6 @@ TOGETHER = frozenset(
         "providers/mongo/tests/test_failover.py",
         "providers/mongo/tests/test_rollover.py",
         "providers/mongo/tests/test_us8_three.py",
-        "tests/test_wheels.py",
     }
 )
 
@@ -124,7 +130,6 @@ LONG = (
     "tests/engine/test_snapshot_lives.py",
     "tests/engine/test_stateful.py",
     "tests/engine/test_token_bounds.py",
-    "tests/test_wheels.py",
 )
 # Workers that wait: each starts servers of its own, which take about a gigabyte.
 MOST_WAITING = 3
@@ -247,3 +252,16 @@ def spark():
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory):
+    """A folder with the wheel of every distribution, built from the working tree."""
+    root = Path(__file__).parent
+    members = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
+    projects = [root, *(folder for member in members for folder in root.glob(member))]
+    folder = tmp_path_factory.mktemp("wheels")
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    ran = subprocess.run([*pip, *map(str, projects)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder

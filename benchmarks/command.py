@@ -39,13 +39,19 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
-        bool, typer.Option("--record", help="Write the page, the charts and the JSON of the documentation.")
+        bool,
+        typer.Option(
+            "--record", help="Write the figures into the documentation: its page, charts and JSON file."
+        ),
     ] = False,
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Write page and charts again from the JSON; measures nothing.")
+        bool,
+        typer.Option(
+            "--redraw", help="Write the page and the charts again from the JSON file, without measuring."
+        ),
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A hundredth of the work, to see that the rows run.")
+        bool, typer.Option("--quick", help="Do only a hundredth of the work, to check that the rows run.")
     ] = False,
 ) -> None:
     """Measure multiclouddb and compare it with hand-written code; takes some minutes.
@@ -56,7 +62,7 @@ def bench(
         _redraw()
         return
     if quick and record:
-        raise _refused("--quick measures too little to be recorded; leave one of them out")
+        raise _refused("--quick measures too little for a record; use either --quick or --record")
     rows = choose(only)
     kept = Record.read() if record else None
     if kept is not None and len(rows) < len(load_rows()):

@@ -90,7 +90,7 @@ def emulator(items: int) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
-    """A server that gives one recorded answer of the emulator to every request."""
+    """A server that answers every request with the same recorded answer of the emulator."""
     status, headers, body = wire.answer(request)
     for name in ("date", "server", "content-length"):
         headers.pop(name, None)
@@ -147,7 +147,7 @@ class Wire:
         return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}, body
 
     def repeat(self, request: bytes, times: int) -> int:
-        """Send a request this often, some of them at once; returns how many were answered with 200."""
+        """Send one request many times, some at the same time; return the number of answers with 200."""
         good = 0
         for first in range(0, times, PIPELINED):
             count = min(PIPELINED, times - first)

@@ -70,7 +70,7 @@ class Account:
     pipe: Any
 
     def ask(self, name: str, argument: float = 0) -> int:
-        """Run a command in the process.
+        """Run a command in the emulator's process.
 
         Args:
             name: `fill`, `delay` or `count`.

@@ -39,7 +39,7 @@ def item(number: int) -> dict[str, dict[str, str]]:
 def on_core(place: int) -> Iterator[None]:
     """Make this thread, and the threads and processes that it starts inside, run on one core.
 
-    Does nothing if a process cannot choose its core, or if there is only one core.
+    It does nothing if a process cannot choose its core, or if the machine has only one core.
     """
     if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield
@@ -52,12 +52,12 @@ def on_core(place: int) -> Iterator[None]:
 
 
 def on_client_core() -> Any:
-    """The core for the readers."""
+    """Returns the core on which the readers run."""
     return on_core(0)
 
 
 def on_server_core() -> Any:
-    """The core for a server and what starts it."""
+    """Returns the core on which a server and its starting process run."""
     return on_core(-1)
 
 
@@ -87,7 +87,7 @@ class Local:
         return self._client("dynamodbstreams")
 
     def tables(self) -> Any:
-        """A client for tables and items, with connections for ten threads, which is boto3's default."""
+        """A boto3 client for tables and items, with boto3's default of ten connections."""
         return self._client("dynamodb")
 
     def _client(self, service: str) -> Any:
@@ -100,10 +100,11 @@ class Local:
 
 @contextmanager
 def local(items: int) -> Iterator[Local]:
-    """A server with this many items in `ADDRESS`, each written once.
+    """A server whose table `ADDRESS` contains the given number of items, each written once.
 
     Raises:
-        ServerUnavailableError: There is no npm to download it, or it did not start.
+        ServerUnavailableError: npm is not installed, so the server cannot be downloaded; or the server did
+        not start.
     """
     with on_server_core():
         server = server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS)

@@ -30,7 +30,7 @@ class Sample:
     Attributes:
         value: Its figure.
         seconds: Wall time.
-        cpu: CPU time of this process, or the value that the side reports.
+        cpu: The CPU time of this process, or the time that the side reports.
         done: The side's report.
         checksum: The checksum of the ids that it read.
     """
@@ -76,7 +76,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
 
 
 def failure(row: Row, error: BaseException) -> Result:
-    """The line of a row that failed."""
+    """The table's line for a row that failed."""
     lines = str(error).strip().splitlines() or ["no message"]
     reason = f"{type(error).__name__}: {lines[0]}"
     return Result(row.name, row.unit, None, None, None, row.goal, row.at_most, False, reason, failed=True)

@@ -31,8 +31,8 @@ class Backlog:
     Attributes:
         url: The connection string.
         size: How many changes there are.
-        token: Our position before the first change.
-        resume_token: The server's position before the first change.
+        token: The position before the first change, as this project's token.
+        resume_token: The position before the first change, as the server's resume token.
         start_aggregates: How many aggregate commands it took to get `token`.
     """
 

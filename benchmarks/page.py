@@ -13,8 +13,6 @@ __all__ = ["page_text"]
 
 _HEAD: Final = """# Benchmarks
 
-Made by `python -m benchmarks --record`, table and chart of the same run.
-
 What does reading through multiclouddb cost, compared with hand-written code? Each row runs our side and a
 baseline alternately on the same machine and compares them. A missed goal is shown as missed in the table, and
 a profile shows where the time goes; a missed goal does not block a release.
@@ -53,6 +51,10 @@ replaces those rows and keeps the others. On another machine, or with other vers
 together.
 
 To add a row, write one decorated function in a module of `benchmarks/rows`; `benchmarks/row.py` shows one.
+
+---
+
+*Made by `python -m benchmarks --record`; table and chart are of the same run.*
 """
 
 

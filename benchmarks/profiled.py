@@ -1,4 +1,4 @@
-"""Shows where a side spends its time, as the reason for a missed goal."""
+"""Profiles a side that missed its goal, and says where its time goes."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
 
 
 class SettingError(Exception):
-    """The record is from another machine or other versions, so the figures must not be mixed."""
+    """The record was made on another machine or with other versions, so it must not be extended."""
 
 
 @attrs.frozen
 class Record:
-    """A run as it is stored.
+    """A stored run of the benchmarks.
 
     Attributes:
         setting: The machine and the versions.
@@ -56,7 +56,9 @@ class Record:
         _file(root).write_text(text + "\n", encoding="utf-8")
 
     def merged(self, new: Record, known: Iterable[str]) -> Record:
-        """This record with the rows of a new run instead of the old ones; rows that failed change nothing.
+        """A copy of this record in which the rows of a new run replace the old ones.
+
+        A row that failed replaces nothing.
 
         Args:
             new: The new run.
@@ -74,12 +76,12 @@ class Record:
         """Check that rows of a run in this setting may be mixed with these.
 
         Raises:
-            SettingError: These rows and the record must not be mixed.
+            SettingError: The rows and the record come from different settings.
         """
         if self.results and self.setting != now:
             raise SettingError(
-                f"the record is of another machine or other versions ({self.setting}), this is {now}; "
-                "record all rows together: python -m benchmarks --record"
+                f"the record was made on another machine or with other versions ({self.setting}), and this "
+                f"is {now}; record all rows together: python -m benchmarks --record"
             )
 
 

@@ -18,7 +18,7 @@ class Result:
         name: The name of the row.
         unit: The unit of value and baseline.
         value: Ours; None when the row failed.
-        baseline: The other side's value; None if there is no other side.
+        baseline: The value of the other side; None if there is no other side.
         ratio: Ours divided by the baseline, or None.
         goal: The bound on the ratio, or on the value if there is no baseline.
         at_most: True when the bound is an upper one.
@@ -59,7 +59,7 @@ class Result:
 
     @property
     def achieved(self) -> float | None:
-        """The figure that the goal bounds."""
+        """The figure that is compared with the goal's bound."""
         return self.value if self.ratio is None else self.ratio
 
     @property
@@ -71,7 +71,7 @@ class Result:
 
     @property
     def goal_text(self) -> str:
-        """The goal as people read it."""
+        """The goal as text for people."""
         sign = "≤" if self.at_most else "≥"
         return f"{sign} {self.goal:g} {self._measure}"
 

@@ -27,7 +27,7 @@ def document(number: int) -> dict[str, Any]:
 
 
 def small_document(number: int) -> dict[str, Any]:
-    """A small document, for stores with millions of them."""
+    """A small document for stores that contain millions of documents."""
     return {"number": number, "status": "new"}
 
 
@@ -57,7 +57,7 @@ def fill(
 def grow(source: Path, path: Path, times: int) -> None:
     """Copy a store and append its log to itself: `times` as many events, each with its own id.
 
-    Writing millions of events one by one takes minutes; the log is copied inside SQLite instead.
+    Writing millions of events one by one takes minutes, so the log is copied inside SQLite.
     """
     shutil.copyfile(source, path)
     with closing(sqlite3.connect(path)) as connection, connection:

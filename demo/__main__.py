@@ -28,7 +28,8 @@ __all__ = ["main"]
 
 _POLL_SECONDS: Final = 0.2
 _KILL_AT: Final = 0.2
-"""At this fraction of the work: in the middle of the rows that existed before."""
+"""The fraction of the work at which the pipeline is killed: in the middle of the rows that existed before the
+start."""
 _EVENTS_PER_ROW: Final = 2
 """A flight is created, then updated or deleted."""
 

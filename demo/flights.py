@@ -16,7 +16,8 @@ __all__ = ["ALL_ROWS", "KEY", "Flight", "load_flights"]
 
 ALL_ROWS: Final = 336_776
 KEY: Final = ("origin", "date", "carrier", "flight")
-"""The key of a flight; unique in the data. The origin is the first part of the partition key."""
+"""The columns that form the key of a flight; the key is unique in the data. The origin is the first part of
+the partition key."""
 
 _SCHEDULED: Final = ("sched_dep_time", "sched_arr_time", "tailnum", "dest", "distance")
 _ACTUAL: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
@@ -27,7 +28,7 @@ class Flight:
     """One flight.
 
     Attributes:
-        key: Name → value of `KEY`.
+        key: The columns of `KEY`: name → value.
         scheduled: The document that it is created with.
         actual: The document after departure; None for a cancelled flight.
     """

@@ -59,7 +59,7 @@ class Places:
 
     @property
     def chart(self) -> Path:
-        """Rate and lag over time."""
+        """The chart of rate and lag over time."""
         return self.root / "chart.png"
 
 
@@ -81,5 +81,5 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def merged_batches(places: Places) -> list[dict[str, Any]]:
-    """One line for each merged micro-batch: that of its first delivery."""
+    """One line for each merged micro-batch; if a batch came twice, the line of its first delivery."""
     return list({line["batch"]: line for line in reversed(read_lines(places.merged))}.values())[::-1]

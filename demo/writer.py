@@ -22,11 +22,11 @@ __all__ = ["write"]
 _BATCH: Final = 1000
 _POLL_SECONDS: Final = 0.05
 _BEHIND: Final = 4
-"""How many batches after it was scheduled a flight leaves."""
+"""A flight leaves this many batches after the batch in which it was scheduled."""
 
 
 def write(places: Places, rows: int) -> None:
-    """Write the first half of `rows` flights as they ended, then the changes of the others."""
+    """Write the first half of the flights in their final state, then the changes of the other half."""
     flights = load_flights(rows)
     with EmbeddedStore(places.store) as store:
         store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])

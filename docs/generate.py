@@ -24,9 +24,9 @@ GATES: Final = {
     Capability.CHANGE_FEED: "every read: creates, updates and deletes, from a token or from now, of a "
     "collection or of one physical partition.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
-    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note has its precision.",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note gives the precision.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
-    Capability.CHANGE_FEED_SNAPSHOT: "A start at `Snapshot()`, and `on_expired=Resnapshot()`.",
+    Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "any `old_item_state_mode` but `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
@@ -39,8 +39,6 @@ def mutants_page() -> str:
     """The table of mutants, and its purpose."""
     return f"""# Mutants: broken readers, and the tests that catch them
 
-Made by `python docs/generate.py`.
-
 Does the conformance suite find defects? Each of these {len(MUTANTS)} readers has one defect; most of the
 defects are from the bug lists of real projects. The suite is run on each reader: at least the tests that are
 named here fail, and the same run without the defect passes (`pytest conformance -k mutant`).
@@ -49,6 +47,10 @@ As the author of a provider you can also use the table in the other direction: l
 and read which defect makes them fail.
 
 {mutant_table()}
+
+---
+
+*Made by `python docs/generate.py`.*
 """
 
 
@@ -90,19 +92,19 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     )
     return f"""# Capabilities
 
-Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers and from the
-profiles of the embedded store.
+This page contains the note of every capability for every database. [Which database can do
+what](databases.md) shows the databases side by side.
 
 *As cosmos* is the embedded store opened with `?profile=cosmos`: it refuses what Cosmos DB refuses. So its
 notes say what that service can do, and what replaces it on a laptop. The column of an installed provider
 replaces the column of its profile; the notes below have both. MongoDB itself has the last three capabilities;
-the store does not.
+the embedded store does not.
 
 {matrix}
 
-- *native*: the service does it.
-- *emulated*: we do it over the service. It is refused with `UNSUPPORTED_CAPABILITY` until the request opts in
-  as the note says.
+- *native*: the service itself does it.
+- *emulated*: this project does it, not the service. It is refused with `UNSUPPORTED_CAPABILITY` unless the
+  request opts in as the note says.
 - —: refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability); the note says what to do
   instead.
 
@@ -112,6 +114,11 @@ are not a yes or a no, such as retention and precision, are among the [portabili
 warnings](../configuration.md#portability-warnings).
 
 {notes}
+
+---
+
+*Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers and from
+the profiles of the embedded store.*
 """
 
 
@@ -129,7 +136,7 @@ def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
 
 def _shown(shown: Mapping[str, list[str] | Literal["all"]]) -> str:
     return "\n".join(
-        f"    - `{place}`: {tests if tests == 'all' else ', '.join(tests).replace('_', ' ')}"
+        f"    - `{place}`: {tests if tests == 'all' else ', '.join(f'`{test}`' for test in tests)}"
         for place, tests in shown.items()
     )
 
@@ -157,6 +164,23 @@ def mongodb_page() -> str:
     return page
 
 
+def tables() -> dict[str, Any]:
+    """The functions of `docs/tables.py`."""
+    return runpy.run_path(str(_ROOT / "docs" / "tables.py"))
+
+
+def databases_page() -> str:
+    """Which database can do what; see `docs/tables.py`."""
+    page: str = tables()["databases_page"](known_capabilities())
+    return page
+
+
+def options_page() -> str:
+    """Every option with its default; see `docs/tables.py`."""
+    page: str = tables()["options_page"]()
+    return page
+
+
 def command_line_page(file: Path) -> None:
     """The transcript of the command line; takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
@@ -172,6 +196,8 @@ def main() -> None:
     (folder / "capabilities.md").write_text(capabilities_page(known_capabilities()), encoding="utf-8")
     (folder / "us8.md").write_text(us8_page(), encoding="utf-8")
     (folder / "mongodb-conformance.md").write_text(mongodb_page(), encoding="utf-8")
+    (folder / "databases.md").write_text(databases_page(), encoding="utf-8")
+    (folder / "options.md").write_text(options_page(), encoding="utf-8")
     command_line_page(folder / "command-line.md")
 
 

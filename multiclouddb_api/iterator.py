@@ -1,4 +1,4 @@
-"""A polling loop over `read_changes`: backs off, retries, keeps a checkpoint."""
+"""Reads changes in a loop over `read_changes`, with backoff, retries and a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
 
 
 class ReadsChanges(Protocol):
-    """The part of a client that an iterator uses."""
+    """The part of a client that an iterator calls."""
 
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
@@ -38,7 +38,7 @@ class ReadsChanges(Protocol):
 
 
 class IteratorSettings(TypedDict, total=False):
-    """The keyword settings of `ChangeFeedIterator`, which describes them."""
+    """The keyword settings of `ChangeFeedIterator`; that class describes them."""
 
     timeout_seconds: float
     wait_seconds: float
@@ -65,47 +65,48 @@ def _not_below_the_first(
 
 @attrs.define(eq=False)
 class ChangeFeedIterator:
-    """Reads a feed page after page until it is stopped, or to its end.
+    """Reads a feed page by page until it is stopped, or until the feed ends.
 
-    Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page is done when
-    the caller asks for the next event or page (an empty page is done at once). Only then `continuation_token`
-    moves and the checkpoint is saved. So a crash, an exception or a `break` in the body of the loop delivers
-    the page again and never skips it: the next `for` over the same iterator, or a new iterator with the same
-    checkpoint, begins after the last page that is done. After the error of a read, the iterator also
-    continues from there.
+    Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page counts as
+    done when the caller asks for the next event or page; an empty page is done at once. Only then does
+    `continuation_token` advance and the checkpoint get saved. So a crash, an exception or a `break` in the
+    loop body delivers the page again and never skips it. The next `for` over the same iterator, or a new
+    iterator with the same checkpoint, starts after the last page that is done. After a failed read, the
+    iterator also continues from there.
 
     Retryable failures are retried with growing, jittered waits. An outage is reported within 2 seconds, and
     then every 30 seconds: in the log (`multiclouddb.iterator`, WARNING), and to `Observer.outage`. `CONFLICT`
-    means that somebody else has saved the checkpoint in the meantime.
+    means that another worker has saved the checkpoint in the meantime.
 
-    A partition that has ended ends the iteration. With the scope
-    `PhysicalPartition(…, with_descendants=True)`, reading continues in the partitions that replace it.
+    If the partition that is read ends, the iteration ends. With the scope `PhysicalPartition(…,
+    with_descendants=True)`, the iterator continues in the partitions that replace it.
 
-    With `on_expired=Resnapshot()`, iterate pages. A loop over single events is refused, because it would not
-    see the notices.
+    With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
+    not see the notices.
 
     Attributes:
-        client: Reads the pages. It stays open when the iterator is closed.
-        request: The request. A stored checkpoint takes precedence over its `start_position`.
-        timeout_seconds: Limit of each read; 30 by default.
-        wait_seconds: How long a read may wait at the service for a first event (long poll); 0 by
-            default. `stop` has to wait for this read, so choose a time that stopping may take.
+        client: Reads the pages. The client stays open when the iterator is closed.
+        request: The request. A stored checkpoint takes precedence over the request's `start_position`.
+        timeout_seconds: The time limit of each read in seconds; 30 by default.
+        wait_seconds: How long a read may wait at the service for a first event (long poll), in seconds; 0 by
+            default. `stop` has to wait for such a read, so choose a time that stopping may take.
         until_idle: True for a bounded run: end after the first idle page.
-        idle_backoff_seconds: Wait after the first idle page; 0.1 by default. The upper limit of the wait
-            doubles with each further idle page, and the first event resets it.
-        max_idle_backoff_seconds: Longest wait after an idle page; 5 by default.
+        idle_backoff_seconds: How long to wait after the first idle page, in seconds; 0.1 by default. Each
+            further idle page doubles the upper limit of the wait, and the first event resets this limit.
+        max_idle_backoff_seconds: The longest wait after an idle page, in seconds; 5 by default.
         max_outage_seconds: How long to continue while every read fails with a retryable error, or while every
-            page names the same partition in `partition_errors`; 300 by default. Then the last error is
-            raised; for a partition this is `TRANSIENT_FAILURE`.
-        checkpoint_store: The store for the position, or None.
-        checkpoint_name: Which checkpoint of the store.
-        checkpoint_interval_seconds: The shortest time between two saves after empty pages; 0 by default,
-            which saves after each empty page. After events the position is always saved.
-        on_poison: `"raise"`, the default, or `"skip"`: continue after a record that cannot be decoded;
-            the next page contains a `RecordSkipped` notice and no events.
+            page names the same partition in `partition_errors`, in seconds; 300 by default. After that, the
+            last error is raised; for a partition it is a `TRANSIENT_FAILURE`.
+        checkpoint_store: The store for the position, or None to save nothing.
+        checkpoint_name: The name of the checkpoint in the store.
+        checkpoint_interval_seconds: The shortest time between two saves after empty pages; with 0, the
+            default, each empty page is saved. After a page with events, the position is always saved.
+        on_poison: `"raise"`, the default, or `"skip"`. With `"skip"`, the iterator continues after a record
+            that cannot be decoded; the next page contains a `RecordSkipped` notice and no events.
 
     Raises:
-        MulticloudDbError: When it is built: `INVALID_REQUEST` that names the setting.
+        MulticloudDbError: Raised when the iterator is built: `INVALID_REQUEST` with a message that names the
+            setting.
 
     Examples:
         >>> with client.iterate_changes(request, until_idle=True) as changes:
@@ -113,7 +114,8 @@ class ChangeFeedIterator:
         ...         print(event.type, event.key)
 
     Portability:
-        The same on all databases. A partition of MongoDB never ends. Warning 11 in docs/configuration.md.
+        The iterator works the same way on all databases. The partition of MongoDB never ends. Warning 11 in
+        docs/configuration.md.
     """
 
     client: ReadsChanges = attrs.field(repr=False)
@@ -171,15 +173,15 @@ class ChangeFeedIterator:
 
     @property
     def continuation_token(self) -> str | None:
-        """The token after the last page that is done; None while there is no token to start from."""
+        """The token after the last page that is done; None if there is no token to start from yet."""
         position = self._position or self.request.start_position
         return position.token if isinstance(position, FromContinuationToken) else None
 
     def pages(self) -> Iterator[ChangeFeedPage]:
-        """Pages, empty and idle ones included, starting after the last page that is done.
+        """Iterate over pages, including empty and idle ones, starting after the last page that is done.
 
         Raises:
-            MulticloudDbError: From the reads and from the checkpoint store, see the class.
+            MulticloudDbError: Errors of the reads and of the checkpoint store; see the class.
         """
         return self._pages()
 
@@ -202,15 +204,19 @@ class ChangeFeedIterator:
                     yield event
 
     def stop(self) -> None:
-        """End the iteration for good; from any thread, also from a signal handler.
+        """End the iteration permanently; any thread or a signal handler may call this.
 
-        It takes effect within 0.1 seconds while backing off, otherwise after the read in flight,
-        whose page is not delivered. The caller has to finish the events that were already returned.
+        A waiting iterator stops within 0.1 seconds. Otherwise it stops when the current read ends, and the
+        page of that read is not delivered. The caller must still finish the events that were already
+        returned.
         """
         self._timer.stop()
 
     def close(self) -> None:
-        """Stop, and save the position after the last page that is done; for the iterating thread only."""
+        """Stop, and save the position after the last page that is done.
+
+        Call this only from the iterating thread.
+        """
         self.stop()
         self._closed = True
         self._save()
@@ -282,7 +288,7 @@ class ChangeFeedIterator:
         return self._timer.wait(due - self._timer.now())
 
     def _read(self, schedule: PollSchedule) -> ChangeFeedPage | None:
-        """One page, or None after a failure that is tolerated."""
+        """Return one page, or None after a failure that is tolerated."""
         if self._unrepeatable is not None:
             return self._unrepeatable
         began = self._timer.now()

@@ -81,7 +81,7 @@ def changes_of(tree: ast.Module) -> list[Change]:
 
 
 class _Finder:
-    """Walks through a tree and records the possible changes."""
+    """Walks through a syntax tree and records the possible changes."""
 
     def __init__(self) -> None:
         self.found: list[Change] = []
@@ -265,7 +265,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _means_absent(node: ast.AST) -> bool:
-    """Whether another false value instead of None would make no difference here."""
+    """True if replacing None by another false value makes no difference here."""
     match node:
         case ast.Compare() | ast.Assign(targets=[ast.Subscript()]):
             return True
@@ -280,7 +280,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_joined(node: ast.BinOp) -> bool:
-    """Whether text, tuples or lists are joined: there is no other operator for them."""
+    """True if text, tuples or lists are joined, because no other operator works for them."""
     joined = ast.Tuple | ast.List | ast.JoinedStr | ast.ListComp
     return any(
         isinstance(side, joined) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))

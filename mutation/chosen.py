@@ -32,7 +32,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """End without any tear-down: with a defect it may never end."""
+    """End the process without any tear-down, because with a defect the tear-down may never end."""
     if report.failed:
         _end(report.nodeid)
 

@@ -46,7 +46,7 @@ def read_equivalents(path: Path) -> list[Equivalent]:
         path: A TOML file with `[[equivalent]]` tables.
 
     Raises:
-        ValueError: An entry is incomplete, or is there twice.
+        ValueError: An entry is incomplete, or the file contains it twice.
     """
     found: dict[tuple[str, str, str, str, int], Equivalent] = {}
     for number, entry in enumerate(tomllib.loads(path.read_text()).get("equivalent", []), 1):
@@ -55,7 +55,9 @@ def read_equivalents(path: Path) -> list[Equivalent]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path.name}, entry {number}: {error}") from None
         if equivalent.identity in found:
-            raise ValueError(f"{path.name}, entry {number}: an entry above says the same; remove one")
+            raise ValueError(
+                f"{path.name}, entry {number}: an entry above it is the same; remove one of them"
+            )
         found[equivalent.identity] = equivalent
     return list(found.values())
 

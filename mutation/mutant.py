@@ -1,4 +1,4 @@
-"""A module with one change, its stable name, and the choice of some of many."""
+"""Defines a mutant, which is a module with one planted defect, and chooses the mutants of a run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Mutant:
     """One planted defect.
 
     Attributes:
-        file: Its path from the root.
+        file: The module's path from the root of the repository.
         function: The qualified name of the function or class around it.
         before: The original lines, joined to one line.
-        after: The same with the defect.
+        after: The changed lines with the defect, joined to one line.
         operator: The kind of the change.
         nth: Counts mutants that are the same in all of the above.
         lines: First and last number of the changed lines.
@@ -60,7 +60,7 @@ class Mutant:
         return self.rank("")[:8]
 
     def rank(self, seed: object) -> str:
-        """Its rank in the order of a seed, as text that sorts."""
+        """The mutant's rank for a given seed, as text that sorts."""
         text = "\0".join(map(str, (seed, *self.identity)))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -69,7 +69,7 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     """Every defect that can be planted in a module, in the order of the source.
 
     Args:
-        root: The folder that the file's path begins at.
+        root: The folder that the file's path is relative to.
         file: A module.
     """
     source = (root / file).read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ SURVIVED: Final = "survived"
 NOT_RUN: Final = "not run"
 
 _ARGUMENTS: Final = (*PYTEST, "-p", "mutation.chosen", "-p", "no:xdist", "--timeout=25")
-"""The limit is for one test, which takes a few seconds without a defect."""
+"""The limit applies to one test, which takes a few seconds without a defect."""
 _BROKEN: Final = (2, 3, 4)
 """pytest's exit codes when the defect fails before a test runs, as in a conftest; signals are negative."""
 _FORKS: Final = multiprocessing.get_context("forkserver")
@@ -47,8 +47,8 @@ class Outcome:
 
     Attributes:
         status: One of the constants of this module.
-        by: The test that failed, or another cause of the end; empty for a survivor.
-        seconds: How long it took.
+        by: The test that failed, or why the run ended otherwise; empty for a survivor.
+        seconds: The duration of the run, in seconds.
         tests: How many tests were chosen to find it.
     """
 
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def killed(self) -> bool:
-        """True also when a test or the process took too long."""
+        """True if a test found the defect. A test or a process that took too long counts too."""
         return self.status in (KILLED, LATE)
 
 
@@ -85,7 +85,7 @@ class Runner:
         """Outcomes by the names of the mutants.
 
         Args:
-            mutants: Each with the tests that should find it.
+            mutants: The mutants, each with the tests that should find it.
             jobs: Processes at the same time.
             until: After this time, on the monotonic clock, no further mutant is started.
             done: Called for each result.
@@ -131,7 +131,7 @@ class Runner:
         return ""
 
     def fails(self, names: Sequence[str]) -> str:
-        """The first of these tests that fails without any defect; empty when none does.
+        """The first of these tests that fails without any defect; empty if all of them pass.
 
         Args:
             names: Node ids.

@@ -25,8 +25,8 @@ class Settings:
         goal: The share that has to be killed.
         least: If fewer mutants than this ran, there is no result.
         slowest_test_seconds: A test that takes longer is not used.
-        tests_seconds: How long the tests of one mutant may take without the defect.
-        modules: Files to plant defects in.
+        tests_seconds: The maximum duration of the tests for one mutant, measured without the defect.
+        modules: The files in which defects are planted.
         tests: Test files.
     """
 
@@ -43,7 +43,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Settings:
-        """Read a TOML file; a folder in it means every module below.
+        """Read a TOML file. A folder that it names stands for every module below the folder.
 
         Args:
             path: The file.

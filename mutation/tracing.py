@@ -1,4 +1,4 @@
-"""Runs the tests once without a defect: they have to pass, and the lines that each runs are recorded."""
+"""Runs the tests once without a defect: all have to pass, and the lines of each test are recorded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Traces:
     Attributes:
         tests: Node id → seconds; in the order of the files in the settings.
         runs: File and line → the node ids of the tests that run it.
-        failed: Tests that do not pass while they are traced; they are not used.
+        failed: The tests that do not pass while they are traced; the run does not use them.
     """
 
     tests: dict[str, float]

@@ -190,7 +190,7 @@ def ids(events):
 
 
 def collect(changes, got):
-    """Collects events and keeps those that came before an error."""
+    """Collects events, and keeps the events that came before an error."""
     for change in changes:
         got.append(change.event_id)
 
@@ -315,7 +315,7 @@ def interrupt(timer, place, act):
     """Stop a timer at one instruction of an action.
 
     Returns:
-        The seconds before it, or None if the action has fewer instructions.
+        The seconds until that instruction, or None if the action has fewer instructions.
     """
     began = time.monotonic()
     seen = itertools.count()
@@ -628,7 +628,7 @@ class TestCheckpoint:
         assert [option.wait_seconds for option in service.options] == [0, 20]
 
     def test_events_of_the_first_page_at_now_come_again_after_an_exception(self):
-        """Reading again at Now would start after them."""
+        """Another read from `Now` would start after these events."""
         service = Service({"P": [1, 1]})
         changes = iterator(service, Now(), until_idle=True)
         pages = changes.pages()
@@ -895,7 +895,7 @@ class CrashError(Exception):
 @settings(max_examples=400, deadline=None)
 @given(sizes=st.lists(st.integers(0, 3), max_size=12), data=st.data())
 def test_nothing_is_skipped_and_order_is_kept_whatever_crashes(sizes, data):
-    """It may crash in the body at any event or page, in a read or in a save, and restart in any process."""
+    """The consumer may crash at any event or page, in a read or in a save, and restart in any process."""
     service = Service({"P": sizes})
     store = MemoryStore()
     delivered = []

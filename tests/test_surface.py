@@ -212,9 +212,9 @@ def described(path):
         names |= {name for name, found in element.attributes.items() if "property" in found.labels}
     if path.startswith("multiclouddb_spi."):
         names |= set(re.findall(r"`(\w+)`", text))
-    if same := re.match(r"(?:Like|As) `([\w.]+)`", text):  # the same parameters, described there
+    if same := re.search(r"(?:Like|as|As|See also) `([\w.]+)`", text):  # the same parameters, described there
         near, far = f"{path.rpartition('.')[0]}.{same[1]}", f"multiclouddb_api.{same[1]}"
-        names |= described(near if near in ELEMENTS else far)
+        names |= described(near) if near in ELEMENTS else described(far) if far in ELEMENTS else set()
     return names
 
 

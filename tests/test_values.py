@@ -453,5 +453,5 @@ class TestKey:
         events = trusted_events(3, zip(*rows, strict=True))
         assert events == [ChangeEvent(*row) for row in rows]
         assert [event.native for event in events] == [11, 111, 211]
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="unpack"):
             trusted_events(3, list(zip(*rows, strict=True))[:-1])

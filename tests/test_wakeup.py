@@ -1,4 +1,4 @@
-"""A wait always ends, and a wakeup never waits."""
+"""Tests that a wait always ends and that a wakeup never waits."""
 
 import signal
 import threading
@@ -11,7 +11,8 @@ from multiclouddb_api.wakeup import Wakeup
 
 
 def aside(call, seconds=60):
-    """Run it in a thread that cannot keep the tests from ending. Returns False when it does not end."""
+    """Run an action in a daemon thread, which cannot prevent the end of the tests. Returns False if the
+    action does not end."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)

@@ -16,13 +16,14 @@ _ITEMS: Final = 20_000
 _PAGE: Final = 1_000
 _AT_ONCE: Final = 1_000
 _CLIENT: Final = (
-    "The server has one core and the client another. The client needs almost no CPU time: it signs each "
+    "The server runs on one core and the client on another. The client needs almost no CPU time: it signs "
+    "each"
     "request once in advance and parses no answer."
 )
 
 
 def reads(wire: Wire, request: bytes, times: int) -> Done:
-    """The same request, this many times."""
+    """A list that contains the same request the given number of times."""
     with on_client_core():
         good = wire.repeat(request, times)
     if good != times:
@@ -42,7 +43,7 @@ def reads(wire: Wire, request: bytes, times: int) -> Done:
     against="A server of the same framework, aiohttp, that answers every request with the same item.",
 )
 def cosmos_reads(bench: Bench) -> Iterator[Sides]:
-    """The cost that the emulator adds to HTTP."""
+    """This row measures the cost that the emulator adds to HTTP."""
     times = bench.size(_READS)
     with emulator(1) as (endpoint, key), closing(Wire(endpoint, key)) as wire:
         path = f"{CONTAINER}/docs/0"
@@ -98,7 +99,7 @@ def walk(wire: Wire, requests: list[bytes], items: int) -> Done:
     against="A server of the same framework, aiohttp, that answers every request with one such page.",
 )
 def cosmos_feed(bench: Bench) -> Iterator[Sides]:
-    """The cost of making a page."""
+    """This row measures the cost of making a page."""
     with emulator(bench.size(_ITEMS, 2 * _PAGE)) as (endpoint, key), closing(Wire(endpoint, key)) as wire:
         requests, items = _walk(wire)
         with fixed(wire, requests[0]) as plain:

@@ -25,8 +25,8 @@ from multiclouddb_api import (
 
 _ITEMS: Final = 24_000
 _LOCAL: Final = (
-    "24,000 items of 300 bytes, from one shard of DynamoDB Local. The client has one core and the server "
-    "another, for both sides alike."
+    "24,000 items of 300 bytes, from one shard of DynamoDB Local. On both sides the client runs on one "
+    "core and the server on another."
 )
 _BARE: Final = (
     "A loop over boto3's `get_records` that decodes nothing: 1,000 records a call, each call from the "
@@ -53,7 +53,7 @@ def bare_loop(streams: Any, arn: str) -> Done:
 
 
 def decoding_loop(streams: Any, arn: str) -> Done:
-    """The same with keys and items as Python values."""
+    """Reads records as boto3 returns them, with keys and items as Python values."""
     from boto3.dynamodb.types import TypeDeserializer
 
     decode = TypeDeserializer().deserialize
@@ -130,11 +130,11 @@ def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
     "dynamo-arrow",
     title="DynamoDB Local, Arrow",
     goal=3.0,
-    about=f"The engine reads, as Arrow batches with items as JSON text, {_LOCAL}",
+    about=f"The engine reads, in the form of Arrow batches with items as JSON text, {_LOCAL}",
     against=_BARE,
 )
 def dynamo_arrow(bench: Bench) -> Iterator[Sides]:
-    """As Spark takes them."""
+    """This row reads events in the form that Spark needs."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_arrow(table), lambda: _by_hand(table, bare_loop))
 
@@ -186,7 +186,7 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
     shown=(ideal,),
 )
 def dynamo_fan_out(bench: Bench) -> Iterator[Sides]:
-    """The cost of waiting for many shards."""
+    """This row measures the cost of waiting for many shards."""
     with scripted(_SHARDS, initial_shards=_SHARDS, page_bytes=_PAGE_BYTES) as server:
         address = server.create("items")
         server.fill(address, bench.size(500))
@@ -223,8 +223,8 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     about=(
         "How many records the service sends for each event that is delivered: from 16 and from 64 shards of "
         "a scripted server whose answers have a megabyte, as the service's do, with pages of 1,000 events "
-        "and the default buffer. Parsed, sixteen such answers are larger than the buffer. What is fetched "
-        "and then evicted is sent again. The larger of the two figures counts."
+        "and the default buffer. After parsing, sixteen such answers are larger than the buffer. Records "
+        "that are fetched and then evicted are sent again. The larger of the two figures counts."
     ),
     against="",
 )
@@ -252,7 +252,7 @@ class _Follower:
         server: Has the table.
         client: Reads it.
         table: Its name.
-        listed: How many shards it has, 64 of them open.
+        listed: The number of shards, of which 64 are open.
     """
 
     def __init__(self, server: Scripted, client: MulticloudDbClient, table: str, listed: int) -> None:
@@ -277,7 +277,7 @@ class _Follower:
         return Done(calls, value=1000 * cpu / calls, cpu=cpu)
 
     def cost_of_children(self, times: int) -> Done:
-        """How often shards are listed for each that ends."""
+        """This row measures how often shards are listed for each shard that ends."""
         before = self._server.calls("DescribeStream")
         for _ in range(times):
             self._server.ask("roll_over", self._server.ask("open_shards", self._address.collection)[0])
@@ -330,9 +330,10 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
     at_most=True,
     about=(
         "DescribeStream calls for each shard that rolls over, in a stream of 5,000 shards, whose list has 50 "
-        "pages; the service allows ten calls a second. Children are requested by their parent. Where there "
-        "is one, it may be half of a split, so the other half is looked for during a second. Only the start "
-        "reads the list: twice at `Now`, to miss no shard that ends meanwhile. The goal allows one search, "
+        "pages; the service allows ten calls a second. Children are requested by their parent. A single "
+        "child may be one half of a split, so the reader looks for the other half for one second. Only the "
+        "start reads the list. At `Now` it reads the list twice, so that it misses no shard that ends "
+        "meanwhile. The goal allows one search,"
         "two more in that second, and one in reserve."
     ),
     against="",

@@ -1,4 +1,4 @@
-"""Reads of many partitions with a latency each."""
+"""Reads many partitions; each read has a latency."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _read(sim: Any, latency: float) -> tuple[Done, int]:
     from multiclouddb_conformance.simulation import SimulationProvider
 
     class Distant(WrappedProvider):
-        """Answers late, as a service on a network does: it waits, without CPU time and without a lock."""
+        """Answers late, like a service on a network: it waits without CPU time and without a lock."""
 
         def fetch(self, reader: WrappedReader, *wishes: Any) -> Batch:
             if latency:
@@ -77,13 +77,13 @@ def _sides(bench: Bench, records: int) -> Iterator[Sides]:
     goal=0.8,
     about=(
         "The engine reads 64 partitions of a simulated service, all at once (`max_concurrency=64`), with "
-        "20 ms of latency added to each read. A read brings 25 events: latency is most of the time."
+        "20 ms of latency added to each read. A read returns 25 events, so most of the time is latency."
     ),
     against=_IDEAL,
     shown=(ideal,),
 )
 def fan_out_25(bench: Bench) -> Iterator[Sides]:
-    """A feed that is read while it is written: short reads."""
+    """This row stands for a feed that is read while it is written: reads are short."""
     yield from _sides(bench, 25)
 
 
@@ -100,7 +100,7 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     ),
 )
 def fan_out_100(bench: Bench) -> Iterator[Sides]:
-    """Between the two: the ideal lets them overlap without a gap."""
+    """This row lies between the other two: latency and CPU work take about the same time."""
     yield from _sides(bench, 100)
 
 
@@ -108,9 +108,9 @@ def fan_out_100(bench: Bench) -> Iterator[Sides]:
     "fan-out-1000",
     title="Fan-out, 1,000 events a read",
     goal=0.8,
-    about="The same with 1,000 events a read, as in catching up: CPU is most of the time.",
+    about="The same with 1,000 events a read, as in catching up. CPU work accounts for most of the time.",
     against=_IDEAL,
 )
 def fan_out_1000(bench: Bench) -> Iterator[Sides]:
-    """Catching up: full reads."""
+    """This row stands for a reader that catches up: every read is full."""
     yield from _sides(bench, 1000)

@@ -34,7 +34,7 @@ def read_all(path: Path) -> dict[str, Any]:
 def peak_mebibytes() -> float:
     """The peak resident memory of this process.
 
-    Not `ru_maxrss` on Linux: it begins with the peak of the process that this one was started from.
+    On Linux this is not `ru_maxrss`, which starts with the peak of the parent process.
     """
     if _STATUS.exists():
         (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")]

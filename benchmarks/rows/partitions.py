@@ -125,7 +125,7 @@ def page_call(bench: Bench) -> Iterator[Sides]:
     against=_AGAINST,
 )
 def page_call_embedded(bench: Bench) -> Iterator[Sides]:
-    """The cost for an application."""
+    """This row measures the cost for an application."""
     sizes = _sizes(bench)
     with ExitStack() as stack:
 
@@ -148,8 +148,8 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     warm_up=False,
     about=(
         "The length of a continuation token of the embedded store over 10,000 partitions, divided by their "
-        "number. Each partition is at a change of its own, which gives the longest token; a "
-        "page is read from it to check that it is valid."
+        "number. Each partition is at a different change, which gives the longest token. A page is read "
+        "with this token to check that the token is valid."
     ),
     against="",
 )
@@ -169,7 +169,7 @@ def token(bench: Bench) -> Iterator[Sides]:
 
 
 def _token_in_the_middle(path: Path) -> str:
-    """A token whose positions are those of a change in each partition.
+    """A token in which each partition is at the position of a change.
 
     Reading up to there would take one call for each partition, so the positions are written into the token.
     """

@@ -71,8 +71,8 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
     goal=1,
     about=(
         "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with documents of 300 "
-        "bytes and aggregates them, in a local session. CPU is that of the driver, its JVM and Spark's "
-        "Python workers."
+        "bytes and aggregates them, in a local session. The CPU time is the sum for the driver, its JVM "
+        "and Spark's Python workers."
     ),
     against=(
         "`createDataFrame` of event dicts with a given schema, one DataFrame and one job for each page of "
@@ -91,7 +91,7 @@ def spark(bench: Bench) -> Iterator[Sides]:
 
 
 def _counted(session: SparkSession, side: Callable[[SparkSession, Path], Done], path: Path) -> Side:
-    """The side, with the CPU time of the JVM and Spark's workers added to this process's."""
+    """Run the side, and add the CPU time of the JVM and of Spark's workers to that of this process."""
 
     def spent() -> float:
         return time.process_time() + cpu_of_descendants()

@@ -28,7 +28,7 @@ def make_row():
 
 @pytest.fixture
 def run_benchmarks():
-    """Runs the command as a user would, its output into pipes."""
+    """Runs the command as a user would; its output goes into pipes."""
     import subprocess
 
     def run(*arguments):

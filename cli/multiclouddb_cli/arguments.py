@@ -1,4 +1,4 @@
-"""Turns arguments into values; a wrong argument is a usage error that names the option."""
+"""Converts command-line arguments to values; a wrong argument is a usage error that names the option."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def _wrong(option: str, problem: str) -> typer.BadParameter:
 
 
 def to_config(url: str) -> ClientConfig:
-    """A URL, or the path of a TOML file, where secrets can come from the environment."""
+    """Read a URL, or the path of a TOML file, which may take secrets from the environment."""
     if "://" not in url and url.endswith(".toml"):
         return ClientConfig.from_toml(url)
     return ClientConfig.from_url(url)
 
 
 def to_address(text: str) -> ResourceAddress:
-    """`DATABASE/COLLECTION`, or the collection alone."""
+    """Read an address: `DATABASE/COLLECTION`, or the collection alone."""
     database, slash, collection = text.partition("/")
     if not slash:
         database, collection = "", text
@@ -150,7 +150,7 @@ def to_checkpoint(path: Path | None) -> Path | None:
 
 
 def to_token(text: str, option: str = "TOKEN") -> str:
-    """The token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
+    """Read a token: the token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
     if text == "-":
         text = _stripped(sys.stdin.read(_MOST_CHARACTERS), option, "standard input")
     elif text.startswith("@"):
@@ -194,7 +194,7 @@ def _to_scope(text: str, provider: str) -> FeedScope:
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
-    """A partition key: a JSON object with its components in their order."""
+    """Read a partition key: a JSON object with its components in their order."""
     try:
         components: Any = decode_json(text)
         if isinstance(components, dict) and components:

@@ -1,4 +1,7 @@
-"""Reports a failure as one line on stderr and an exit code; at a terminal also with a link."""
+"""Reports a failure as one line on stderr and an exit code.
+
+A terminal also gets a link to the documentation.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def report(error: Exception, *, debug: bool) -> int:
     """Print the error for the user, and return the exit code.
 
     Args:
-        error: The error of the command.
+        error: The error that the command raised.
         debug: True to print the traceback too, without local variables.
     """
     code, line = _line(error)
@@ -44,10 +47,10 @@ def report(error: Exception, *, debug: bool) -> int:
 
 
 def _traces(error: BaseException) -> str:
-    """The traceback of an error and of its causes, in Python's form.
+    """Return the traceback of an error and of its causes, in Python's format.
 
-    Our message contains the vendor's text where it is safe to show. Only the class of the vendor's exception
-    is printed, because its text may quote the refused request, including a session token.
+    The library's message contains the vendor's text if that text is safe to show. Only the class of the
+    vendor's exception is printed, because its text may quote the refused request, including a session token.
     """
     told = isinstance(error, MulticloudDbError)
     parts: list[str] = []
@@ -84,7 +87,7 @@ def _line(error: Exception) -> tuple[int, str]:
 
 
 def scrub(text: str) -> str:
-    """The text with every URL in it redacted."""
+    """Return the text with every URL in it redacted."""
 
     def redacted(match: re.Match[str]) -> str:
         url = match.group()

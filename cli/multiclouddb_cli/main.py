@@ -1,4 +1,4 @@
-"""The commands, and the error handling around them."""
+"""Defines the commands, and the error handling around them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _NAME = "multiclouddb"
 
 
 class Commands(TyperGroup):
-    """Runs a command; every failure is one line on stderr and its exit code."""
+    """Runs a command; every failure is reported as one line on stderr and an exit code."""
 
     def main(
         self,
@@ -64,7 +64,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command of the arguments and exit."""
+        """Run the command that the arguments name, and exit."""
         words = list(sys.argv[1:] if args is None else args)
         debug = _take_debug(words)
         self._main_shell_completion(extra, _NAME, complete_var)
@@ -96,13 +96,13 @@ class Commands(TyperGroup):
 
 
 def _silence() -> None:
-    """The rest of the buffer has no reader, and the interpreter must not report an error for it."""
+    """Discard the rest of the output, so that the interpreter reports no error about the missing reader."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _take_debug(words: list[str]) -> bool:
-    """Remove `--debug`, which may be anywhere on the line."""
+    """Remove `--debug` from the arguments; it may be anywhere on the line."""
     ours = words[: words.index("--")] if "--" in words else words
     if "--debug" not in ours:
         return False

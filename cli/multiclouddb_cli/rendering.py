@@ -1,4 +1,4 @@
-"""Events and notices as lines."""
+"""Prints events and notices as lines."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
 
 
 def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool = False) -> str:
-    """Time, type, key and the beginning of the document.
+    """Return the time, type, key and the beginning of the document on one line.
 
     Args:
         event: The change.

@@ -79,9 +79,9 @@ def tail(config: ClientConfig, wish: Wish) -> None:
     """Print events until the feed is idle, ends, or the user stops it.
 
     Raises:
-        MulticloudDbError: A read or the checkpoint failed.
-        BrokenPipeError: The output has no reader.
-        typer.Exit: A signal ended it.
+        MulticloudDbError: If a read or the checkpoint failed.
+        BrokenPipeError: If the output has no reader.
+        typer.Exit: If a signal ended the command.
     """
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)
@@ -194,7 +194,7 @@ class _Printer:
             self._status.show(page)
 
     def _complain(self, page: ChangeFeedPage) -> None:
-        """Report each error of a partition once, not with every page."""
+        """Report each error of a partition only once, not with every page."""
         troubles = dict(page.diagnostics.partition_errors)
         for name, text in troubles.items():
             if self._troubles.get(name) != text:

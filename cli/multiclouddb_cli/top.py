@@ -1,4 +1,4 @@
-"""`multiclouddb top`: the activity of a feed, measured while it is read."""
+"""`multiclouddb top` shows the activity of a feed, measured while the feed is read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LINES_AROUND: Final = 8
 
 
 class Meter(Observer):
-    """Collects what the engine reports while it reads."""
+    """Collects the reports that the engine makes while it reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,18 +65,21 @@ class Meter(Observer):
             self.retries += 1
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """Called for every partition, because the limit is infinite here."""
+        """Record the headroom of a partition.
+
+        Called for every partition, because the limit is infinite here.
+        """
         with self._lock:
             self.headroom[partition_id] = seconds
 
 
 class Board:
-    """The state of the feed so far.
+    """The current state of the feed.
 
     Args:
         session: The database.
         request: The next read.
-        meter: Collects the engine's reports.
+        meter: The object that collects the engine's reports.
     """
 
     def __init__(self, session: Session, request: ChangeFeedRequest, meter: Meter) -> None:
@@ -89,7 +92,7 @@ class Board:
         self.over = False
 
     def watch(self, seconds: float) -> None:
-        """Read for a while.
+        """Read the feed for a while.
 
         Raises:
             MulticloudDbError: An error that a retry does not fix.
@@ -120,7 +123,7 @@ class Board:
         self.over = any(isinstance(notice, FeedEnded) for notice in page.notices)
 
     def summary(self) -> str:
-        """The summary of the whole feed on one line."""
+        """Return the summary of the whole feed on one line."""
         told = self._diagnostics
         new = self._counts.total() - self._before.total()
         names = [self._session.feed.public_id(item.partition_id) for item in self._standings()]
@@ -140,12 +143,12 @@ class Board:
         return "  ".join(facts)
 
     def rows(self) -> list[list[Cell]]:
-        """One row per partition, the busiest first."""
+        """Return one row per partition, the busiest first."""
         rows = [(self._new(item), self._row(item)) for item in self._standings()]
         return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
 
     def general_trouble(self) -> str:
-        """The error that prevents reading the whole feed, or an empty text."""
+        """Return the error that prevents reading the whole feed, or an empty text."""
         return self._troubles.get("", "")
 
     def _standings(self) -> list[Standing]:
@@ -197,7 +200,7 @@ def top(
 
     Raises:
         MulticloudDbError: An error that a retry does not fix.
-        BrokenPipeError: The output has no reader.
+        BrokenPipeError: If the output has no reader.
     """
     meter = Meter()
     told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))

@@ -316,7 +316,7 @@ class Ahead(ToyClient):
 
 
 class DropsTheLast(ToyClient):
-    """Loses the last event of every full page."""
+    """Loses the last event of each full page."""
 
     def page(self, start, stop):
         page = super().page(start, stop)
@@ -339,7 +339,7 @@ class IdleTooSoon(ToyClient):
 
 
 class SkipsAfterResume(ToyClient):
-    """The first read of a new client begins one event too late."""
+    """Makes the first read of a new client begin one event too late."""
 
     def position(self, start):
         late = self.reads == 1 and isinstance(start, FromContinuationToken)

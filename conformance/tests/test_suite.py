@@ -1,4 +1,4 @@
-"""The suite itself: it tests every capability in both ways and uses every ability."""
+"""Tests the suite itself: it tests every capability with its refusal, and uses every ability."""
 
 import inspect
 from itertools import chain

@@ -1,4 +1,4 @@
-"""The suite on services with other behaviour: it demands only what is promised."""
+"""Runs the suite on services with other behaviour, because it must demand only what is promised."""
 
 import attrs
 

@@ -16,15 +16,15 @@ PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', 
 
 
 class Page:
-    """A how-to page.
+    """A how-to page, or several that belong together.
 
     Attributes:
         text: All of it.
         programs: The programs that have a name.
     """
 
-    def __init__(self, name):
-        self.text = (ROOT / "docs/how-to" / name).read_text(encoding="utf-8")
+    def __init__(self, *names):
+        self.text = "\n".join((ROOT / "docs/how-to" / name).read_text(encoding="utf-8") for name in names)
         self.programs = {found["name"]: found["code"] for found in PROGRAM.finditer(self.text)}
 
     def blocks(self, language):

@@ -35,7 +35,7 @@ from multiclouddb_conformance.waiting import SOON
 
 from .page import ROOT, Page, servers
 
-PAGE = Page("dynamodb.md")
+PAGE = Page("dynamodb.md", "dynamodb-production.md")
 ORDERS = ResourceAddress(collection="orders")
 
 

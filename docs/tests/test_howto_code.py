@@ -151,7 +151,7 @@ class TestSpread:
         assert (found == there) is kept
 
     def test_a_follower_that_fails_ends_its_process(self, store, plan):
-        """This also holds when the other followers never end."""
+        """This also holds if the other followers never end."""
         code = write_program("spread-over-processes.md", "worker.py")
         assert code.count("until_idle=True,") == 1
         Path("worker.py").write_text(code.replace("until_idle=True,", "max_outage_seconds=1,"))

@@ -47,7 +47,15 @@ from multiclouddb_mongo.values import CODEC
 
 from .page import Page, servers
 
-PAGE = Page("mongodb.md")
+PAGE = Page(
+    "mongodb.md",
+    "mongodb-documents.md",
+    "mongodb-snapshot.md",
+    "mongodb-oplog.md",
+    "mongodb-options.md",
+    "mongodb-connection.md",
+    "mongodb-spark.md",
+)
 ORDERS = ResourceAddress("shop", "orders")
 SOON = 30.0
 
@@ -609,7 +617,7 @@ class TestScopes:
 class TestOptions:
     def rows(self):
         """Option → its name in MongoDB and its default."""
-        return {words_of(name)[0]: rest for name, *rest in PAGE.rows_below("## MongoDB's own options")}
+        return {words_of(name)[0]: rest for name, *rest in PAGE.rows_below("## Options of a change stream")}
 
     def test_the_table_has_every_option(self):
         assert list(self.rows()) == [field.name for field in attrs.fields(MongoOptions)]

@@ -4,6 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -23,6 +24,11 @@ DOCS = Path(__file__).resolve().parents[1]
 GENERATE = runpy.run_path(str(DOCS / "generate.py"))
 AGAIN = "run: python docs/generate.py"
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+@attrs.frozen
+class Empty:
+    """No fields."""
 
 
 def read(name):
@@ -97,6 +103,40 @@ class TestCapabilities:
             assert has[capability].support is Support.NATIVE or has[capability].note, title
 
 
+class TestDatabases:
+    def test_the_page_is_that_of_today(self):
+        assert read("reference/databases.md") == GENERATE["databases_page"](), AGAIN
+
+    def test_every_installed_provider_has_a_column(self):
+        assert list(GENERATE["tables"]()["DATABASES"]) == sorted(installed_providers())
+
+
+class TestOptions:
+    """The wording of a docstring may change before the page does; names and defaults may not."""
+
+    ROW = re.compile(r"^\| (`\w+`) \| (required|`[^|]*`) \| ", re.MULTILINE)
+
+    def test_the_names_and_the_defaults_are_those_of_today(self):
+        kept, made = read("reference/options.md"), GENERATE["options_page"]()
+        assert self.ROW.findall(kept) == self.ROW.findall(made), AGAIN
+        assert re.findall(r"^#.*$", kept, re.MULTILINE) == re.findall(r"^#.*$", made, re.MULTILINE), AGAIN
+        assert len(self.ROW.findall(kept)) > 50
+
+    def test_every_field_that_a_caller_gives_is_there(self):
+        tables = GENERATE["tables"]()
+        for kinds in tables["OPTIONS"].values():
+            for kind in kinds:
+                texts = tables["described"](kind)
+                own = set(attrs.fields_dict(kind)) - set(attrs.fields_dict(tables["_BASES"].get(kind, Empty)))
+                public = {name for name in own if not name.startswith("_")}
+                assert public - {"client"} <= texts.keys(), kind
+
+    def test_every_name_in_a_connection_is_described(self):
+        tables = GENERATE["tables"]()
+        for name, texts in tables["_data"]()["connection"].items():
+            assert tuple(sorted(texts)) == tables["connection_names"](name)
+
+
 class TestErrors:
     def test_every_category_has_a_section_and_every_section_a_category(self):
         assert re.findall(r"^## (\S+)$", ERRORS, re.MULTILINE) == list(ErrorCategory.known())
@@ -123,7 +163,9 @@ class TestErrors:
 
 
 class TestLinks:
-    @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+    @pytest.mark.parametrize(
+        "page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix()
+    )
     def test_links_lead_to_files(self, page):
         links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
         assert [link for link in links if not (page.parent / link).exists()] == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -118,8 +119,7 @@ def test_errors_link_to_this_site(settings):
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda file: str(file.parent.relative_to(ROOT)))
 def test_a_distribution_links_to_pages_that_are_there(project, pages):
     urls = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["urls"]
-    assert urls.keys() == {"Changelog", "Documentation"}
-    for url in urls.values():
+    for url in (urls["Changelog"], urls["Documentation"]):
         assert f"{url.removeprefix(DOCS_URL)}index.html" in pages
 
 
@@ -154,6 +154,30 @@ def test_search_knows_the_pages(built):
     entries = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
     found = {entry["location"].partition("#")[0] for entry in entries if "plan_partitions" in entry["text"]}
     assert {"reference/api/", "how-to/spread-over-processes/"} <= found
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("asyncio", "explanation/faq/"),
+        ("Windows", "explanation/faq/"),
+        ("exactly once", "explanation/faq/"),
+        ("retention", "reference/databases/"),
+        ("lease", "reference/glossary/"),
+        ("Debezium", "explanation/comparison/"),
+    ],
+)
+def test_search_finds(built, words, page):
+    """Every word is in the title or the text of a section; a page that it leads to is among them."""
+    folder, _ = built
+    index = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))
+    wanted = set(words.lower().split())
+    found = {
+        entry["location"].partition("#")[0]
+        for entry in index["docs"]
+        if wanted <= set(re.findall(r"\w+", f"{entry['title']} {entry['text']}".lower()))
+    }
+    assert page in found
 
 
 def test_pages_load_nothing_from_another_host(pages):

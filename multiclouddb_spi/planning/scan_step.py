@@ -1,8 +1,8 @@
-"""Plans bounded reads of a snapshot's scan: one step cuts whole segments, and the next step reads them.
+"""Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
 A step is the difference between two lineages. So the lineage before a step must contain the segments that the
-step reads, because cutting a plan again could give other segments. The stream waits until the scan is over,
-whatever the `SnapshotOrder`.
+step reads, because dividing a plan again could give other segments. Changes are not read until the scan is
+over, whatever the `SnapshotOrder`.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
 
 
 def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
-    """The next step of a lineage with a plan.
+    """Return the next step of a lineage that contains a plan.
 
     Args:
         feed: The opened feed.
-        before: The lineage to continue from; it is not changed.
-        max_records: The approximate maximum number of rows in a step, rounded to whole segments, at least
-            one; None = as many segments as make sense.
+        before: The lineage at which the step starts; it is not changed.
+        max_records: The approximate maximum number of rows in a step, rounded to whole segments, and at least
+            one segment; None means as many segments as useful.
         deadline: The time limit.
 
     Returns:
-        A step that reads every segment of `before` to its end. If it reads nothing, it has cut segments or
-        ended the scan.
+        A step that reads every segment of `before` to its end. If the step reads nothing, it has defined
+        segments or ended the scan.
     """
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
@@ -82,7 +82,7 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
 
 
 def _segments(records: int | None, segments: int | None, most: int | None) -> int:
-    """The number of segments that have about `most` rows in total."""
+    """Return the number of segments that have about `most` rows in total."""
     if most is None or not records or not segments:
         return _MOST_SEGMENTS if most is None else 1
     return max(1, min(_MOST_SEGMENTS, most * segments // records))

@@ -1,4 +1,4 @@
-"""The changes of the operators, and the code that they leave alone."""
+"""Tests the changes that the operators make, and the code that they do not change."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""The command line, without a run."""
+"""Tests the command line without running any mutant."""
 
 import pytest
 from typer.testing import CliRunner

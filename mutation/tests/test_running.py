@@ -1,4 +1,4 @@
-"""A small project, traced and tested: each mutant in its own process, and no file changed."""
+"""Traces and tests a small project: each mutant runs in its own process, and no file changes."""
 
 import time
 

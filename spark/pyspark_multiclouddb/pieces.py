@@ -1,7 +1,7 @@
-"""The last change of each key of a DataFrame, collected in pieces of bounded size.
+"""Collects the last change of each key of a DataFrame, in pieces of bounded size.
 
-Spark finds the last changes and keeps them on the executors, so the source is read once for all pieces. It is
-read a second time only for data of an executor that was lost meanwhile.
+Spark finds the last changes and keeps them on the executors, so that the source is read only once for all
+pieces. The source is read a second time only for data of an executor that was lost in the meantime.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["collected_in_pieces", "latest_rows"]
 
 _BUCKETS: Final = 4096
-"""Keys are distributed to so many; a piece has one or more of them."""
+"""The number of parts into which keys are distributed; a piece consists of one or more parts."""
 _TASKS: Final = 32
-"""As many as a batch of the source has by default: Spark's own 200 cost more than a small batch is worth."""
+"""The number of tasks, equal to the source's default: Spark's default of 200 is too much for a small batch.
+"""
 _BUCKET: Final = "_bucket"
 _SIZE: Final = "_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
-    """The row with the highest `order_key` of each `key`, found in Spark.
+    """Return the row with the highest `order_key` of each `key`; Spark finds these rows.
 
     A missing `order_key` counts as the highest.
     """
@@ -47,12 +48,12 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[tuple[pa.T
 
     Args:
         frame: The DataFrame, with the columns `key`, `order_key` and `type`, and any others.
-        max_bytes: The maximum size of a piece. It is lowered if Spark's `spark.driver.maxResultSize` requires
-            this. The keys are divided into 4096 parts, and the rows of one part are never split.
+        max_bytes: The maximum size of a piece. The size is reduced if Spark's `spark.driver.maxResultSize`
+            requires this. The keys are divided into 4096 parts, and the rows of one part are never split.
 
     Returns:
-        Tables with the columns of the frame, and True with the last table. Each key is in one table. For a
-            frame without rows, there are no tables.
+        Tables with the columns of the frame, each with a flag that is True for the last table. Each key
+        appears in only one table. A frame without rows gives no tables.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.
@@ -75,7 +76,7 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[tuple[pa.T
 
 
 def _column(name: str) -> Column:
-    """A column with exactly this name; dots in it do not form a path."""
+    """Return a column with exactly this name; dots in the name do not form a path."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return F.col("`" + name.replace("`", "``") + "`")
@@ -102,7 +103,7 @@ def _total(kept: DataFrame) -> _Total:
 
 
 def _cuts(kept: DataFrame, bound: int) -> list[tuple[int, int]]:
-    """The first and last bucket of each piece."""
+    """Return the first and last part (bucket) of each piece."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     total = _total(kept)
@@ -128,7 +129,7 @@ def _cuts(kept: DataFrame, bound: int) -> list[tuple[int, int]]:
 
 
 def _bytes_of(value: Column, kind: DataType) -> Column:
-    """The approximate size of a value in Arrow, estimated rather too high than too low."""
+    """Estimate the size of a value in Arrow; the estimate is rather too high than too low."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
@@ -146,7 +147,10 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
-    """Half of the maximum that Spark lets the driver collect. A result contains more than its rows."""
+    """Return half of the maximum that Spark lets the driver collect.
+
+    Only half is used, because a result contains more than its rows.
+    """
     limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0

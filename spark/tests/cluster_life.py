@@ -2,7 +2,7 @@
 
     python cluster_life.py FOLDER MASTER
 
-It ends when all rows are there. A task of batch 1 waits until the file `go` is there.
+The program ends when all rows have arrived. A task of batch 1 waits until the file `go` exists.
 """
 
 import json
@@ -30,7 +30,7 @@ spark.sparkContext.setLogLevel("OFF")
 
 
 def gate(batches):
-    """Runs in a task, after the source."""
+    """Wait for the file in a task, after the source was read."""
     for batch in batches:
         (folder / "in-task").write_text(str(os.getppid()))
         while not (folder / "go").exists():

@@ -1,10 +1,11 @@
-"""A short life of a query on a database with secrets; it keeps whatever Spark shows or writes of it.
+"""Runs a short query on a database with secrets, and keeps everything that Spark shows or writes.
 
     python database_life.py FOLDER OPTIONS COUNT [die | pin]
 
-OPTIONS are those of the source, as JSON; COUNT is how many events there are. With `die` it kills itself,
-driver and JVM, in its second batch, after the sink. With `pin` it only fixes the start of the query.
-Otherwise it ends when all events are there. The files of the rows and all that was shown lie in the folder.
+OPTIONS are the options of the source, as JSON; COUNT is the number of events. With `die`, the program kills
+itself (driver and JVM) in its second batch, after the sink. With `pin`, the program only fixes the start of
+the query. Without either, the program ends when all events have arrived. The files of the rows and everything
+that was shown are in the folder.
 """
 
 import contextlib

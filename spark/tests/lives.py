@@ -1,4 +1,4 @@
-"""Runs `database_life.py` on a version of Spark, and looks for secrets in all that is left."""
+"""Runs `database_life.py` on a version of Spark, and searches everything that it leaves for secrets."""
 
 import json
 import os
@@ -16,16 +16,19 @@ VERSIONS = (pyspark.__version__, "4.0.5")
 
 
 def live(folder, version, options, count, secrets, write=None, **environ):
-    """Every event came once, and no secret is anywhere; on the version of `.venv` the query is killed once.
+    """Check that every event came once and that no secret can be found.
+
+    With the version of `.venv` the query is killed once.
 
     Args:
         folder: An empty folder.
-        version: The version of PySpark.
+        version: The version of PySpark to use.
         options: The options of the source.
-        count: How many events the feed has.
-        secrets: What must not be found.
-        write: Makes the events, for a database whose queries start at now; there is no kill then.
-        environ: Variables of the environment.
+        count: The number of events in the feed.
+        secrets: Texts that must not be found anywhere.
+        write: Makes the events, for a database whose queries start at the present; in that case the query is
+            not killed.
+        environ: Environment variables for the program.
     """
     log = folder / "log"
     given = {**options, "maxRecordsPerTrigger": str(max(count // 2, 1))}

@@ -1,6 +1,7 @@
-"""A stream on clusters of several processes, which are killed: the sink equals the source.
+"""Tests a stream on clusters of several processes, which are killed: the sink must equal the source.
 
-`local-cluster` starts executors of its own. The standalone cluster is a master and two workers, as processes.
+`local-cluster` starts its own executors. The standalone cluster consists of a master and two workers, each a
+process.
 """
 
 import json
@@ -27,7 +28,7 @@ SECONDS = 300
 
 @pytest.fixture
 def folder(source, tmp_path):
-    """The folder of a store with 160 changes."""
+    """Return the folder of a store with 160 changes."""
     source.write(80)
     source.split()
     source.write(80)
@@ -36,7 +37,7 @@ def folder(source, tmp_path):
 
 @pytest.fixture
 def processes():
-    """Starts programs; kills what is left of them, and of what they started, at the end."""
+    """Start programs; at the end, kill what is left of them and of their child processes."""
     with ExitStack() as stack:
 
         def start(log, *command):
@@ -57,7 +58,7 @@ def processes():
 
 
 def end(process):
-    """The session of a program is its own, so that nothing else is in its group."""
+    """Kill the session of a program; each program has its own session, so its group contains nothing else."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -82,7 +83,7 @@ def parent_of(pid):
 
 
 def executor_above(pid):
-    """The JVM that runs a task, from the process that its Python worker was forked from."""
+    """Return the JVM that runs a task, found from the process that its Python worker was forked from."""
     while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = parent_of(pid)
     return pid

@@ -1,4 +1,4 @@
-"""SIGKILL of the driver and its JVM in the middle of batches: the table ends equal to the source."""
+"""Kills the driver and its JVM with SIGKILL in mid-batch: the table must equal the source at the end."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SECONDS = 300
 
 
 class Follower:
-    """The program, and its progress."""
+    """The running program, and its progress."""
 
     def __init__(self, folder, argument="", program=PROGRAM):
         self.folder = folder
@@ -30,7 +30,7 @@ class Follower:
         )
 
     def noise(self):
-        """Its output without the warnings of Java's launcher, which cannot be switched off."""
+        """Return the program's output without the unavoidable warnings of Java's launcher."""
         lines = (self.folder / "log").read_text()[self.printed :].splitlines()
         return [line for line in lines if not line.startswith("WARNING: ")]
 
@@ -43,7 +43,7 @@ class Follower:
             time.sleep(0.002)
 
     def files(self):
-        """How many commits and marks there are: the progress of a run."""
+        """Return the number of commits and marks, which show the progress of a run."""
         places = ("table/_delta_log/*.json", "checkpoint/offsets/*", "checkpoint/commits/*")
         return sum(len(list(self.folder.glob(place))) for place in places)
 
@@ -73,7 +73,7 @@ def table_of(folder):
 
 
 def deleted_in(folder):
-    """The keys of the tombstones."""
+    """Return the keys of the tombstones."""
     table = DeltaTable(folder / "table").to_pyarrow_dataset().scanner(use_threads=False).to_table()
     return {json.loads(row["key"])["id"] for row in table.to_pylist() if row["_deleted_at"] is not None}
 
@@ -84,7 +84,7 @@ def marks(folder, kind):
 
 @pytest.mark.timeout(900)  # it starts Spark four times
 def test_table_equals_the_source_after_kills_at_every_stage(source, tmp_path):
-    """Each start begins with the batch that the last kill interrupted."""
+    """Each restart begins with the batch that the last kill interrupted."""
     source.write(150)
 
     # In the first batch, which fixes the start: it is planned but not finished.

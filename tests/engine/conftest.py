@@ -20,7 +20,7 @@ MANY_PAGES = 20_000
 
 
 def eventually_true(condition):
-    """Waits for what other threads do."""
+    """Waits for the effects of other threads."""
     return wait_until(condition, 30.0)
 
 
@@ -73,12 +73,12 @@ class Bench:
         return self.engine
 
     def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, engine=None, **request):
-        """One page, from a start position or a token."""
+        """Read one page, from a start position or a token."""
         request = ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
         return (engine or self.engine).read_changes(request, OperationOptions(timeout, wait))
 
     def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):
-        """Pages, one after the other, up to the first idle one."""
+        """Read pages, one after the other, up to the first idle one."""
         for _ in range(most):
             page = self.page(place, size, **settings)
             yield page
@@ -95,7 +95,7 @@ class Bench:
         return events, page.continuation_token
 
     def plan(self, place=BEGINNING, *, with_descendants=False, **request):
-        """One token a partition."""
+        """Return one token for each partition."""
         return self.engine.plan_partitions(
             ChangeFeedRequest(self.sim.address, at(place), **request),
             OperationOptions(),
@@ -107,23 +107,23 @@ class Bench:
         return self.engine.list_physical_partitions(self.sim.address, OperationOptions())
 
     def refused(self, category, *args, match=None, **settings):
-        """The error that reading this page raises; the test fails if a page comes."""
+        """Read a page that must fail, and return the error; the test fails if a page comes."""
         with pytest.raises(MulticloudDbError, match=match) as caught:
             self.page(*args, **settings)
         assert caught.value.category == category, caught.value
         return caught.value
 
     def written(self, after=0):
-        """Ids of every event after a commit, in commit order."""
+        """Return the ids of all events after a commit, in commit order."""
         return [item.event_id for item in self.sim.truth if item.commit > after]
 
     def fill(self, count=20, keys=10):
-        """Write documents over `count` different keys."""
+        """Write documents with `count` different keys."""
         for number in range(count):
             self.sim.write(f"k{number % keys}", {"n": self.sim.head + 1})
 
     def key_in(self, partition_id):
-        """A key whose partition is open."""
+        """Return a key whose partition is open."""
         for number in range(100_000):
             name = f"key-{number}"
             if self.sim.partitions[partition_id].owns(self.sim.hash_of(self.sim.key(name))):

@@ -1,4 +1,4 @@
-"""How often a service sends a record, and how many readers that takes: fetched records are used.
+"""Tests that fetched records are used: how often a service sends a record, and how many readers are opened.
 
 The service here ignores the size that it is asked for: its answers are several times as large.
 """
@@ -15,7 +15,7 @@ MOST_OVERHEAD = 1.2
 
 
 class Sent:
-    """Counts what the service has sent, and how much the client held meanwhile."""
+    """Counts the records that the service has sent, and the bytes that the client kept meanwhile."""
 
     def __init__(self, monkeypatch):
         self.records = self.largest = self.held = 0
@@ -69,7 +69,7 @@ class TestOneConsumer:
 
     @pytest.mark.parametrize("partitions", [16, 64])
     def test_what_is_held_stays_bounded(self, backlog, sent, partitions):
-        """The size of the first answers is unknown until they come; after them one more fetch may pass the
+        """The size of the first answers is unknown until they come. After them, one more fetch may exceed the
         bound."""
         bench = backlog(partitions)
         pages = bench.walk(size=20)
@@ -105,7 +105,7 @@ class TestSeveralConsumers:
 
     @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
     def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
-        """A consumer that starts again never returns for its old records; the engine has to find that out."""
+        """A consumer that starts again never asks for its old records. The engine has to notice this."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", seconds)
@@ -119,8 +119,8 @@ class TestSeveralConsumers:
         assert (bench.calls.closes > 0) is evicted
 
     def test_no_more_makes_room_than_has_to(self, backlog, monkeypatch):
-        """Three consumers have fetched most of what fits. For a fourth, two of them have to give up their
-        records."""
+        """Three consumers have fetched most of what fits. To make room for a fourth consumer, two of them
+        have to lose their fetched records."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""Random histories of a partitioned log, each root read by one follower, which crashes and restarts."""
+"""Random histories of a partitioned log. One follower reads each root, crashes and restarts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Follower:
     """Reads a partition and its descendants.
 
     Attributes:
-        sim: The simulation that is read.
+        sim: The simulation that the follower reads.
         root: The partition that it starts from.
         engine: The engine; a crash replaces it.
         position: The last token.
@@ -57,12 +57,12 @@ class Follower:
         return found
 
     def missing(self) -> set[str]:
-        """Events written in the branch that have not been delivered."""
+        """The events that were written in the branch and have not been delivered."""
         names = self.branch()
         return {item.event_id for item in self.sim.history if item.partition_id in names} - self.first.keys()
 
     def page(self, size: int) -> bool:
-        """Read one page; True when it is idle."""
+        """Read one page; Read one page; return True if it is idle."""
         page = self.attempt(self.position, size)
         if page is None:
             return False

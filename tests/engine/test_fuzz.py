@@ -81,7 +81,7 @@ def squeezed(raw):
 
 
 class Mutations:
-    """Makes tokens that this library never returned."""
+    """Makes tokens that this library has never returned."""
 
     def __init__(self, seed, tokens):
         self.dice = random.Random(seed)
@@ -158,7 +158,7 @@ class Mutations:
         return self.seal(orjson.dumps(body))
 
     def forged(self):
-        """A token whose state alone is forged, from parts that look right."""
+        """A token in which only the state is forged, from parts that look valid."""
         body = orjson.loads(payload_of(self.dice.choice(self.tokens)))
         body["c"] = {"p": [self.entry() for _ in range(self.dice.randrange(4))]}
         if self.dice.random() < 0.5:
@@ -213,7 +213,7 @@ class Mutations:
 
 @pytest.fixture
 def world(make_bench):
-    """A collection that brings every field into its tokens, and such tokens."""
+    """A collection whose tokens use every field, and some of these tokens."""
     bench = make_bench(partitions=3)
     sim = bench.sim
     tokens = []
@@ -266,7 +266,7 @@ def trimmed(bench, token):
 
 
 def commits(cursors):
-    """The commits that these cursors read next, for those that are valid cursors."""
+    """For each valid cursor, the commit that is read next from it."""
     for cursor in cursors:
         match cursor:
             case int():

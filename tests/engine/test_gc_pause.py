@@ -1,4 +1,4 @@
-"""The garbage collector is off while records are mapped, and on again afterwards whatever happens."""
+"""Tests that the garbage collector is off while records are mapped, and is always on again afterwards."""
 
 import gc
 import subprocess

@@ -1,4 +1,5 @@
-"""Tokens of version 1 with a lineage, one for each form of a partition scope: they stay readable."""
+"""Tests that tokens of version 1 stay readable: one token with a lineage for each form of a partition
+scope."""
 
 import json
 

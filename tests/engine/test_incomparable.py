@@ -1,4 +1,5 @@
-"""`Feed.compare` may return None. None proves nothing, so no event may be left out because of it."""
+"""`Feed.compare` may return None. None proves nothing, so the engine must not leave out an event because of
+it."""
 
 import pytest
 
@@ -65,7 +66,7 @@ class World:
         return found
 
     def steps_to(self, target):
-        """Plan and read in steps of at most two records."""
+        """Plan and read steps of at most two records."""
         found, at = [], self.start
         for _ in range(20):
             step = self.planner.advance(at, 2, self.soon, target)

@@ -1,4 +1,4 @@
-"""Which partitions are read and which wait: random splits and merges compared with a simple model."""
+"""Tests which partitions are read and which wait, with random splits and merges and a simple model."""
 
 import json
 
@@ -13,7 +13,7 @@ from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildre
 
 
 def join(child_id, cursors):
-    """The start of a merged child, written so that the test sees which parent said what."""
+    """The start of a merged child, as text that shows which parent named which position."""
     return f"{child_id} from {' '.join(sorted(cursors))}"
 
 
@@ -129,7 +129,7 @@ class TestReplace:
         assert made.retire("a", [child("m", "a", "b")]) == ["m"]
 
     def test_child_elsewhere_keeps_waiting_for_a_parent_that_is_only_undiscovered(self):
-        """`m` waits for `b`, a child of `slow`. The loss of `lost` proves nothing about `b`."""
+        """`m` waits for `b`, a child of `slow`. Although `lost` is lost, `b` may still name children."""
         made = lineage(("a",), ("slow",), ("lost",))
         made.retire("a", [child("m", "a", "b")])
         started = made.replace("lost", [Seed("lost", (), "oldest")], coming={"b", "m"})
@@ -343,7 +343,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def look(self, data):
-        """Nothing new is known, but time has passed: only the time changes."""
+        """Time passes without news, so only the time in the token changes."""
         ends = self.lineage.awaiting_children()
         if ends:
             entry = data.draw(st.sampled_from(ends))
@@ -376,7 +376,7 @@ class Forest(RuleBasedStateMachine):
         self.lineage.replace(name, seeds, coming=self.parents.keys() - self.lost - self.done)
 
     def oldest(self, name):
-        """The partition, or its oldest descendants that are not lost."""
+        """The partition, or the oldest of its descendants that are not lost."""
         found, pending = [], [name]
         while pending:
             item = pending.pop()
@@ -388,7 +388,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def serve(self, data):
-        """A page is read: some partitions advance and go to the end of the queue."""
+        """Read a page: some partitions advance and go to the end of the queue."""
         names = [entry.partition_id for entry in self.lineage.active()]
         if names:
             served = data.draw(st.lists(st.sampled_from(names), unique=True))

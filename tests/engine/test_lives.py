@@ -1,6 +1,6 @@
 """Random histories where every trouble can come at once: poison, retention, permanent failures, restarts.
 
-`test_stateful.py` covers troubles that pass; these are the ones that a consumer has to act on.
+`test_stateful.py` tests troubles that end by themselves. Here a consumer has to react to the troubles.
 """
 
 import os
@@ -16,7 +16,7 @@ LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
 
 
 class HardLife:
-    """A writer and one consumer. A random number chooses each step."""
+    """A writer and one consumer. Random numbers choose the steps."""
 
     def __init__(self, bench, seed, *, threads):
         self.bench, self.sim, self.dice, self.threads = bench, bench.sim, random.Random(seed), threads

@@ -47,7 +47,7 @@ class Worker:
         self.bench, self.tokens = bench, dict.fromkeys((f"k{number}" for number in range(count)), Beginning())
 
     def turn(self, *names):
-        """Read a page of some keys, or of every key. Returns how many feeds that opened."""
+        """Read a page of some keys, or of every key. Returns how many feeds were opened."""
         before = self.bench.calls.feeds
         for name in names or self.tokens:
             scope = LogicalPartition(self.bench.sim.key(name))

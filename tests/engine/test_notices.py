@@ -137,8 +137,8 @@ class TestHeirs:
 
 class TestGap:
     def test_one_that_leads_nowhere_is_told_when_it_does(self, make_bench, ids, monkeypatch):
-        """The oldest position has expired every time. Other partitions are read, and nothing is skipped in
-        silence."""
+        """The oldest position has expired again at each attempt. Other partitions are read, and nothing is
+        skipped silently."""
         bench = make_bench(partitions=2)
         bench.connect()
         token = bench.page(Now()).continuation_token

@@ -69,7 +69,7 @@ class TestSize:
         assert len(bench.page(size=45).events) == 45
 
     def test_service_is_not_asked_for_more_than_a_first_small_page_needs(self, bench):
-        """A caller that wants only one event does not pay for a thousand."""
+        """A caller that asks for one event does not cause a read of a thousand events."""
         bench.fill(50)
         bench.page(size=1)
         assert bench.page(size=1).diagnostics.native_charge <= 3
@@ -199,7 +199,7 @@ class TestIdle:
     def test_partition_that_fails_while_the_call_waits_keeps_the_page_from_idle(
         self, make_bench, monkeypatch
     ):
-        """Its first answer was empty, which was true at that time."""
+        """The partition's first answer was empty, which was correct at that time."""
         bench = make_bench(partitions=2)
         bench.connect(attempts=1)
         token = bench.page(Now()).continuation_token

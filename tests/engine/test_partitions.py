@@ -21,7 +21,7 @@ def scope(bench, name):
 
 
 def follow(bench, tokens, size=3, most=500):
-    """Read every planned partition as an application does: each child once and after all its parents.
+    """Read every planned partition like an application: each child once, after all its parents.
 
     A parent that is not in the plan was drained before the plan was made.
 
@@ -54,7 +54,7 @@ def follow(bench, tokens, size=3, most=500):
 
 
 def truth(bench, after=0):
-    """The expected result of `follow`."""
+    """The result that `follow` must return."""
     found = {bench.sim.public_id(name): [] for name in bench.sim.partitions}
     for item in bench.sim.truth:
         if item.commit > after:
@@ -163,7 +163,7 @@ class TestChildren:
             assert ids(page) == late
 
     def test_child_token_starts_where_the_parent_ended(self, bench, ids):
-        """The token does not start earlier: older positions may have expired."""
+        """The token must not start earlier, because older positions may have expired."""
         bench.fill(5)
         child = bench.sim.split("p0")[0]
         (named, _) = bench.page(scope=scope(bench, "p0")).child_partitions

@@ -25,7 +25,7 @@ class Plan:
         return step
 
     def events(self, step):
-        """What its tasks read, in any order; each range by itself."""
+        """Read the ranges of a step as tasks do: in any order, each range by itself."""
         return [
             event
             for part in reversed(step.ranges())

@@ -1,4 +1,5 @@
-"""Bounded reads: planned under any behaviour, in any steps, and identical whenever they are read again."""
+"""Tests bounded reads: any behaviour of the service, steps of any size, and the same events at each repeated
+read."""
 
 import threading
 import time
@@ -108,7 +109,7 @@ class Consumer:
         ]
 
     def drain(self, most=None, target=None):
-        """Step until nothing comes; children that are named late may need a few more questions."""
+        """Make steps until nothing comes. Children that are named late may need a few more steps."""
         quiet = 0
         for _ in range(10_000):
             quiet = quiet + 1 if self.step(most, target) is None else 0
@@ -398,7 +399,8 @@ class TestTrouble:
 
 
 class Beside(Consumer):
-    """Reads `p0` of two partitions and its descendants. Writes to the other one only move the position."""
+    """Reads `p0` of two partitions and its descendants. Writes to the other partition only move the
+    position."""
 
     def __init__(self, sim, **settings):
         owners = {key: sim.write(key, {"n": 0}).partition_id for key in (f"k{n}" for n in range(12))}
@@ -504,7 +506,7 @@ class TestIdlePosition:
         ),
     )
     def test_hides_no_record(self, heads, actions, allowed, behaviour):
-        """This holds for any order of records, idle positions, splits and runs that end by themselves."""
+        """Tests any order of records, idle positions, splits, and runs that end by themselves."""
         sim = Simulation(partitions=2, behaviour=behaviour)
         consumer = Beside(sim, heads=heads)
         family, target, written = ["p0"], None, []
@@ -558,7 +560,7 @@ class Forgetful:
 
 
 class TestLeftOutHeads:
-    """A feed may leave out heads. The planner finds only those by reading."""
+    """A feed may leave out heads. The planner finds the heads of the left-out partitions by reading."""
 
     def consumer(self, sim, **settings):
         consumer = Consumer(sim, **settings)

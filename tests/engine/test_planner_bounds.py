@@ -1,4 +1,4 @@
-"""A planned read that ends at a moment does not pass that moment."""
+"""Tests that a planned read with an end time does not read after that time."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most
 
 
 class Asked:
-    """The same feed, which records the page sizes that its readers are asked for."""
+    """The same feed. It also records the page sizes that its readers are asked for."""
 
     def __init__(self, feed):
         self._feed, self.asked = feed, []

@@ -10,7 +10,7 @@ from multiclouddb_spi.planning import ranges
 
 
 def nothing(cursor, poll_after):
-    """An empty answer of a replica that has not reached this position."""
+    """Returns an empty answer, like a replica that has not reached this position yet."""
     return Batch((), None, cursor, cursor, caught_up=True, poll_after=poll_after)
 
 
@@ -37,7 +37,7 @@ class Lagging:
         cursors: The position that each of these answers names; None for the reader's own position, `...` for
     a
             true answer.
-        poll_after: When the service wants to be asked again.
+        poll_after: The time at which the service wants to be asked again.
     """
 
     feed: object

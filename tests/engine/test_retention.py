@@ -1,4 +1,4 @@
-"""Which partitions replace lost ones, decided from what the service still lists."""
+"""Tests which partitions replace lost ones, as far as the service's listing shows it."""
 
 import pytest
 
@@ -33,7 +33,7 @@ class Service:
         return [found[name] for name in self.parents if name in found]
 
     def lost(self, entries, name):
-        """What is discovered later, and which partition waits for which; the seeds were asked before."""
+        """Asks which partitions are discovered later, and which partition waits for which."""
         seeds = self.oldest([name])
         return self.retention.lost(entries, name, seeds)
 
@@ -85,7 +85,7 @@ class TestLost:
         assert service.lost(lineage("p", m="p"), "p")[1] == {"c": "m"}
 
     def test_what_waits_for_a_lost_parent_waits_for_what_leads_to_that(self):
-        """The parent is a child of another lost partition, and that one leads to the waiting child."""
+        """The parent is a child of another lost partition, from which the waiting child descends."""
         service = Service("xpb", x="", p="", b="p", m="b", q="")
         assert service.lost(lineage("x", "p", "q", m="q"), "x")[1] == {"m": "p"}
 

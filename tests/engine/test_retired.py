@@ -1,4 +1,4 @@
-"""The token of a retired partition repeats exactly what its page said."""
+"""Tests that the token of a retired partition returns exactly the same page again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A failed call is made again by one policy for pages, plans, Spark and the command line."""
+"""Tests the one retry policy for pages, plans, Spark and the command line."""
 
 from collections import Counter
 

@@ -1,8 +1,8 @@
 """Lives of a snapshot: a target that merges by key and `order_key` equals its source in the end.
 
 There are upserts, deletes and keys that come again during the scan, splits and merges, a process that is
-killed after a third of the pages, a stored token that is lost, and retention that takes what is old. A case
-that needs tombstones fails without them here, too.
+killed after a third of the pages, a stored token that is lost, and retention that takes what is old. The
+tests also show that a case which needs tombstones fails without them.
 """
 
 import os
@@ -35,7 +35,7 @@ KEYS = 40
 
 
 class Life:
-    """One source, one target, and everything that happens to them; the same for the same seed."""
+    """One source, one target, and the events of a random life, which depends only on the seed."""
 
     def __init__(self, seed, order, *, tombstones=True, point_in_time=False, rough=False, retention=None):
         self.dice = random.Random(f"life {seed} {order.value} {point_in_time}")

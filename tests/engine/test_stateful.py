@@ -128,7 +128,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(crashing=st.booleans())
     def fair(self, crashing: bool) -> None:
-        """Small pages serve every partition that has events, even when no reader stays open."""
+        """Small pages deliver from every partition that has events, even when no reader stays open."""
         if not isinstance(self.position, FromContinuationToken):
             return
         self.write(0, 40 * len(self.sim.open_partitions))

@@ -1,4 +1,5 @@
-"""A merged child whose other parent was never listed and is gone by now does not wait for ever."""
+"""Tests that a merged child does not wait for ever if its other parent was never listed and no longer
+exists."""
 
 import pytest
 
@@ -15,7 +16,7 @@ SKIP = {"on_expired": SkipToOldest()}
 def stranded(make_bench):
     """A token that waits for both `p0` and `p1`, the parents of `p2`.
 
-    `p1` was hidden from the start and is gone. `p0` is read to its end, so only `p1` is waited for.
+    `p1` was never listed and no longer exists. `p0` is read to its end, so `p2` waits only for `p1`.
     """
     bench = make_bench(2)
     bench.connect(coverage_audit_seconds=NEVER)
@@ -71,7 +72,7 @@ def test_a_parent_that_can_still_be_read_is_waited_for(make_bench, ids, way):
 
 
 class TestPlanner:
-    """Bounded reads do the same."""
+    """Tests the same with bounded reads."""
 
     def planner(self, bench, every, on_expired=None):
         provider = SimulationProvider(bench.sim)

@@ -234,7 +234,7 @@ class TestReaders:
         assert bench.calls.closes == sum(bench.calls.opens.values())
 
     def test_abandoned_readers_are_closed_by_and_by(self, make_bench, monkeypatch):
-        """A consumer that rewinds leaves readers at positions to which nobody returns."""
+        """A consumer that goes back leaves readers at positions that nobody uses again."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_IDLE_SECONDS", 0.05)
@@ -428,7 +428,7 @@ class TestLive:
     def test_fetch_that_was_discarded_while_its_reader_was_opened_does_not_read(
         self, threaded, monkeypatch, eventually
     ):
-        """Nothing cancels that reader, so its read would block for as long as the service likes."""
+        """Nothing cancels that reader, so its read would block until the service answers."""
         bench = threaded()
         bench.page()
         bench.fill(1)

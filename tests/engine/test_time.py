@@ -41,7 +41,8 @@ def within(seconds):
 
 
 def prompt(seconds, attempt):
-    """An action that must take at most so many seconds, and would take 20 or more if nothing ended it."""
+    """An action that must end within the given number of seconds; without a timeout it would take 20 seconds
+    or more."""
     assert_prompt(seconds, attempt, at_most=SOON)
 
 
@@ -75,7 +76,7 @@ def threaded(make_bench):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes reads of some partitions take so many seconds."""
+    """Makes reads of some partitions take the given number of seconds."""
     seconds = {}
     fetch = SimulationReader.fetch
 
@@ -168,7 +169,7 @@ class TestDeadline:
         assert bench.calls.fetches["p0"] <= 3
 
     def test_answer_that_failed_between_two_calls_is_asked_for_again(self, make_bench, monkeypatch, ids):
-        """A read ahead failed, perhaps at the deadline of the earlier call; the new call must ask again."""
+        """A prefetch has failed, perhaps at the deadline of the earlier call. The new call must ask again."""
         bench = make_bench()
         bench.connect(attempts=1)
         bench.fill(100)
@@ -191,7 +192,7 @@ class TestDeadline:
 class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
-        """Shortens the time for which the head of the queue is waited for alone."""
+        """Shortens the time for which a call waits only for the head of the queue."""
         for module in ("poll", "fetches", "waiting"):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 1.0)
 
@@ -265,7 +266,8 @@ class TestSlowPartitions:
         assert ids(page) == more
 
     def test_two_suspects_are_read_and_nothing_leaks(self, threaded, slow, ids):
-        """One answers at once, the other while the rest is being asked; the fixture counts readers."""
+        """One partition answers at once, the other while the rest is being asked. The fixture counts
+        readers."""
         bench = threaded(4)
         bench.fill(40, keys=40)
         bench.connect(attempts=1)
@@ -564,7 +566,7 @@ class TestClose:
         assert not error.retryable
 
     def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
-        """It puts its readers back after the others were closed; the fixture counts them."""
+        """The call returns its readers after the others were closed. The fixture counts readers."""
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)

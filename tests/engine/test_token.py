@@ -1,4 +1,5 @@
-"""The token's text stays readable for ever, is never longer than needed, and contains only data."""
+"""Tests that the token's text stays readable for ever, is never longer than needed, and contains only
+data."""
 
 import base64
 import json

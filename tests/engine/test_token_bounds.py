@@ -102,7 +102,7 @@ class TestCounting:
     @settings(max_examples=40)  # each counts four megabytes
     @given(VALUES)
     def test_values_are_those_of_the_value_whatever_its_texts_hold(self, value):
-        """Fill up with just as many values as fit, and then with one more."""
+        """Fill a token with the maximum number of values, and then with one more."""
         text = json.dumps(value).encode()
         if levels(value) > MAX_LEVELS - 1:
             return
@@ -212,7 +212,7 @@ class TestUnderALimit:
 
     @pytest.mark.parametrize("piece", [b"[],", b'{"a":0},', b'"abcdefghijkl",', b"0.5,"], ids=str)
     def test_process_survives_the_most_that_is_read(self, piece):
-        """As many values as are allowed, and a text that fills the rest."""
+        """A token with the maximum number of values and a text that fills the remaining bytes."""
         many = piece * ((MAX_VALUES - 100) // (3 if piece[:1] in b"[{" else 1))
         rest = MAX_BYTES - len(HEAD) - len(many) - 10
         told = self.told([sealed(HEAD + b"[" + many + b'"' + b"a" * rest + b'"]}')])
@@ -310,8 +310,8 @@ class TestWaits:
         assert state_from_json(Lineage([Active("p", 1)], max).to_json(), max).active()
 
     def test_it_is_not_handed_out_either(self, make_bench):
-        """If a service names nothing, the application reads the token again; otherwise it would read nothing
-        for ever."""
+        """If a service names no children, the application has to read the token again. Otherwise it would
+        never read the children."""
 
         class Vague(WrappedProvider):
             def start(self, feed, position, partition_id, deadline):

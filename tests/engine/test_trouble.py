@@ -1,4 +1,4 @@
-"""Faults are retried, reported, tolerated or raised, and never lose an event."""
+"""Tests that faults are retried, reported, tolerated or raised, and never lose an event."""
 
 import gc
 import pickle
@@ -40,7 +40,7 @@ FOREVER = None
 
 
 def stopped(bench, pages, *, restart):
-    """Read small pages while every partition is written to, until an error comes."""
+    """Read small pages and write to every partition, until an error comes."""
     place = BEGINNING
     for _ in range(pages):
         bench.fill(80, keys=80)
@@ -358,7 +358,8 @@ class TestPartialTrouble:
 
 @pytest.fixture(params=[False, True], ids=["found when mapped", "found when fetched"])
 def poisoned(request, make_bench):
-    """A bench whose service fails at a poison record when it maps the record, or already when fetching it."""
+    """A bench whose provider fails at a poison record, either when it fetches the record or when it maps
+    it."""
 
     def make(partitions=1, **settings):
         bench = make_bench(partitions, behaviour=ServiceBehaviour(poison_at_fetch=request.param), **settings)

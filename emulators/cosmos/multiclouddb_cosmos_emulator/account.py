@@ -23,7 +23,7 @@ class Database:
 
     Args:
         name: Its id.
-        ts: Its time of creation.
+        ts: The time at which the account was created.
     """
 
     def __init__(self, name: str, ts: int) -> None:
@@ -48,9 +48,9 @@ class Account:
     Attributes:
         clock: The server's clock.
         all_versions: True when the feed with all versions and deletes is enabled.
-        retention_seconds: How long it keeps changes, unless a container sets another time.
+        retention_seconds: How long the account keeps changes, unless a container sets another time.
         databases: By name.
-        offers: By the `_self` of the resource that they belong to.
+        offers: The offers, by the `_self` of the resource that each belongs to.
     """
 
     clock: Clock
@@ -98,7 +98,7 @@ class Account:
         del self.databases[database.document["id"]]
 
     def create_container(self, database: str, document: Any, throughput: Throughput | None) -> Container:
-        """Create a container; without a throughput it shares the database's or has 400 units of its own."""
+        """Create a container; without a throughput it shares that of the database, or gets 400 units."""
         home, name = self.database(database), _name(document)
         if name in home.containers:
             raise conflict()
@@ -134,7 +134,7 @@ class Account:
                     container.grow(throughput.partitions)
 
     def retention(self, container: Container) -> float:
-        """How many seconds a container keeps all versions."""
+        """The number of seconds for which a container keeps all versions."""
         policy = container.properties.get("changeFeedPolicy") or {}
         minutes = policy.get("retentionDuration", 0)
         return minutes * 60.0 if minutes else self.retention_seconds

@@ -58,7 +58,10 @@ def _unauthorized(text: str) -> ServiceError:
 
 
 def _resources(segments: list[str]) -> list[tuple[str, str]]:
-    """The type and link that a client signs; for a link by resource id only the id, in lower case."""
+    """The type and link that a client signs.
+
+    If the link has a resource id, the client signs only the id, in lower case.
+    """
     if not segments:
         return [("", "")]
     if segments[-2:] == ["operations", "partitionkeydelete"]:

@@ -53,7 +53,7 @@ class Call:
         return container
 
     def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
-        """Write to the session token what the client has seen of each partition."""
+        """Update the session token with the latest LSN of each partition that the client has seen."""
         reply.headers["x-ms-session-token"] = session_token(partitions)
         reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
         reply.headers["x-ms-content-path"] = container.rid
@@ -83,5 +83,5 @@ class Call:
 
 
 def charge(size: int, units: float) -> float:
-    """The cost of touching this many bytes, in request units."""
+    """The cost in request units of reading or writing this many bytes."""
     return round(units * max(1, -(-size // 1024)), 2)

@@ -12,7 +12,7 @@ class Clock:
     """Runs with real time, and can be moved forward.
 
     Args:
-        start: Its time at the start; None for the real time.
+        start: The clock's time at the start; None for the real time.
     """
 
     def __init__(self, start: datetime | None = None) -> None:
@@ -23,7 +23,7 @@ class Clock:
         return time.monotonic() + self._offset
 
     def now(self) -> datetime:
-        """The same as a datetime."""
+        """The clock's time as a datetime."""
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def advance(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ class Commands:
 
     Args:
         account: All the state.
-        lock: Must be held to read or change the state.
+        lock: The lock that a thread must hold to read or change the state.
         faults: The requested faults.
         journal: The received requests.
     """
@@ -101,17 +101,20 @@ class Commands:
     # -- Time and retention
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward: items expire, and changes pass the retention."""
+        """Move the clock forward, so that items expire and changes pass the retention."""
         with self._lock:
             self._account.clock.advance(seconds)
 
     def expire(self, database: str, container: str) -> int:
-        """Delete the items whose time to live is over, and return their number. Every read does so too."""
+        """Delete the items whose time to live is over, and return their number.
+
+        Every read also deletes such items.
+        """
         with self._lock:
             return self._account.database(database).containers[container].expire()
 
     def trim(self, database: str, container: str, partition: str | None = None) -> None:
-        """Expire all changes so far from the feed with all versions and deletes.
+        """Expire all existing changes from the feed with all versions and deletes.
 
         Args:
             database: The database's id.

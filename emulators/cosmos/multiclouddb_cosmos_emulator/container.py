@@ -42,7 +42,7 @@ class Effect:
         kind: `create`, `replace` or `delete`.
         old: The version before; None for a create.
         new: The version after; None for a delete.
-        expired: True when the time to live was over.
+        expired: True if the item was deleted because its time to live was over.
     """
 
     kind: str
@@ -114,7 +114,7 @@ class Container:
     # -- Writing
 
     def next_number(self) -> int:
-        """The number of the next document."""
+        """Return the number that the next document gets."""
         self._documents += 1
         return self._documents
 
@@ -246,7 +246,7 @@ class Container:
         return child.range_id
 
     def grow(self, parts: int) -> None:
-        """Split the widest partitions until there are this many."""
+        """Split the widest partitions until the container has this many partitions."""
         while len(self.partitions) < parts:
             widest = max(self.partitions, key=lambda each: each.span[1] - each.span[0])
             self.split(widest.range_id)

@@ -26,12 +26,12 @@ _MESSAGES: Final = {
 
 @attrs.frozen
 class Fail:
-    """The request is answered with an error.
+    """Answers the request with an error.
 
     Attributes:
         status: The HTTP status.
         substatus: 0 for none.
-        retry_after: Seconds for `x-ms-retry-after-ms`; None for no such header.
+        retry_after: Seconds for `x-ms-retry-after-ms`; None to send no such header.
         message: None for the usual message.
     """
 
@@ -51,21 +51,21 @@ class Fail:
 
 @attrs.frozen
 class Drop:
-    """The connection is broken off: before the answer, or in the middle of it."""
+    """Breaks off the connection before the answer or in the middle of it."""
 
     mid_body: bool = False
 
 
 @attrs.frozen
 class Slow:
-    """The request is answered late."""
+    """Delays the answer to the request."""
 
     seconds: float
 
 
 @attrs.frozen
 class Act:
-    """A function is called before the request is served."""
+    """Calls a function before the request is served."""
 
     act: Callable[[], object]
 
@@ -82,9 +82,9 @@ class Fault:
         operation: The operation that it affects, such as `ReadChangeFeed`; None for all.
         container: The id of the container whose requests it affects; None for all.
         partition: The id of the partition whose requests it affects; None for all.
-        times: How often it happens; None for ever.
+        times: How often the fault happens; None for ever.
         after: The number of requests that succeed before the first failure.
-        happened: How often it has happened.
+        happened: How often the fault has happened so far.
     """
 
     action: Action
@@ -140,7 +140,7 @@ class Faults:
             self._all.clear()
 
     def striking(self, operation: str, container: str | None, partition: str | None) -> list[Action]:
-        """The faults of a request, in the order of adding. The one that ends the request is the last."""
+        """The faults of a request, in the order of adding. A fault that ends the request is the last one."""
         struck: list[Action] = []
         with self._lock:
             for fault in self._all:

@@ -26,10 +26,10 @@ class FeedRequest:
     Attributes:
         partition: The partition to read.
         after: The LSN to read after; None for now.
-        limit: The maximum number of items; a larger transaction still comes whole.
+        limit: The maximum number of items. A transaction is never divided, even if it is larger.
         low: The first effective partition key that is wanted.
         high: The end of the wanted keys, excluded.
-        since: Only items that were written at this time or later; None for all.
+        since: Select only items that were written at this time or later; None for all.
         all_versions: True for the mode with all versions and deletes.
     """
 
@@ -79,7 +79,7 @@ def read_feed(container: Container, request: FeedRequest) -> FeedPage:
 
 
 def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:
-    """The filter for the wanted changes; None when all changes of the partition are wanted."""
+    """The filter that selects the wanted changes; None when all changes of the partition are wanted."""
     low, high, since = request.low, request.high, request.since
     if since is None and low <= request.partition.low and request.partition.high <= high:
         return None

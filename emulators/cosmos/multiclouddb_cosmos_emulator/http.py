@@ -67,7 +67,7 @@ class Front:
         return taken
 
     async def stop(self) -> None:
-        """Break off every connection and every request, including connections that are being accepted."""
+        """Break off every connection and every request, even connections that are just being accepted."""
         if self._runner is None or self._server is None:
             return
         # A connection that is being accepted while the server closes is lost, and its socket stays open.
@@ -138,7 +138,7 @@ class Front:
 
 
 def _sockets(host: str, port: int) -> list[socket.socket]:
-    """The sockets to listen on: for localhost both of its addresses, with the same port."""
+    """The sockets on which the server listens. For localhost, both of its addresses have the same port."""
     if host != "localhost":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return [socket.create_server((host, port), family=family, backlog=_WAITING)]
@@ -164,7 +164,7 @@ def _response(reply: Reply) -> web.StreamResponse:
 
 
 async def _dropped(raw: web.BaseRequest, reply: Reply | None) -> web.StreamResponse:
-    """Break the connection off: at once, or after half of an answer."""
+    """Break off the connection immediately, or after half of an answer."""
     response = web.StreamResponse()
     if reply is not None:
         response = web.StreamResponse(status=reply.status, headers={**_COMMON, **reply.headers})

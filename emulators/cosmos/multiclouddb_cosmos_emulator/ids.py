@@ -20,12 +20,15 @@ def _bytes(rid: str) -> bytes:
 
 
 def database_rid() -> str:
-    """Eight characters: four random bytes."""
+    """A resource id of eight characters, which encode four random bytes."""
     return _text(secrets.token_bytes(4))
 
 
 def container_rid(database: str) -> str:
-    """The database's bytes and four more, the first bit of which is set as in the service."""
+    """A resource id from the database's bytes and four more bytes.
+
+    Their first bit is set, as in the service.
+    """
     first, *rest = secrets.token_bytes(4)
     return _text(_bytes(database) + bytes([first | 0x80, *rest]))
 

@@ -20,7 +20,7 @@ class Entry:
     """A request and its result.
 
     Attributes:
-        operation: For example `ReadItem`; `Unknown` when there is no such route.
+        operation: For example `ReadItem`; The operation; `Unknown` if the request has no known route.
         method: For example `GET`.
         path: The path as received.
         status: The HTTP status of the answer; 0 for a connection that was dropped.

@@ -30,9 +30,9 @@ class Item:
     Attributes:
         key: Its partition key.
         item_id: Its `id`.
-        number: Its number in the container, which gives the order of a scan.
+        number: The number of the document in the container; scans follow this order.
         document: The JSON object with the system's properties.
-        head: The same as JSON text without the last brace, so that the change feed can add properties.
+        head: The document as JSON text without the last brace, so that the change feed can add properties.
         etag: Its etag with quotes.
         ts: Its `_ts`.
         expires: The end of its time to live; None for never.
@@ -90,7 +90,7 @@ class Partition:
         range_id: Its id.
         low: The first effective partition key in it.
         high: The end of its range, excluded.
-        span: The same range as numbers.
+        span: The range of the partition, as numbers.
         parents: All ancestors.
         lsn: The LSN of the last transaction.
         trimmed: Changes up to this LSN have expired.
@@ -185,7 +185,10 @@ def _text(number: int, version: int) -> str:
 
 
 def even_boundaries(parts: int, version: int) -> list[tuple[str, int]]:
-    """The boundaries that divide all keys into this many parts, as text and as number."""
+    """The boundaries that divide all keys into the given number of parts.
+
+    Each boundary is a text and a number.
+    """
     whole = _SPAN_V1 if version == 1 else _SPAN_V2
     numbers = [whole * part // parts - 1 for part in range(1, parts)]
     return [(_text(number, version), number) for number in numbers]
@@ -199,7 +202,7 @@ def middle(partition: Partition, version: int) -> tuple[str, int]:
 
 
 def place_of(boundary: str, partition: Partition, version: int) -> int:
-    """The number of a boundary that a test named."""
+    """Convert a boundary that a test has named to a number."""
     if version == 1:
         return (partition.span[0] + partition.span[1]) // 2
     return int(boundary[:_DIGITS].ljust(_DIGITS, "0"), 16)

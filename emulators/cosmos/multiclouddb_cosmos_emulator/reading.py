@@ -49,7 +49,7 @@ def key_of(request: Request, container: Container) -> Key | None:
 
 @attrs.frozen
 class Reach:
-    """The items that a read can see.
+    """The range of items that a read can see.
 
     Attributes:
         partitions: The partitions, in the order of their ranges.
@@ -67,7 +67,7 @@ class Reach:
 
     @classmethod
     def of(cls, request: Request, container: Container) -> Reach:
-        """The reach of a request; 410 for a partition that does not exist any more."""
+        """The range that a request reads; 410 if its partition does not exist any more."""
         headers = request.headers
         low = headers.get("x-ms-start-epk", MIN_EPK).upper()
         high = headers.get("x-ms-end-epk", MAX_EPK).upper()
@@ -84,7 +84,7 @@ class Reach:
         return cls(partitions, low, high, key, range_id is not None)
 
     def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:
-        """The narrower reach of a query whose filter names the whole partition key; otherwise this reach."""
+        """The range for a query whose filter fixes the whole partition key; for another query, this range."""
         paths = container.definition.paths
         if self.named or self.key is not None or any(path not in equal for path in paths):
             return self

@@ -114,7 +114,10 @@ def _refuse_triggers(request: Request) -> None:
 
 
 def _refined(operation: str, request: Request) -> str:
-    """A POST creates, queries or sends a batch; a GET of documents lists them or reads the change feed."""
+    """Decide by the headers which operation a request is.
+
+    A POST creates, queries or sends a batch. A GET of documents lists them or reads the change feed.
+    """
     if operation in _QUERIES:
         content = request.headers.get("content-type", "")
         if operation == "CreateItem" and request.flag("x-ms-cosmos-is-query-plan-request"):

@@ -1,4 +1,4 @@
-"""Answers requests; faults are applied elsewhere."""
+"""Answers requests; the module `http` applies the faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Service:
     Attributes:
         account: All the state.
         guard: Checks the authorization.
-        lock: Must be held to read or change the state.
+        lock: The lock that a thread must hold to read or change the state.
     """
 
     account: Account

@@ -1,4 +1,4 @@
-"""Session tokens: what a client has seen of each partition."""
+"""Session tokens, which record the latest LSN of each partition that a client has seen."""
 
 from __future__ import annotations
 

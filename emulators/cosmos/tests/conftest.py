@@ -123,7 +123,8 @@ def container(shop):
 
 @pytest.fixture
 def direct(shop, container):
-    """The database and the container through a client that tries no other region, which would take 1.5 s."""
+    """The database and the container through a client that does not try another region, because that would
+    take 1.5 s."""
     with shop.connect(enable_endpoint_discovery=False) as client:
         database = client.get_database_client("shop")
         yield database, database.get_container_client("orders")

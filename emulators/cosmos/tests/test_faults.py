@@ -33,7 +33,7 @@ def items(shop):
 
 @contextmanager
 def connected(shop, **settings):
-    """The same container through a client with other settings."""
+    """Returns the container through a client with other settings."""
     with shop.connect(**settings) as client:
         yield client.get_database_client("shop").get_container_client("orders")
 
@@ -205,7 +205,7 @@ class TestOtherCalls:
 
     def test_the_account_is_tried_four_times(self, shop):
         with shop.connect():
-            """After this, no client requests the account in a thread."""
+            """Waits until no client requests the account in a thread any more."""
         shop.server.journal.clear()
         shop.server.faults.add(Fail(401), "ReadAccount", times=None)
         with pytest.raises(CosmosHttpResponseError), shop.connect():

@@ -13,7 +13,7 @@ class Clock:
     """Runs with real time, and can be moved forward.
 
     Args:
-        start: Its time at the start; None for the real time.
+        start: The clock's time at the start; None for the real time.
     """
 
     def __init__(self, start: datetime | None = None) -> None:
@@ -24,11 +24,11 @@ class Clock:
         return time.monotonic() + self._offset
 
     def now(self) -> datetime:
-        """The same as a datetime."""
+        """The clock's time as a datetime."""
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def http_date(self) -> str:
-        """The same for a `Date` header."""
+        """The clock's time in the form of a `Date` header."""
         return formatdate(self.seconds(), usegmt=True)
 
     def advance(self, seconds: float) -> None:

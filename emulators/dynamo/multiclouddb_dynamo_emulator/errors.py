@@ -22,7 +22,7 @@ class Known:
     Attributes:
         message: Its usual message.
         status: Its HTTP status.
-        namespace: The text before its code in an answer.
+        namespace: The text that precedes the error's code in an answer.
     """
 
     message: str
@@ -68,7 +68,7 @@ class ServiceError(Exception):
 
     Args:
         code: For example `ThrottlingException`; a code that is not in `KNOWN` is sent too.
-        message: None for the usual one.
+        message: None for the usual message.
         status: None for the usual one.
         retry_after: Seconds for a `Retry-After` header; AWS sends none.
     """

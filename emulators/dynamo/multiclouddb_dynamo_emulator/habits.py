@@ -14,9 +14,9 @@ class Order(Enum):
 
     PARENTS_FIRST = "parents first"
     CHILDREN_FIRST = "children first"
-    """A parent comes after its children, often on a later page."""
+    """A parent is listed after its children, often on a later page."""
     SHUFFLED = "shuffled"
-    """Arbitrary, and the same every time."""
+    """An arbitrary order that is the same in every listing."""
 
 
 class ChildFilter(Enum):
@@ -30,7 +30,7 @@ class ChildFilter(Enum):
 
 
 class Remains(Enum):
-    """What remains of a shard that is older than the retention."""
+    """What the service still answers about a shard that is older than the retention."""
 
     UNLISTED = "unlisted"
     """Nothing: `ResourceNotFoundException`."""
@@ -45,7 +45,7 @@ class Habits:
     """The settings of a server; each may be changed at any time.
 
     Attributes:
-        initial_shards: How many open shards a new stream has.
+        initial_shards: The number of open shards of a new stream.
         order: The order in which shards are listed.
         shards_per_page: The maximum number of shards on a page of `DescribeStream`.
         child_filter: The answer to `ShardFilter`.
@@ -56,15 +56,17 @@ class Habits:
         null_iterator: True when the end of a shard is `NextShardIterator: null`, not its absence.
         separate_end: True when the last records of a closed shard come with an iterator, and its end
             on an empty page of its own.
-        empty_pages: After an iterator of `GetShardIterator`, this many pages without records come before the
-            records; not after an iterator of `LATEST`. A new iterator has to read these pages again.
+        empty_pages: The number of pages without records that an iterator of `GetShardIterator` returns before
+        the records. An iterator of `LATEST` returns no such pages. A new iterator has to read these pages
+        again.
         tells_time: True when answers have a `Date` header.
         retention_seconds: The age at which `ScriptedStreams.advance` trims records.
-        iterator_seconds: How long an iterator lives.
-        remains: What remains of a shard that `advance` trims.
+        iterator_seconds: How long an iterator is valid.
+        remains: What the service still answers about a shard that `advance` has trimmed.
         readable_after_delete: True when the stream of a deleted table can be read to its end; by default
             its shards end at once, as those of DynamoDB Local do.
-        timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple; DynamoDB Local has 60.
+        timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple of this number of
+        seconds; DynamoDB Local has 60.
         lower_case_identity: True when `userIdentity` is spelled `principalId` and `type`.
         readers_per_shard: How many `GetRecords` calls of one shard may run at the same time.
         describes_per_second: How many `DescribeStream` calls of one stream may come in a second.

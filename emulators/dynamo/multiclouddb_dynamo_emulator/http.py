@@ -30,7 +30,7 @@ class Request:
     Attributes:
         method: For example `POST`.
         path: With the query.
-        headers: By name in lower case.
+        headers: The headers, by name in lower case.
         body: All of it.
     """
 
@@ -49,8 +49,8 @@ class Reply:
         headers: Without `Content-Length`.
         body: All of it.
         cut_after: Break the connection off after this many bytes of the body; None to send all.
-        reset: True to break off with a reset, which every client notices; False to close as if all had been
-            sent.
+        reset: True to break off with a reset, which every client notices; False to close the connection as if
+        the whole answer had been sent.
     """
 
     status: int
@@ -99,7 +99,7 @@ class HttpServer:
 
     Attributes:
         url: Its URL.
-        crashes: The exceptions of the handler; for each the connection was broken off.
+        crashes: The exceptions that the handler has raised. After each, the connection was broken off.
     """
 
     def __init__(self, handler: Handler) -> None:

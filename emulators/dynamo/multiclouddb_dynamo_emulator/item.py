@@ -133,7 +133,7 @@ def _value_size(value: Mapping[str, Any]) -> int:
 
 
 def item_size(item: Mapping[str, Mapping[str, Any]]) -> int:
-    """The approximate number of bytes that the service counts for it."""
+    """The approximate number of bytes that the service counts for an item."""
     return sum(len(name) + _value_size(value) for name, value in item.items())
 
 

@@ -24,12 +24,12 @@ class ShardIterator:
     Attributes:
         arn: The stream's ARN.
         shard_id: The shard's id.
-        after: The records after this number come next.
+        after: The next records are those after this sequence number.
         horizon: True to start at the oldest record that is left, also after a trim.
-        issued: Its time, in seconds since 1970.
-        epoch: The number of times that the test had expired all iterators by then.
+        issued: The time at which the iterator was made, in seconds since 1970.
+        epoch: How many times the test had expired all iterators when this iterator was made.
         renewed: True when it came from `GetRecords`.
-        empty: How many pages without records still come before its records.
+        empty: The number of pages without records that still come before the iterator's records.
     """
 
     arn: str

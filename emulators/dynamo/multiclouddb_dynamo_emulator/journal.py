@@ -51,7 +51,7 @@ class Violation:
     Attributes:
         operation: `GetRecords` or `DescribeStream`.
         target: The shard or the stream.
-        count: How many calls ran at the same time, or came in one second.
+        count: The number of calls that ran at the same time, or that came in one second.
     """
 
     operation: str
@@ -117,7 +117,7 @@ class Journal:
             return max(self._most_describes.values(), default=0)
 
     def enter(self, operation: str, shard: str | None, stream: str | None) -> bool:
-        """A request begins; returns False if it breaks a limit."""
+        """Record that a request begins; return False if it exceeds a limit."""
         with self._lock:
             self._counts[operation, shard] += 1
             if operation == "GetRecords" and shard is not None:

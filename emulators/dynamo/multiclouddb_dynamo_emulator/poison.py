@@ -9,10 +9,10 @@ __all__ = ["Poison"]
 
 
 class Poison(Enum):
-    """The defect of a record."""
+    """The defect that makes a record undecodable."""
 
     NUMBER = "number"
-    """A number that is not a number."""
+    """A number attribute whose text is not a number."""
     TAG = "tag"
     """A value of an unknown type."""
     BINARY = "binary"

@@ -27,11 +27,11 @@ __all__ = ["ScriptedStreams", "ShardState"]
 
 @attrs.frozen
 class ShardState:
-    """The real state of a shard, listed or not.
+    """The real state of a shard, even if the shard is not listed.
 
     Attributes:
         shard_id: Its id.
-        parent: Its parent's id, also when that is gone.
+        parent: The id of the parent, even if the parent no longer exists.
         start: `StartingSequenceNumber`.
         end: `EndingSequenceNumber`; None while it is open.
         records: How many records are left in it.
@@ -114,7 +114,7 @@ class ScriptedStreams:
             raise self._http.crashes[0]
 
     def stop(self) -> None:
-        """End everything, also hanging calls, and wait for the threads."""
+        """Stop the server, end all calls including hanging ones, and wait for the threads."""
         # This comes first, or hanging calls would be answered now.
         self._http.break_connections()
         self._service.stop()
@@ -199,13 +199,14 @@ class ScriptedStreams:
             return children
 
     def grow(self, stream: str, total: int, open_shards: int, records: int = 0) -> None:
-        """Split until the wanted number of shards is open, then roll over until the total is reached.
+        """Split shards until the wanted number is open, then roll shards over until the total is reached.
 
         Args:
             stream: The stream.
-            total: How many shards it has at the end.
-            open_shards: How many of them are open.
-            records: How many records `fill` writes into each shard, except those that were split.
+            total: The total number of shards at the end.
+            open_shards: The number of open shards at the end.
+            records: The number of records that `fill` writes into each shard, except into shards that were
+            split.
         """
         with self._store.lock:
             home = self._stream(stream)

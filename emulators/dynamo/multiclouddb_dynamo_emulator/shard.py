@@ -57,7 +57,7 @@ class Page:
 
 
 class Shard:
-    """A shard; its stream's lock guards it.
+    """A shard. The stream's lock protects it.
 
     Attributes:
         shard_id: 37 characters, as in the service.
@@ -111,7 +111,7 @@ class Shard:
         self._described = None
 
     def page(self, after: int, limit: int, most_bytes: int) -> Page:
-        """Records after a number; at least one, if there is one."""
+        """Records after a sequence number; at least one if one exists."""
         first = bisect_right(self._numbers, after)
         if first == len(self._numbers):
             return Page((), None, more=False)
@@ -121,11 +121,11 @@ class Shard:
         return Page(self._bodies[first:stop], self._numbers[stop - 1], stop < len(self._numbers))
 
     def trim_to(self, number: int) -> None:
-        """Forget the records up to and including a number."""
+        """Delete the records up to and including a sequence number."""
         self._forget(bisect_right(self._numbers, number))
 
     def trim_before(self, cutoff: float) -> None:
-        """Forget the records of this age or older."""
+        """Delete the records of this age or older."""
         self._forget(bisect_right(self._times, cutoff))
 
     def trim_all(self) -> None:
@@ -133,7 +133,7 @@ class Shard:
         self._forget(len(self._numbers))
 
     def clear(self) -> None:
-        """End the shard: nothing is left to read, and nothing counts as trimmed."""
+        """End the shard. It then has no records, and none of its records counts as trimmed."""
         self.trim_all()
         self.trimmed_to = 0
 

@@ -29,10 +29,10 @@ class Store:
         region: The region in ARNs and records.
 
     Attributes:
-        lock: Must be held to read or write the state.
+        lock: The lock that a thread must hold to read or write the state.
         tables: By name.
-        streams: By ARN, including disabled streams and those of deleted tables, oldest first.
-        epoch: How often all iterators were expired by the test.
+        streams: The streams by ARN, oldest first, including disabled streams and streams of deleted tables.
+        epoch: How often the test has expired all iterators.
     """
 
     def __init__(self, habits: Habits, clock: Clock, region: str) -> None:

@@ -26,7 +26,7 @@ _OLD_VIEWS: Final = {"OLD_IMAGE", "NEW_AND_OLD_IMAGES"}
 
 
 class Stream:
-    """A stream; the lock of the store guards it.
+    """A stream. The lock of the store protects it.
 
     Attributes:
         arn: Identifies one incarnation of one table's stream.
@@ -82,7 +82,7 @@ class Stream:
         return child
 
     def next_generation(self) -> None:
-        """Make the numbers one digit longer, where possible."""
+        """Make the sequence numbers one digit longer, if possible."""
         self.numbers.leap()
 
     def disable(self) -> None:
@@ -146,7 +146,7 @@ class Stream:
         self._listing = None
 
     def called(self) -> None:
-        """`DescribeStream` was called: count down the calls that hide a shard."""
+        """Count a call of `DescribeStream`: a hidden shard stays hidden for one call less."""
         for shard_id, calls in list(self._hidden.items()):
             if calls > 1:
                 self._hidden[shard_id] = calls - 1
@@ -157,14 +157,14 @@ class Stream:
     # -- Retention
 
     def trim(self, cutoff: float, remains: Remains) -> None:
-        """Forget records of this age or older, and the shards that were closed by then."""
+        """Delete records of this age or older, and shards that were closed at that time."""
         for shard in list(self.shards.values()):
             shard.trim_before(cutoff)
             if shard.closed_at is not None and shard.closed_at <= cutoff:
                 self.drop(shard, remains)
 
     def drop(self, shard: Shard, remains: Remains) -> None:
-        """Forget a closed shard."""
+        """Delete a closed shard."""
         if shard.end is None:
             raise ValueError(f"{shard.shard_id} is open; close it by a split or a rollover first")
         shard.trim_all()
@@ -193,7 +193,7 @@ class Stream:
         Args:
             key: The item's key.
             new: The item; None for a delete.
-            old: The old item; None for a new one.
+            old: The old item; None if the item is new.
             expired: True for a delete because the time to live is over.
             change: Changes the record before it is stored.
             shard: The shard that takes it; None for the shard of its key.

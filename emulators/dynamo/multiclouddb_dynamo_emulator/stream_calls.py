@@ -66,7 +66,7 @@ def _children_of(store: Store, arguments: Arguments) -> str | None:
 
 
 def _shards_after(store: Store, stream: Stream, start: str | None, parent: str | None) -> list[Shard]:
-    """The shards to list, of one parent or all, from the start of a page on."""
+    """The shards that a page lists, from the page's start: the children of one parent, or all shards."""
     shards, places = stream.listing()
     if parent is not None:
         shards = [shard for shard in shards if shard.parent == parent]

@@ -21,7 +21,7 @@ VIEWS: Final = ("KEYS_ONLY", "NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES")
 
 
 class Table:
-    """A table; the lock of the store guards it.
+    """A table. The lock of the store protects it.
 
     Attributes:
         arn: Its ARN.
@@ -75,7 +75,7 @@ class Table:
         self._items[place] = self._items[place] | {name: value}
 
     def place_of(self, key: Item) -> tuple[int, bytes]:
-        """The place of a key in the order of a scan."""
+        """The position of a key in the order of a scan."""
         key = self.keys.exactly(key)
         return self.keys.hash_of(key), orjson.dumps(key)
 
@@ -87,7 +87,7 @@ class Table:
         Args:
             low: The first hash.
             high: The hash after the last one.
-            after: The place to begin after; None to begin at the lowest hash.
+            after: The position after which the page begins; None to begin at the lowest hash.
             consistent: False to show the table without its last write.
         """
         index = bisect_left(self._places, (low, b"")) if after is None else bisect_right(self._places, after)

@@ -16,7 +16,7 @@ __all__ = ["AFTER", "BEFORE", "Act", "Delay", "Drop", "Empty", "Fail", "Hang", "
 
 @attrs.frozen
 class Fail:
-    """Answered with an error."""
+    """The call is answered with an error."""
 
     error: ServiceError
 
@@ -38,12 +38,12 @@ class Delay:
 
 @attrs.frozen
 class Hang:
-    """Not answered until the trouble is over."""
+    """The call is not answered until the trouble is over."""
 
 
 @attrs.frozen
 class Empty:
-    """A page without records, although there are some."""
+    """The call returns a page without records, although the shard has records."""
 
 
 @attrs.frozen
@@ -68,7 +68,7 @@ class Trouble:
         shard: The shard whose calls it affects; None for all.
         times: How often; None for ever.
         every: 1 for each call; 2 for every second call, not the first.
-        each_shard: True to count for each shard by itself.
+        each_shard: True to count the calls of each shard separately.
         renewed_only: True to leave out new iterators from `GetShardIterator`.
         with_records: True to leave out pages without records.
         happened: How often it has happened.
@@ -89,7 +89,7 @@ class Trouble:
     _done: Counter[str | None] = attrs.field(factory=Counter, init=False)
 
     def end(self) -> None:
-        """End it; hanging calls continue."""
+        """End the trouble; hanging calls continue."""
         self.over.set()
 
     def strikes(self, operation: str, shard: str | None, renewed: bool, records: int | None) -> bool:
@@ -139,7 +139,7 @@ class Troubles:
         )
 
     def expire(self, times: int | None = 1, *, shard: str | None = None, every: int = 1) -> Trouble:
-        """Expire the iterators that `GetRecords` returned; new ones work."""
+        """Expire the iterators that `GetRecords` has returned so far; new iterators work."""
         return self.fail(
             "GetRecords", "ExpiredIteratorException", times, shard=shard, every=every, renewed_only=True
         )

@@ -71,7 +71,7 @@ class Clock:
         return self.step()
 
     def step(self) -> int:
-        """A whole microsecond that is later than every commit."""
+        """Return a whole microsecond that is later than every commit."""
         now = -(-self.nanoseconds() // MICROSECOND) * MICROSECOND
         self._last = max(now, self._last + MICROSECOND)
         return self._last

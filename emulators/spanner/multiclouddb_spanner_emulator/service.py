@@ -33,7 +33,7 @@ _LOOK_SECONDS: Final = 0.05
 
 
 class _StoppedError(Exception):
-    """Nobody listens any more, or the server is stopping."""
+    """The client no longer listens, or the server is stopping."""
 
 
 class _Service:

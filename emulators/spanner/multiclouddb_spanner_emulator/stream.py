@@ -98,7 +98,10 @@ class ChangeStream:
         return self.partitions[token]
 
     def reshape(self, tokens: Sequence[str], count: int, moment: int) -> list[str]:
-        """End open partitions and continue in so many new ones, each a child of all of them."""
+        """End open partitions and continue in the given number of new ones.
+
+        Each new one is a child of all the ended ones.
+        """
         parents = [self.partitions[token] for token in tokens]
         if len(set(tokens)) != len(tokens) or not tokens or any(each.end is not None for each in parents):
             raise ValueError("name open partitions, each once")

@@ -1,4 +1,4 @@
-"""The provider `embedded`: feeds over the log of an `EmbeddedStore`."""
+"""The provider `embedded`, for feeds that read the log of an `EmbeddedStore`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CAPABILITIES: Final = PLAIN.capabilities
 
 
 class EmbeddedProvider(Provider):
-    """One store, opened for reading. Connections are made when they are needed.
+    """One store, opened for reading. Connections are opened when they are needed.
 
     Args:
         path: The file.
         now: The store's clock.
-        profile: The service that the store behaves like.
+        profile: The profile, which names the service that the store imitates.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -52,11 +52,11 @@ class EmbeddedProvider(Provider):
         )
 
     def capabilities(self) -> CapabilitySet:
-        """Everything except wider scopes and commands, as far as the profile allows."""
+        """Return all capabilities except wider scopes and commands, as far as the profile allows them."""
         return self._store.profile.capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
-        """Find the collection and check that its log keeps what the spec asks for."""
+        """Find the collection, and check that its log contains what the spec requires."""
         store = self._store
         check_spec(store.profile, spec)
         if spec.address.collection is None:
@@ -82,10 +82,10 @@ class EmbeddedProvider(Provider):
 
 
 class EmbeddedPlugin(ProviderPlugin):
-    """The plugin that the entry point names.
+    """The plugin under the provider's entry point.
 
     Args:
-        profile: The profile of a store if the connection names none.
+        profile: The profile of a store, used if the connection does not name one.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -94,7 +94,7 @@ class EmbeddedPlugin(ProviderPlugin):
         self._profile = profile
 
     def capabilities(self) -> CapabilitySet:
-        """Everything except wider scopes and commands, as far as the profile allows."""
+        """Return all capabilities except wider scopes and commands, as far as the profile allows them."""
         return self._profile.capabilities
 
     def check(self, config: ClientConfig) -> None:
@@ -106,12 +106,12 @@ class EmbeddedPlugin(ProviderPlugin):
         EmbeddedConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
-        """Check the configuration. The store must exist; it is never created here.
+        """Check the configuration. Connect to a store, which must already exist.
 
         Args:
-            config: `connection` has a `url` or a `path`; neither is needed with a store. It may have a
-                `profile`, `embedded:///path/store.db?profile=dynamo` in a URL.
-            native_client: An open `EmbeddedStore`, whose clock is used; never closed.
+            config: The `connection` contains a `url` or a `path`; neither is needed if a store is passed. It
+                may also contain a `profile`, which is `embedded:///path/store.db?profile=dynamo` in a URL.
+            native_client: An open `EmbeddedStore`, whose clock is used and which is never closed.
         """
         if native_client is not None:
             return _provider_of(config, native_client, self._profile)

@@ -63,12 +63,12 @@ CAPABILITIES: Final = CapabilitySet(
             "never late, and early by less than 1.1 seconds: the server counts its start in whole seconds",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "a filter in the server, which scans its whole log for every feed"
+            _NATIVE, "the server filters, and for every feed it scans its whole log"
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: each row is as it was when it was read; needs find on the collection; reads it once "
-            "by _id; the floor, 82 and a cluster time, is above every earlier change",
+            "convergent: shows each row as it is when it is read; needs find on the collection; reads the "
+            "collection once, by _id; the floor, 82 and a cluster time, is above every earlier change",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for collections that keep pre-images (changeStreamPreAndPostImages)"

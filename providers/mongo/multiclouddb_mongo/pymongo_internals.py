@@ -1,6 +1,6 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
-Optional internals (`buffered`, `inner_cursor`, `interrupt`) are used with care: if a later PyMongo does not
+Optional internals (`buffered`, `inner_cursor`, `interrupt`, `next_answer`) are used with care: if a later PyMongo does not
 have them, reading continues with one more request to the server.
 """
 
@@ -42,6 +42,7 @@ __all__ = [
     "hushed",
     "inner_cursor",
     "interrupt",
+    "next_answer",
     "reach",
     "retried",
     "watch_otherwise",
@@ -240,6 +241,15 @@ def buffered(stream: Stream) -> int | None:
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
+
+
+def next_answer(cursor: Rows) -> list[Any]:
+    """The rows of the server's next answer; a single row if this PyMongo does not show how many are left."""
+    first = next(cursor, None)
+    if first is None:
+        return []
+    left = len(getattr(cursor, "_data", ()))
+    return [first, *cursor.to_list(left)] if left else [first]
 
 
 def inner_cursor(stream: Stream) -> object:

@@ -26,12 +26,10 @@ __all__ = ["RowMapper", "rows_of"]
 
 _DIGEST_BYTES: Final = 6
 _DECIMAL: Final = b"\x13"
-_AS_IS: Final = object()
+_AS_THEY_ARE: Final = frozenset({str, int, Int64})
 # How `canonical` writes keys of these types. Nearly all keys have one of these types.
 _SIMPLE: Final[Mapping[type, Any]] = {
-    str: _AS_IS,
-    int: _AS_IS,
-    Int64: _AS_IS,
+    **dict.fromkeys(_AS_THEY_ARE, lambda value: value),
     ObjectId: lambda value: {"$mongo.objectid": value.binary.hex()},
 }
 _DAMAGED: Final = (BSONError, ValueError, LookupError, TypeError, ArithmeticError, MulticloudDbError)
@@ -119,7 +117,7 @@ class RowMapper(Mapper):
             keys,
             repeat(ChangeType.CREATE),
             repeat(self.start.moment),
-            map(_document, rows, records) if view.with_new else repeat(None),
+            _documents(rows, records) if view.with_new else repeat(None),
             repeat(None),
             repeat(self.start.floor),
             repeat(False),
@@ -145,16 +143,20 @@ class RowMapper(Mapper):
         plan_id = self.plan_id
         if self.start.names:
             return [snapshot_event_id(plan_id, key) for key in keys]
+        values = [key.components["_id"] for key in keys]
+        kinds = set(map(type, values))
+        if not kinds <= _SIMPLE.keys():
+            return [snapshot_event_id(plan_id, key) for key in keys]
+        if not kinds <= _AS_THEY_ARE:
+            values = [_SIMPLE[type(value)](value) for value in values]
         begin = f"{snapshot_id_of(plan_id)}:"
+        # One object that takes the common start of all texts, and a copy of it for each row.
+        hashed = blake2b(b'[1,[["_id",', digest_size=16).copy
         ids = []
-        for key in keys:
-            value = key.components["_id"]
-            simple = _SIMPLE.get(type(value))
-            if simple is None:
-                ids.append(snapshot_event_id(plan_id, key))
-            else:
-                text = b'[1,[["_id",%s]]]' % dumps(value if simple is _AS_IS else simple(value))
-                ids.append(begin + blake2b(text, digest_size=16).hexdigest())
+        for text in map(dumps, values):
+            each = hashed()
+            each.update(text + b"]]]")
+            ids.append(begin + each.hexdigest())
         return ids
 
     def _first_fault(self, records: Sequence[bytes], start: int, stop: int) -> RecordFault:
@@ -172,12 +174,12 @@ class RowMapper(Mapper):
         return RecordFault(index, where, reason, self.cursor_after(records, index + 1))
 
 
-def _document(row: dict[str, Any], raw: bytes) -> dict[str, Any]:
-    """A row as a document.
+def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Rows as documents.
 
-    If it does not contain the byte of that type, it contains no decimal to replace.
+    A row that does not contain the byte of that type contains no decimal to replace.
     """
-    return portable(row) if _DECIMAL in raw else row
+    return [portable(row) if _DECIMAL in each else row for row, each in zip(rows, raw, strict=True)]
 
 
 def _own(value: Any) -> Any:

@@ -15,6 +15,7 @@ from pymongo.read_concern import ReadConcern
 from multiclouddb_api import Dropped, ErrorCategory, LogicalPartition, NewItemStateMode, Notice, Renamed
 from multiclouddb_mongo.partitions import find
 from multiclouddb_mongo.pymongo_internals import Rows
+from multiclouddb_mongo.raw_row import ROW_CODEC
 from multiclouddb_mongo.rows import rows_of
 from multiclouddb_mongo.scan_position import MAX_KEY, Range, Rest, as_field, id_of
 from multiclouddb_mongo.source import Source
@@ -58,7 +59,7 @@ class ScanSource:
         return session
 
     def rows(self, place: Range, session: ClientSession, batch_size: int) -> Rows:
-        """A cursor whose items are answers. An answer contains undecoded documents, one after the other.
+        """A cursor over undecoded rows.
 
         Args:
             place: The wanted rows.
@@ -66,7 +67,7 @@ class ScanSource:
             batch_size: The maximum number of rows in one answer.
         """
         wanted = self._wanted(place)
-        return self._collection().find_raw_batches(
+        return self._collection().with_options(codec_options=ROW_CODEC).find(
             wanted,
             dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None,
             hint=_BY_ID if self._key is None else None,

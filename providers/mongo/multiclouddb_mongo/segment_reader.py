@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import accumulate
 from typing import Final
 
 from pymongo.client_session import ClientSession
@@ -12,8 +14,9 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import Notice
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.pymongo_internals import Rows
-from multiclouddb_mongo.rows import RowMapper, rows_of
+from multiclouddb_mongo.pymongo_internals import Rows, next_answer
+from multiclouddb_mongo.raw_row import bytes_of
+from multiclouddb_mongo.rows import RowMapper
 from multiclouddb_mongo.scan_position import MAX_KEY, Range
 from multiclouddb_mongo.scan_source import ScanSource
 from multiclouddb_spi import Batch, Continue, Deadline, Ended, Outcome, Reader, Scanned, cancelled
@@ -94,12 +97,8 @@ class SegmentReader(Reader):
         self._rows = []
 
     def _taken(self, max_records: int, max_bytes: int) -> list[bytes]:
-        count = size = 0
-        for row in self._rows[:max_records]:
-            size += len(row)
-            if count and size > max_bytes:
-                break
-            count += 1
+        sizes = list(accumulate(map(len, self._rows[:max_records])))
+        count = max(1, bisect_right(sizes, max_bytes))
         rows, self._rows = self._rows[:count], self._rows[count:]
         return rows
 
@@ -128,7 +127,7 @@ class SegmentReader(Reader):
             cursor = self._cursor
             assert cursor is not None
             self._requests += 1
-            answer = next(cursor, b"")
+            answer = next_answer(cursor)
         if fresh:
             self._requests += 1
             notice = self._source.gone(self._place)
@@ -138,7 +137,7 @@ class SegmentReader(Reader):
         if self._cancelled.is_set():  # it was closed meanwhile, so it is not known what is left
             self._close_cursor()
             raise cancelled()
-        rows = rows_of(bytes(answer))
+        rows = bytes_of(answer)
         self._rows = RowMapper(self._view, self._plan_id, self._place).unread(self._place, rows)
         if not cursor.alive:
             self._exhausted = True

@@ -55,12 +55,12 @@ def proxied(tmp_path_factory):
 
 
 def url(cluster, **options):
-    """A URL with which a silent member is given up after one second, not after twenty."""
+    """A URL whose options end a call to a silent member after one second, not after twenty."""
     return cluster.uri(connectTimeoutMS=1000, **options)
 
 
 def crowd(cluster, database):
-    """Applications of many kinds, all started before the first change."""
+    """Makes applications of many kinds, all started before the first change."""
 
     def one(name, size, consumer=None, **others):
         request = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -321,7 +321,7 @@ def deaf(member):
 
 
 def test_a_change_that_is_rolled_back_is_never_seen(three, database):
-    """Only a primary that was cut off from the others has it, for a while."""
+    """For a while, only a primary without a connection to the other members has the change."""
     items = three.client()[database].create_collection(COLLECTION, write_concern=MAJORITY)
     start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now())
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:
