@@ -202,18 +202,16 @@ class Family:
         self.created, self.trimmed = created, trimmed
 
     def all(self) -> list[PartitionRow]:
-        """Return every partition, including those whose changes were trimmed long ago.
+        """Return every partition, even if its changes were trimmed long ago.
 
-        A reader that lags far behind needs the whole lineage, because it must distinguish a parent that it
-        will still read from a parent that no longer exists.
+        A lagging reader must distinguish a parent that it will still read from one that no longer exists.
         """
         return list(self._rows.values())
 
     def unread(self) -> list[PartitionRow]:
         """Return the partitions that have changes to read, or will have some later.
 
-        The result includes an empty partition between a parent with changes and its children, because these
-        children must wait for it.
+        The result includes an empty partition between a parent with changes and its waiting children.
         """
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
@@ -234,10 +232,7 @@ class Family:
         ]
 
     def one(self, name: str, position: tuple[int, int] | None) -> list[Seed]:
-        """Return a start in one partition, after a position or at its oldest change.
-
-        None if it is unknown.
-        """
+        """Return a start in one partition, after a position or at its oldest change; [] if it is unknown."""
         row = self._rows.get(name)
         if row is None:
             return []
@@ -318,10 +313,7 @@ def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ...] | None:
-    """Return a value that changes when the collection is split, merged, trimmed or dropped.
-
-    None after the collection was dropped.
-    """
+    """Return a value that changes at a split, merge or trim of the collection; None after a drop."""
     found: tuple[object, ...] | None = connection.execute(
         "SELECT * FROM collections WHERE id = ?", (scope.collection.id,)
     ).fetchone()

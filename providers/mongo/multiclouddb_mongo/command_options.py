@@ -98,7 +98,7 @@ class RunCommandOptions:
 
 @attrs.frozen
 class RunCursorCommandOptions(RunCommandOptions):
-    """The options of `run_cursor_command`: those of `RunCommandOptions`, and the following.
+    """The options of `run_cursor_command`. See also `RunCommandOptions`, whose options apply too.
 
     `batch_size`, `max_time_ms` and `comment` apply to the `getMore` commands that follow; write the first
     command's own values into the command.
