@@ -49,7 +49,7 @@ _PATHS: Final = (
 
 
 class Template:
-    """A parsed template. A text that does not end with `\\n`, `\\r` or `\\0` gets a line end.
+    r"""A parsed template. A text that does not end with `\n`, `\r` or `\0` gets a line end.
 
     Args:
         text: The user's.

@@ -174,14 +174,14 @@ class TestRefused:
         words = ("tail", url, "orders", "--checkpoint", tmp_path / "pos", "--until-idle")
         run(*words, "--from", "beginning", "--max-events", 2)
         store.trim("orders", max_count=0)
-        assert "here: --on-expired skip" in run(*words).stderr
+        assert "here: tail --on-expired skip" in run(*words).stderr
         result = run(*words, "--on-expired", "skip")
         assert result.exit_code == 0
         assert result.stderr.startswith("notice: Gap: ")
 
     def test_an_error_without_an_option_is_as_it_was(self):
         assert on_the_command_line("there is no table; SkipToOldest() is not named") == (
-            "there is no table; SkipToOldest() is not named; here: --on-expired skip"
+            "there is no table; SkipToOldest() is not named; here: tail --on-expired skip"
         )
         assert on_the_command_line("SkipToOldest; create it") == "SkipToOldest; create it"
         assert ErrorCategory.NOT_FOUND in ErrorCategory.known()

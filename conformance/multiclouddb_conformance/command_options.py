@@ -130,7 +130,7 @@ class CommandOptions:
             assert lines[-1] == "DELETE"
             assert len(lines) == 2
         else:
-            assert "here: --" in self.refused(7, *words, "--from", "-1h")
+            assert "here: tail --from beginning --since" in self.refused(7, *words, "--from", "-1h")
             assert "--from beginning" in self.refused(7, *words, "--last", 2)
 
     def test_the_read_is_set(self, shown: Shown) -> None:
