@@ -16,8 +16,9 @@ even if the service has deleted the log after it.
 On Spark 4.0 and 4.1, the first micro-batch has rows. Its end contains the lineage of the resolved start as
 `o`. In this form, `more` means that the step had records and more may follow (`caught_up`).
 
-After `startingPosition=snapshot`, there is also `s`, which contains the id of the plan, the floor, and
-whether the scan is over. It is also present for an empty collection, and it stays after the scan is over.
+After a snapshot began, there is also `s`, for the sink: the id of the plan, the floor, whether the scan is
+over, and `whole` if the scan reads every row that exists.
+It is also present for an empty collection, and it stays after the scan is over.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Pinned:
         empty: True when that step has no record.
         origin: The lineage, as JSON, at the start of that step, if it starts at a symbolic offset.
         more: True if records may follow, for a Spark that runs one micro-batch at a time.
-        snapshot: The snapshot that the query began with: `plan`, `floor`, and `over` once it is read.
+        snapshot: The last snapshot of the query: `plan`, `floor`, `over` and `whole`.
     """
 
     incarnation: str | None
