@@ -95,7 +95,11 @@ def databases_page(known: Mapping[str, CapabilitySet]) -> str:
             for name, title in DATABASES.items()
         ),
     )
-    return f"""# Which database can do what
+    return f"""---
+hide: [toc]
+---
+
+# Which database can do what
 
 This page shows the differences between the databases side by side. [Portability
 warnings](../configuration.md#portability-warnings) says what to do about each of them, and

@@ -462,6 +462,6 @@ class TestProgram:
         script = os.path.join(os.path.dirname(__file__), "..", "record.py")
         subprocess.run([sys.executable, script, tmp_path / "out.md"], check=True, timeout=500)
         text = (tmp_path / "out.md").read_text()
-        assert text.count("$ multiclouddb ") == 15
-        assert text.count("(exit code") == 1
+        assert text.count("$ multiclouddb ") == 29
+        assert text.count("(exit code") == 5
         assert "Traceback" not in text

@@ -183,6 +183,26 @@ def test_search_finds(built, words, page):
     assert page in found
 
 
+def test_a_page_has_a_card_for_those_who_share_it(built, settings):
+    folder, _ = built
+    text = (folder / "how-to/dynamodb/index.html").read_text(encoding="utf-8")
+    (card,) = re.findall(r'<meta property="og:image" content="([^"]+)">', text)
+    assert (folder / card.removeprefix(settings["site_url"])).read_bytes().startswith(b"\x89PNG")
+    assert '<meta property="og:title" content="Follow a DynamoDB table - multiclouddb">' in text
+
+
+def test_what_is_wider_than_its_box_is_marked(built):
+    folder, _ = built
+    script, styles = (
+        (folder / "javascripts/scroll.js").read_text(),
+        (folder / "stylesheets/extra.css").read_text(),
+    )
+    assert 'src="javascripts/scroll.js"' in (folder / "index.html").read_text(encoding="utf-8")
+    for name in ("more-right", "more-left"):
+        assert f'"{name}"' in script
+        assert f".{name} {{" in styles
+
+
 def test_pages_load_nothing_from_another_host(pages):
     foreign = {(name, source) for name, page in pages.items() for source in page.loads if "//" in source}
     assert foreign == set()
