@@ -1,4 +1,4 @@
-"""A chart of the recorded run, which shows how far each row is above or below its goal."""
+"""Draws a chart of the recorded run, which shows how far each row is above or below its goal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the documentation: made from the recorded run and the rows' own descriptions."""
+"""Makes the page of the documentation from the recorded run and the rows' own descriptions."""
 
 from __future__ import annotations
 

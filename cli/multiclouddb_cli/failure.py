@@ -16,6 +16,7 @@ import typer
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_api.redaction import redact_url
+from multiclouddb_cli.advice import on_the_command_line
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
 from multiclouddb_cli.screen import printable
 
@@ -70,14 +71,16 @@ def _dim(text: str) -> str:
 
 def _line(error: Exception) -> tuple[int, str]:
     if isinstance(error, MulticloudDbError):
-        message = error.message
+        message = on_the_command_line(error.message)
         if error.category == ErrorCategory.PROVIDER_ERROR and error.detail.skip_token is not None:
             message += "; tail --skip-poison skips it"
         return exit_code(error.category), f"[{error.category}] {message}"
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "multiclouddb"
-        return USAGE, f"[USAGE] {error.format_message().rstrip('.')}; see {command} --help"
+        # These words of typer say nothing.
+        said = error.format_message().rstrip(".").replace("Value error, ", "")
+        return USAGE, f"[USAGE] {said}; see {command} --help"
     if isinstance(error, OSError):  # the library wraps its own errors, so this one comes from our output
         return FAILURE, f"[OUTPUT] cannot be written: {error.strerror or error}"
     return FAILURE, f"[UNEXPECTED] {type(error).__name__}: {error}; run it again with --debug and report it"

@@ -214,7 +214,7 @@ def top(
     command.top(to_config(url), request, interval, once=once)
 
 
-@app.command()
+@app.command(short_help="List the collections of a database.")
 def collections(url: Url, database: Database = None, as_json: Json = False) -> None:
     """List the collections of a database, one per line, as the other commands take them."""
     from multiclouddb_cli import listing

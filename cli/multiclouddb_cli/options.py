@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -109,19 +110,25 @@ def _complete_url(incomplete: str) -> list[str]:
     return _starting((*urls, *files), incomplete)
 
 
-def _complete_option(context: typer.Context, incomplete: str) -> list[str]:
+def _url_so_far() -> str | None:
+    """The URL on the line that the shell completes; the parser gives none before an option's value."""
+    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    return next((word for word in words if "://" in word or word.endswith(".toml")), None)
+
+
+def _complete_option(incomplete: str) -> list[str]:
     """The options of the URL's provider."""
     from multiclouddb_cli.provider_options import option_names
 
-    url = context.params.get("url")
+    url = _url_so_far()
     return _starting(tuple(f"{name}=" for name in option_names(url)), incomplete) if url else []
 
 
-def _complete_collection(context: typer.Context, incomplete: str) -> list[str]:
+def _complete_collection(incomplete: str) -> list[str]:
     """The collections of the URL's database."""
     from multiclouddb_cli.listing import known_collections
 
-    url = context.params.get("url")
+    url = _url_so_far()
     return _starting(known_collections(url), incomplete) if url else []
 
 

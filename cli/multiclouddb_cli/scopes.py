@@ -33,7 +33,7 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
         names = [item.partition_id for item in listed]
         if scope.partition_id in names:
             return attrs.evolve(scope, partition_id=session.feed.public_id(scope.partition_id))
-    known = shorter(", ".join(names), 200)
+    known = shorter(", ".join(shorter(name, 24) for name in names), 200)
     raise typer.BadParameter(
         f"the service lists no partition {scope.partition_id!r}, but {known}", param_hint="--scope"
     )

@@ -32,6 +32,10 @@ class Selection:
         """The events to print."""
         return [event for event in events if self._holds(event)]
 
+    def is_of_the_past(self) -> bool:
+        """True if everything up to `until` has been written."""
+        return self.until is not None and self.until < datetime.now(UTC)
+
     def leaves_for_later(self, page: ChangeFeedPage) -> bool:
         """True if a later run without `until` has to print an event of this page."""
         until = self.until

@@ -105,8 +105,13 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
     printer = _Printer(wish, status)
     if wish.last is not None and (bookmark is None or bookmark.load() is None):
         limits = OperationOptions(wish.timeout)
-        events, token = newest(contact, wish.request, wish.selection, wish.last, limits)
+        count = min(wish.last, wish.max_events or wish.last)
+        events, token = newest(contact, wish.request, wish.selection, count, limits)
         printer.lines(events)
+        if wish.max_events is not None and printer.printed >= wish.max_events:
+            if bookmark is not None:
+                bookmark.save(bookmark.name, token, None)
+            return
         start = FromContinuationToken(token)
         wish = attrs.evolve(wish, request=attrs.evolve(wish.request, start_position=start))
     changes = _changes(contact, wish, bookmark)
@@ -122,7 +127,7 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
         contact,
         attrs.evolve(wish.request, max_page_size=_page_size(wish.max_events)),
         timeout_seconds=wish.timeout,
-        wait_seconds=0.0 if wish.until_idle else _WAIT_SECONDS,
+        wait_seconds=0.0 if wish.until_idle or wish.selection.is_of_the_past() else _WAIT_SECONDS,
         until_idle=wish.until_idle,
         max_outage_seconds=outage,
         checkpoint_store=bookmark,

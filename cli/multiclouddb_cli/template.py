@@ -49,7 +49,7 @@ _PATHS: Final = (
 
 
 class Template:
-    """A parsed template. A text without an escape at its end gets a line end.
+    r"""A parsed template. A text that does not end with `\n`, `\r` or `\0` gets a line end.
 
     Args:
         text: The user's.
@@ -62,7 +62,7 @@ class Template:
         if not text:
             raise _wrong("is empty")
         self._pieces = list(_pieces(text))
-        if not re.search(r"\\(n|r|t|0|x[0-9a-fA-F]{2})$", text):
+        if not re.search(r"\\(n|r|0|x0[0aAdD])$", text):
             self._pieces.append(_constant("\n"))
 
     def render(self, event: ChangeEvent) -> str:
