@@ -91,7 +91,7 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     same_work=False,
     about=(
         "The mean time of a page call that reads 10,000 partitions and finds nothing. The service is "
-        "simulated and answers at once: the time is the engine's, with its threads."
+        "simulated and answers at once, so only the engine and its threads take time."
     ),
     against=_AGAINST,
 )
