@@ -75,8 +75,8 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
         "and Spark's Python workers."
     ),
     against=(
-        "`createDataFrame` of event dicts with a given schema, one DataFrame and one job for each page of "
-        "1,000."
+        "A loop that calls `createDataFrame` with event dicts and a given schema. It makes one DataFrame and "
+        "one job for each page of 1,000 events."
     ),
     shown=(by_hand, job),
 )
