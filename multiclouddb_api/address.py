@@ -1,4 +1,4 @@
-"""The address of a change feed: database and collection."""
+"""The address of a change feed consists of a database and a collection."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ class ResourceAddress:
         collection: Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`.
 
     Portability:
-        `database` is None on DynamoDB, a Spanner database, a Cosmos or MongoDB database, and
-        `"main"` by default on the embedded store. `collection` is DynamoDB's or Spanner's table,
-        Cosmos DB's container and MongoDB's or the embedded store's collection. Warning 21 in
-        docs/configuration.md.
+        `database` is None on DynamoDB. It is a Spanner, Cosmos DB or MongoDB database elsewhere, and `"main"`
+        by default on the embedded store. `collection` is DynamoDB's or Spanner's table, Cosmos DB's container
+        and MongoDB's or the embedded store's collection. Warning 21 in docs/configuration.md.
     """
 
     database: str | None = attrs.field(default=None, validator=_NAME)

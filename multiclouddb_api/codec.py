@@ -1,6 +1,6 @@
-"""One canonical JSON text for every value that a document or a key may contain.
+"""Defines one canonical JSON text for every value that a document or a key may contain.
 
-JSON's own types are written as they are. A value of another type is written as an object with one key that
+JSON's own types are written unchanged. A value of another type is written as an object with one key that
 starts with `$`, so that a round trip is exact:
 
     Decimal          {"$decimal": "1.50"}
@@ -14,7 +14,7 @@ starts with `$`, so that a round trip is exact:
     an object with a key that starts with "$"
                      {"$map": {...}}                           its keys mean themselves
 
-A `$` name that no loaded provider has registered is kept as `Tagged`, and written back unchanged.
+A `$` name that no loaded provider has registered is decoded as `Tagged`, and written back unchanged.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def register_type(tag: str, cls: type, encode: _Encoder, decode: _Decoder) -> No
 
     Args:
         tag: `"<provider id>.<type>"`, written as `{"$<tag>": …}`.
-        cls: The exact class, without subclasses.
-        encode: Value to JSON value; pure.
-        decode: JSON value back to an equal value; raises `ValueError` on anything else.
+        cls: The exact Python class to encode; its subclasses are not included.
+        encode: A function that converts a value to a JSON value, without side effects.
+        decode: A function that converts a JSON value back to an equal value, and raises `ValueError` on any
+            other input.
     """
     _encoders[cls] = (tag, encode)
     _decoders[tag] = decode
@@ -165,10 +166,11 @@ def _dumps(value: Any, option: int) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """The value as JSON text in UTF-8, object keys in their own order.
+    """Return the value as JSON text in UTF-8; object keys keep their order.
 
     Args:
-        value: JSON's types, bytes, datetimes, decimals and the other tagged types, nested in any way.
+        value: A value of JSON's types, bytes, datetimes, decimals and the other tagged types, nested in any
+            way.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a part of the value has no JSON form.
@@ -182,13 +184,13 @@ def canonical_json(value: Any) -> bytes:
 
 
 def decode_json(text: bytes | str) -> Any:
-    """The value that was passed to `encode_json` or `canonical_json`.
+    """Return the value that was passed to `encode_json` or `canonical_json`.
 
     Args:
-        text: JSON, as text or UTF-8.
+        text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when the text is not JSON or a tagged value is damaged.
+        MulticloudDbError: `INVALID_REQUEST` if the text is not JSON or a tagged value is damaged.
     """
     try:
         value = orjson.loads(text)
@@ -245,7 +247,7 @@ def _decode_set(inner: Any) -> frozenset[Any]:
 
 
 def _hashable(value: Any) -> Any:
-    """A hashable form of a value: arrays inside a set become tuples."""
+    """Return a hashable form of a value, in which arrays inside a set are tuples."""
     return tuple(_hashable(item) for item in value) if type(value) is list else value
 
 

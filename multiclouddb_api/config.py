@@ -1,4 +1,4 @@
-"""How to reach a database: only this changes when you switch databases."""
+"""The configuration says how to reach a database; to switch databases, change only the configuration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 
 
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy whose repr shows no secret; the repr of each text in it shows none either."""
+    """Return a copy of a value whose repr, and the repr of each text in it, shows no secret."""
     found = to_dict("ClientConfig.connection", connection)
     return {
         name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
@@ -50,29 +50,29 @@ def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(init=False)
 class ClientConfig:
-    """The provider, the settings to reach it, and the limits of the client.
+    """Names the provider, the settings to reach the database, and the limits of the client.
 
-    It can be pickled if the values in `connection` can be; a client can never be pickled. Its repr shows no
-    secrets.
+    A configuration can be pickled if the values in `connection` can be pickled; a client never can. The repr
+    of a configuration shows no secrets.
 
     Attributes:
-        provider: Provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`.
-        connection: The provider's own settings, name → value. Every provider accepts `url`, which contains
-            the URL that `connect` also accepts.
-        max_buffered_bytes: Limit on the size of records that are fetched and not yet delivered, in bytes; 64
-            MiB by default.
-        max_concurrency: How many partitions one call reads at the same time; 32 by default.
-        headroom_warning_seconds: `Observer.retention_headroom_low` is called when the headroom is below this;
-            one hour by default.
-        child_watch_seconds: How long to look for more children of a partition that has ended, in seconds of
-            running time; ten minutes by default. It matters only if the service does not prove that all
-            children are known (DynamoDB).
+        provider: Provider id: One of `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`.
+        connection: The provider's own settings, as a mapping from name to value. Every provider accepts the
+            setting `url`, which contains the same URL that `connect` accepts.
+        max_buffered_bytes: The largest total size, in bytes, of records that have been fetched but not
+            delivered; 64 MiB by default.
+        max_concurrency: The number of partitions that one call reads at the same time; 32 by default.
+        headroom_warning_seconds: `Observer.retention_headroom_low` is called if the headroom is below this
+            value; one hour by default.
+        child_watch_seconds: How long to keep looking for more children of a partition that has ended, in
+            seconds while the reader runs; ten minutes by default. This setting matters only for DynamoDB,
+            which does not prove that all children of a partition are known.
         coverage_audit_seconds: How often a feed of a whole collection is compared with the service's list of
-            partitions, in seconds; every ten minutes by default. After a partition has ended, a tenth of this
-            time is used.
-        max_readers_per_partition: How many readers of one partition are kept open between calls; 64 by
-            default. Each consumer of a feed in this client needs one. A consumer without a kept reader opens
-            a reader for each page, and each reader opens a cursor at the service.
+            partitions, in seconds; every ten minutes by default. After a partition has ended, the feed waits
+            only a tenth of this time.
+        max_readers_per_partition: The number of partition readers that are kept open between calls; 64 by
+            default. Each consumer of a feed in this client needs one open reader. Without an open reader, the
+            consumer opens a new reader, and so a cursor at the service, for each page.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
@@ -130,14 +130,14 @@ class ClientConfig:
             url: The URL, in the form that docs/configuration.md shows for each provider.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when it has no scheme.
+            MulticloudDbError: `INVALID_REQUEST` if the URL has no scheme.
         """
         url = SecretText(url)
         return settled(_from_url, cls, url)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> ClientConfig:
-        """Read a TOML file.
+        """Read the configuration from a TOML file.
 
         Top-level keys are the fields of this class; the table `[connection]` holds the provider's own
         settings. A value `{ env = "NAME" }` in that table is read from the environment; use this form for
@@ -147,7 +147,7 @@ class ClientConfig:
             path: The file.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the file and the key.
+            MulticloudDbError: `INVALID_REQUEST` with a message that names the file and the key.
         """
         return settled(_from_toml, cls, Path(path))
 

@@ -1,6 +1,6 @@
-"""Writes events and pages as JSON, and reads them.
+"""Writes events and pages as JSON, and reads them back.
 
-Documents and key values are written by `codec`. Key components are an array of `[name, value]`
+`codec` writes the documents and the key values. Key components are an array of `[name, value]`
 pairs, because their order matters. `ChangeEvent.native` is not written.
 """
 
@@ -56,38 +56,38 @@ _NOTICES: Final[dict[str, type[Notice]]] = {
 
 
 def event_to_json(event: ChangeEvent) -> bytes:
-    """One event as a JSON object in UTF-8, without `native`.
+    """Return one event as a JSON object in UTF-8, without `native`.
 
     Args:
         event: The event.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a document holds something that has no JSON form.
+        MulticloudDbError: `INVALID_REQUEST` if a document contains a value that has no JSON form.
     """
     return encode_json(_event_out(event))
 
 
 def event_from_json(text: bytes | str) -> ChangeEvent:
-    """The event that was passed to `event_to_json`; `native` is None.
+    """Return the event that was passed to `event_to_json`; `native` is None.
 
     Args:
-        text: JSON, as text or UTF-8.
+        text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the field when the text is damaged, lacks a
-            field or has one that is not known.
+        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or has an unknown one; the
+            message names the field.
     """
     return _event_in("event", decode_json(text))
 
 
 def page_to_json(page: ChangeFeedPage) -> bytes:
-    """One page as a JSON object in UTF-8; a notice is an object with its class name as `type`.
+    """Return one page as a JSON object in UTF-8; the `type` of a notice is its class name.
 
     Args:
         page: The page.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a document holds something that has no JSON form.
+        MulticloudDbError: `INVALID_REQUEST` if a document contains a value that has no JSON form.
     """
     fields = _plain(page)
     fields["events"] = [_event_out(event) for event in page.events]
@@ -103,14 +103,14 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
 
 
 def page_from_json(text: bytes | str) -> ChangeFeedPage:
-    """The page that was passed to `page_to_json`.
+    """Return the page that was passed to `page_to_json`.
 
     Args:
-        text: JSON, as text or UTF-8.
+        text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the field when the text is damaged, lacks a
-            field or has one that is not known.
+        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or has an unknown one; the
+            message names the field.
     """
     page = _Fields("page", decode_json(text), ChangeFeedPage)
     return ChangeFeedPage(
@@ -146,7 +146,10 @@ def _moment_out(name: str, moment: datetime) -> str:
 
 
 class _Fields:
-    """One JSON object with exactly the fields of a class; errors name the field by its path."""
+    """Reads one JSON object that must have exactly the fields of a class.
+
+    Errors name the field by its path.
+    """
 
     def __init__(self, where: str, value: Any, kind: type, extra: str = "", without: str = "") -> None:
         if type(value) is not dict:

@@ -1,6 +1,6 @@
-"""Validators for the fields of values that users build.
+"""Validates the fields of values that users build.
 
-Each raises `INVALID_REQUEST` with the field's name, the value's problem and the way out.
+Each validator raises `INVALID_REQUEST` with the field's name, the problem and the way out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _names(types: tuple[type, ...]) -> str:
 
 
 def is_a(*types: type) -> Validator:
-    """The value is an instance of one of the types; a bool does not count as an int."""
+    """Check that the value is an instance of one of the types; a bool does not count as an int."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
@@ -49,7 +49,7 @@ def is_a(*types: type) -> Validator:
 
 
 def at_least(low: float, advice: str) -> Validator:
-    """The number is `low` or more."""
+    """Check that the number is `low` or more."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
         if not value >= low:
@@ -61,7 +61,7 @@ def at_least(low: float, advice: str) -> Validator:
 
 
 def not_blank(advice: str) -> Validator:
-    """The text has at least one character that is not white space."""
+    """Check that the text contains at least one character that is not white space."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
         if value is not None and not value.strip():
@@ -71,7 +71,7 @@ def not_blank(advice: str) -> Validator:
 
 
 def one_of(*texts: str) -> Validator:
-    """The text is one of these."""
+    """Check that the text is one of the given ones."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value not in texts:
@@ -85,7 +85,7 @@ def one_of(*texts: str) -> Validator:
 
 
 def utf8(field: str, text: str) -> str:
-    """Returns the text; refuses one with a lone surrogate, which UTF-8 cannot encode."""
+    """Return the text; refuse it if it contains a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -96,14 +96,14 @@ def utf8(field: str, text: str) -> str:
 
 
 def to_dict(field: str, value: object) -> dict[Any, Any]:
-    """A copy of a mapping."""
+    """Return a copy of a mapping."""
     if not isinstance(value, Mapping):
         raise invalid_request(field, f"must be a mapping, not {type(value).__name__}", "pass a dict")
     return dict(value)
 
 
 def to_utc(field: str, value: object) -> datetime:
-    """The time in UTC; refuses a naive datetime, because its time zone would be a guess."""
+    """Return the time in UTC; refuse a naive datetime, because its time zone would be a guess."""
     if not isinstance(value, datetime):
         raise invalid_request(
             field, f"must be a datetime, not {type(value).__name__}", "pass an aware datetime"
@@ -121,7 +121,7 @@ def to_utc(field: str, value: object) -> datetime:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` when a similar name is known, else the list of known names."""
+    """Return `did you mean 'x'?` if a similar name is known, else the list of known names."""
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     if close:
@@ -130,5 +130,5 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> MulticloudDbError:
-    """The error for an unknown name of an option, a key or a table."""
+    """Make the error for an unknown name of an option, a key or a table."""
     return invalid_request(kind, f"{name!r} is not known", suggestion(name, known))

@@ -1,4 +1,4 @@
-"""Peak memory of a process that reads: `python -m benchmarks.rows.memory FILE` is that process."""
+"""Measures the peak memory of a reading process: `python -m benchmarks.rows.memory FILE` is that process."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def read_all(path: Path) -> dict[str, Any]:
 
 
 def peak_mebibytes() -> float:
-    """The peak resident memory of this process.
+    """Return the peak resident memory of this process.
 
-    Not `ru_maxrss` on Linux: it begins with the peak of the process that this one was started from.
+    On Linux this is not `ru_maxrss`, which starts with the peak of the parent process.
     """
     if _STATUS.exists():
         (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")]

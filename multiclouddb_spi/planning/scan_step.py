@@ -1,4 +1,4 @@
-"""Plans bounded reads of a snapshot's scan: one step cuts whole segments, and the next step reads them.
+"""Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
 A step is the difference between two lineages. So the lineage before a step must contain the segments that the
 step reads, because cutting a plan again could give other segments. While the plan holds the stream, a step
@@ -61,14 +61,14 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
 
     Args:
         feed: The opened feed.
-        before: The lineage to continue from; it is not changed.
-        max_records: The approximate maximum number of rows in a step, rounded to whole segments, at least
-            one; None = as many segments as make sense.
+        before: The lineage at which the step starts; it is not changed.
+        max_records: The approximate maximum number of rows in a step, rounded to whole segments, and at least
+            one segment; None means as many segments as useful.
         deadline: The time limit.
 
     Returns:
-        A step that reads every segment of `before` to its end. If it reads nothing, it has cut segments or
-        ended the scan.
+        A step that reads every segment of `before` to its end. If the step reads nothing, it has defined
+        segments or ended the scan.
     """
     after = before.copy()
     _scan(feed, before, after, max_records, deadline)

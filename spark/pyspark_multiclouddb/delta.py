@@ -1,4 +1,4 @@
-"""The Delta table of the sink: its columns, its checks, one merge, and its tombstones."""
+"""The Delta table of the sink: its columns, its checks, the merge of changes, and its tombstones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DELETED_AT", "Target", "drop_tombstones", "live_rows"]
 
 DELETED_AT: Final = "_deleted_at"
-"""The column with the time at which the sink merged a delete; null in the row of a document."""
+"""The column with the time at which the sink merged a delete; the column is null in the row of a document."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
 _DOCUMENT: Final = "new_item_state"
@@ -36,9 +36,9 @@ class Target:
     """The table that a sink writes.
 
     Args:
-        where: Its folder or URL.
-        create: True if the first merge creates it.
-        new_columns: The action for a column of a batch that the table does not have.
+        where: The folder or URL of the table.
+        create: True if the first merge creates the table.
+        new_columns: What to do with a column of a batch that the table does not have.
     """
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
@@ -50,7 +50,7 @@ class Target:
             raise _missing(where)
 
     def has(self, app_id: str, batch_id: int) -> bool:
-        """True if this batch or a later one was merged completely."""
+        """Return True if this batch or a later one was merged completely."""
         last = None if self._table is None else self._table.transaction_version(app_id)
         return last is not None and last >= batch_id
 
@@ -293,7 +293,8 @@ def drop_tombstones(
     completed a batch after the end of the scan.
 
     Args:
-        table_path: As for `merge_into_delta`. Call it in the process that merges, or while nothing merges.
+        table_path: As for `merge_into_delta`. Call this function in the process that merges, or while no
+            process merges.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
         checkpoint: As for `merge_into_delta`.
 
@@ -334,7 +335,7 @@ def _foreign(where: str, name: str) -> MulticloudDbError:
 
 
 def _written(names: list[str]) -> WriterProperties:
-    """How files are written: no dictionary of unique texts, and no statistics of documents: both only cost."""
+    """Describe files without dictionaries of unique texts and statistics of documents, as both only cost."""
     from deltalake import ColumnProperties, WriterProperties
 
     properties = {name: ColumnProperties(dictionary_enabled=False) for name in _TEXT}
@@ -352,14 +353,17 @@ def _stored(schema: pa.Schema) -> pa.Schema:
 
 
 def _with_tombstones(rows: pa.Table) -> pa.Table:
-    """The rows as they are stored. A delete contains the time of its merge."""
+    """Return the rows in the form in which they are stored.
+
+    The row of a deleted document contains the time of its merge.
+    """
     now = pa.scalar(datetime.now(UTC), _TIME)
     deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))
     return rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
 
 
 def _kind(of: object) -> str:
-    """A Delta type without its nullability, because a different nullability is not a different type."""
+    """Return a Delta type without its nullability, which does not make a different type."""
     return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
 
 

@@ -1,4 +1,4 @@
-"""The options of the data source: their names, their meanings, and the table in the docs."""
+"""Lists the options of the data source: their names, their meanings, and the table in the docs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import attrs
 __all__ = ["ALIASES", "BACKLOG_RECORDS", "CONNECTION", "OPTIONS", "Option", "options_table"]
 
 CONNECTION: Final = "connection."
-"""The prefix of options that go to the provider's own configuration."""
+"""The prefix of options that are passed to the provider's own configuration."""
 
 BACKLOG_RECORDS: Final = 1_000_000
-"""The bound on a micro-batch until a stream without `maxRecordsPerTrigger` has caught up."""
+"""The limit on a micro-batch until a stream without `maxRecordsPerTrigger` has caught up."""
 
 
 @attrs.frozen
@@ -20,10 +20,10 @@ class Option:
     """One option.
 
     Attributes:
-        name: The name as the docs spell it; Spark ignores case.
-        values: Its possible values, in Markdown.
-        default: Its default, in Markdown.
-        only: `stream` or `batch` if it has a meaning only there, else empty.
+        name: The name of the option as the docs spell it; Spark ignores case.
+        values: The possible values of the option, in Markdown.
+        default: The default of the option, in Markdown.
+        only: `stream` or `batch` if the option applies only there, else empty.
     """
 
     name: str
@@ -83,11 +83,11 @@ ALIASES: Final = {
     "endingTimestamp": "endingPosition",
     "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
 }
-"""Names of Kafka's source → the option that they mean."""
+"""Maps the names of Kafka's source to the options that they mean."""
 
 
 def options_table() -> str:
-    """The table of options in Markdown, as the docs show it."""
+    """Return the table of options in Markdown, as the docs show it."""
     also = {option.name: [name for name in ALIASES if ALIASES[name] == option.name] for option in OPTIONS}
     lines = ["| option | values | default |", "|---|---|---|"]
     for option in OPTIONS:

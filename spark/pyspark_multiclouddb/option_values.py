@@ -1,4 +1,4 @@
-"""Converts the text of an option to its value. An error names the option as the user spelled it."""
+"""Converts the text of an option to a value. An error names the option as the user spelled it."""
 
 from __future__ import annotations
 
@@ -57,14 +57,16 @@ _Mode = TypeVar("_Mode", bound=Enum)
 
 
 def from_environment(name: str, value: str) -> str:
-    """The value itself. For `env:NAME`, it is the value of that environment variable in this process.
+    """The value itself. Return the value.
+
+    For `env:NAME`, the value of that environment variable in this process.
 
     Args:
-        name: The option, for the error.
+        name: The name of the option, for the error.
         value: The value that the user gave.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when this process has no such variable.
+        MulticloudDbError: `INVALID_REQUEST` if this process has no such variable.
     """
     if not value.startswith(_ENVIRONMENT):
         return value
@@ -80,7 +82,7 @@ def from_environment(name: str, value: str) -> str:
 
 
 def position(name: str, text: str) -> FeedStart | Snapshot:
-    """A start or an end.
+    """Return the start or end position that the text names.
 
     Args:
         name: The option, as the user spelled it.
@@ -141,7 +143,7 @@ def _moment(name: str, text: str) -> datetime:
 
 
 def moment_of_millis(name: str, text: str) -> str:
-    """Kafka's milliseconds since 1970 as an ISO time.
+    """Convert Kafka's milliseconds since 1970 to an ISO time.
 
     Args:
         name: The option, as the user spelled it.
@@ -158,7 +160,7 @@ def moment_of_millis(name: str, text: str) -> str:
 
 
 def count(name: str, text: str) -> int:
-    """A whole number, 1 or more.
+    """Read a whole number that is 1 or more.
 
     Args:
         name: The option, as the user spelled it.
@@ -170,7 +172,7 @@ def count(name: str, text: str) -> int:
 
 
 def mode(name: str, text: str, kind: type[_Mode]) -> _Mode:
-    """One of a closed choice.
+    """Read a mode: one of the values that the option accepts.
 
     Args:
         name: The option, as the user spelled it.

@@ -1,7 +1,7 @@
-"""The last change of each key of a DataFrame, collected in pieces of bounded size.
+"""Collects the last change of each key of a DataFrame, in pieces of bounded size.
 
-Spark finds the last changes and keeps them on the executors, so the source is read once for all pieces. It is
-read a second time only for data of an executor that was lost meanwhile.
+Spark finds the last changes and keeps them on the executors, so that the source is read only once for all
+pieces. The source is read a second time only for data of an executor that was lost in the meantime.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ PLAN: Final = "_multiclouddb_plan"
 """The column with the id of the snapshot that a row comes from; null for a change."""
 
 _BUCKETS: Final = 4096
-"""Keys are distributed to so many; a piece has one or more of them."""
+"""The number of parts into which keys are distributed; a piece consists of one or more parts."""
 _TASKS: Final = 32
-"""As many as a batch of the source has by default: Spark's own 200 cost more than a small batch is worth."""
+"""The number of tasks, equal to the source's default: Spark's default of 200 is too much for a small batch.
+"""
 _BUCKET: Final = "_bucket"
 _SIZE: Final = "_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
@@ -49,7 +50,7 @@ class Piece:
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
-    """The row with the highest `order_key` of each `key`, found in Spark.
+    """Return the row with the highest `order_key` of each `key`; Spark finds these rows.
 
     A missing `order_key` counts as the highest.
     """
@@ -95,7 +96,7 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
 
 
 def _column(name: str) -> Column:
-    """A column with exactly this name; dots in it do not form a path."""
+    """Return a column with exactly this name; dots in the name do not form a path."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return F.col("`" + name.replace("`", "``") + "`")
@@ -149,7 +150,7 @@ def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
 
 
 def _bytes_of(value: Column, kind: DataType) -> Column:
-    """The approximate size of a value in Arrow, estimated rather too high than too low."""
+    """Estimate the size of a value in Arrow; the estimate is rather too high than too low."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
@@ -167,7 +168,10 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
-    """Half of the maximum that Spark lets the driver collect. A result contains more than its rows."""
+    """Return half of the maximum that Spark lets the driver collect.
+
+    Only half is used, because a result contains more than its rows.
+    """
     limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0

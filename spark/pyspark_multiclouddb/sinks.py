@@ -1,4 +1,4 @@
-"""Sinks for `foreachBatch`: they keep a table equal to the collection.
+"""Sinks for `foreachBatch` that keep a table equal to the collection.
 
 A micro-batch can be delivered twice. If a query is killed after the sink's commit and before Spark's own
 commit, it delivers the batch again, with the same number and the same rows. Also, a key can change several
@@ -64,7 +64,8 @@ def latest_by_key(events: _Events) -> _Events:
         events: A DataFrame or a pyarrow table with the columns `key` and `order_key`, and any others.
 
     Returns:
-        The row with the highest `order_key` of each `key`. An event that was delivered twice gives one row. A
+        The row with the highest `order_key` of each `key`. An event that was delivered twice gives only one
+        row. A
             table is
         sorted by `key`; a DataFrame is evaluated when you use it, in Spark, and has no order.
     """
@@ -89,15 +90,15 @@ def merge_into_delta(
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
     A row is written if its `order_key` is higher than the table's, so the order and the repetition of changes
-    do not matter. The row of a deleted document has the time of its merge in `_deleted_at`, which is null for
-    all others (`live_rows`, `drop_tombstones`).
+    do not matter. The row of a deleted document contains the time of its merge in `_deleted_at`; this column
+    is null for all other rows (`live_rows`, `drop_tombstones`).
 
     Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
     to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
-    once and keeps the last changes on its executors until all pieces are merged. If memory is short, it keeps
-    them on the executors' disks. A process that is killed between two commits merges the batch again when it
-    restarts; rows that were already merged are found equal. The last commit stores the number of the batch,
-    and a batch whose number the table already contains is left out.
+    once and keeps the last changes on its executors until all pieces are merged. If memory is short, Spark
+    keeps them on the executors' disks. A process that is killed between two commits merges the batch again
+    when it restarts; rows that were already merged are found equal. The last commit stores the number of the
+    batch, and a batch whose number the table already contains is left out.
 
     A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if its
     options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. The
@@ -122,10 +123,10 @@ def merge_into_delta(
             None if, and only if, there is no number.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
-        new_columns: The action for a column that the batch has and the table does not: `"add"` it, with null
-            in the existing rows, or `"refuse"` the batch.
-        max_bytes: The maximum size of a piece, approximately as Arrow stores it. It is lowered if Spark's
-            `spark.driver.maxResultSize` requires this. A single row is never split.
+        new_columns: What to do with a column that the batch has and the table does not have: `"add"` adds the
+            column, with null in the existing rows; `"refuse"` refuses the batch.
+        max_bytes: The maximum size of a piece, approximately as Arrow stores it. The size is reduced if
+            Spark's `spark.driver.maxResultSize` requires this. A single row is never split.
 
     Returns:
         True if the batch was merged; False if it was empty or the table already contained it.
@@ -225,7 +226,7 @@ def _plan_in(events: pa.Table) -> str | None:
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:
-    """The rows with the highest `order_key` of each `key`, in the order of keys."""
+    """Return the rows with the highest `order_key` of each `key`, in the order of keys."""
     order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
     keys = events["key"].take(order).combine_chunks()
     is_first = pa.array([True])
@@ -235,7 +236,7 @@ def _last_of_each(events: pa.Table) -> pa.Array:
 
 
 def _in_utc(events: pa.Table) -> pa.Table:
-    """The events, with times in UTC, because Spark labels them with the time zone of the session."""
+    """Return the events with times in UTC, because Spark labels times with the time zone of the session."""
     for index, field in enumerate(events.schema):
         if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
             utc: Any = events.column(index).cast(pa.timestamp("us", tz="UTC"))

@@ -1,4 +1,4 @@
-"""A micro-batch that is larger than what the driver can take: the stream does not stop for ever."""
+"""Tests a micro-batch that is larger than the driver accepts: the stream must not stop forever."""
 
 import random
 from pathlib import Path
@@ -20,7 +20,7 @@ RESULT_SIZE = "1m"
 
 
 def fill(source):
-    """About ten times what the sink collects at a time, in one micro-batch."""
+    """Write about ten times as much as the sink collects at a time, in one micro-batch."""
     for number in range(KEYS):
         key, document = f"k{number}", {"n": number, "text": "x" * 800}
         source.store.put("orders", key, document)
@@ -49,7 +49,7 @@ def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source
 
 
 def read_counted(frame, file):
-    """The same frame; each task that reads it leaves a line."""
+    """Return the same frame; each task that reads it leaves a line in a file."""
 
     def counted(batches):
         with file.open("a") as lines:

@@ -1,4 +1,4 @@
-"""Every option: its meaning, and the error for a wrong value."""
+"""Tests every option: its meaning, and the error for a wrong value."""
 
 import pickle
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""`startingPosition=snapshot`: every row that exists, then every change, on both classes of streams."""
+"""Tests `startingPosition=snapshot`: every existing row, then every change, on both stream classes."""
 
 import json
 
@@ -20,7 +20,7 @@ ROWS = 120
 
 
 class Sink:
-    """Keeps the row with the highest `order_key` of a key, as `merge_into_delta` does."""
+    """Keeps the row with the highest `order_key` of each key, as `merge_into_delta` does."""
 
     def __init__(self):
         self.rows, self.deleted, self.kinds = {}, {}, []
@@ -41,7 +41,7 @@ class Sink:
 
 
 class Query:
-    """A query as Spark runs it: a log of offsets, and a process that plans and may die."""
+    """A query as Spark runs it: a log of offsets, and a planning process that may be killed."""
 
     def __init__(self, source, plain, limit=None, **options):
         self.source, self.plain, self.limit = source, plain, limit
@@ -66,7 +66,7 @@ class Query:
             self.reader.partitions(self.log[-1], self.log[-1])
 
     def plan(self):
-        """Plan one micro-batch; None when there is nothing to read."""
+        """Plan one micro-batch; Return None if there is nothing to read."""
         start = self.log[-1] if self.log else self.reader.initialOffset()
         if self.plain:
             end = self.reader.latestOffset()
@@ -132,7 +132,7 @@ class TestBothStreams:
         assert query.rows(*query.plan())
 
     def test_restart_after_every_batch_and_a_replay_of_each(self, source, plain):
-        """A replay, also in a process that knows nothing, has the same rows."""
+        """A replay has the same rows, even in a new process that remembers nothing."""
         fill(source)
         query, sink = Query(source, plain, 20, snapshotSegments="12"), Sink()
         number = 0

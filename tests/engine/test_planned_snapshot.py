@@ -1,4 +1,4 @@
-"""Planned reads of a snapshot: whole segments in any order, steps that can be read again, then changes."""
+"""Tests planned reads of a snapshot: whole segments in any order, repeatable steps, then changes."""
 
 import pytest
 
@@ -25,7 +25,7 @@ class Plan:
         return step
 
     def events(self, step):
-        """What its tasks read, in any order; each range by itself."""
+        """Read the ranges of a step as tasks do: in any order, each range separately."""
         return [
             event
             for part in reversed(step.ranges())

@@ -214,6 +214,24 @@ class TestCollections:
         assert log(store) == []
         assert len(store.partitions("items")) == 2
 
+    def test_one_that_may_exist_is_kept_with_all_it_has(self, store):
+        address = store.create_collection("items", partitions=2, exist_ok=True)
+        store.put("items", "a", {})
+        before = rows(store, "SELECT id, incarnation FROM collections")
+        assert store.create_collection("items", exist_ok=True) == address
+        assert rows(store, "SELECT id, incarnation FROM collections") == before
+        assert len(log(store)) == 1
+        assert len(store.partitions("items")) == 2
+
+    def test_one_that_may_exist_has_the_form_that_is_asked_for(self, store):
+        store.create_collection("items", partition_key=["tenant"])
+        with refused(ErrorCategory.CONFLICT, "partition_key=", "recreate=True"):
+            store.create_collection("items", exist_ok=True)
+        with refused(ErrorCategory.CONFLICT, "images='new'"):
+            store.create_collection("items", images="keys", partition_key=["tenant"], exist_ok=True)
+        with refused(ErrorCategory.INVALID_REQUEST, "exist_ok", "pass one of them"):
+            store.create_collection("items", recreate=True, exist_ok=True)
+
     def test_dropped_leaves_nothing_behind(self, store):
         store.create_collection("items")
         store.put("items", "a", {})

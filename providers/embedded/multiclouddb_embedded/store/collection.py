@@ -12,12 +12,22 @@ import orjson
 
 from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
 from multiclouddb_api.validators import suggestion, utf8
+from multiclouddb_embedded.errors import failure
 from multiclouddb_spi import ProviderFault
 
-__all__ = ["MAIN", "Collection", "Images", "check_shape", "find_collection", "remove_collection"]
+__all__ = [
+    "MAIN",
+    "Collection",
+    "Images",
+    "check_shape",
+    "find_collection",
+    "list_collections",
+    "make_room",
+    "remove_collection",
+]
 
 MAIN: Final = "main"
-"""The database of a store when none is named."""
+"""The database to use if the caller does not name one."""
 
 Images: TypeAlias = Literal["keys", "new", "new_and_old"]
 """The content of a change in the log: only the key, the new document, or also the old one."""
@@ -30,19 +40,19 @@ _COLUMNS: Final = "id, database, name, incarnation, images, partition_key, reten
 
 @attrs.frozen
 class Collection:
-    """A row of `collections`.
+    """A row of the table `collections`.
 
     Attributes:
-        id: Number in the file, never used again.
+        id: The number of the collection in the file, which is never used again.
         database: Its database.
         name: Its name.
-        incarnation: Differs when it is recreated under the same name.
+        incarnation: An id that differs if the collection is deleted and created again under the same name.
         images: The content of a change in the log.
-        partition_key: Names of the components that make up the partition key, or None for the
-            first one, whatever its name.
-        retention: The number of microseconds for which changes should be kept, or None for ever.
-        created_seq: The head of the store when it was created.
-        trimmed: The highest seq that was removed from its log.
+        partition_key: The names of the components that form the partition key, or None for the first
+            component, whatever its name.
+        retention: The number of microseconds for which changes are kept, or None to keep them forever.
+        created_seq: The newest change of the store when the collection was created.
+        trimmed: The highest sequence number that was removed from the collection's log.
     """
 
     id: int
@@ -57,11 +67,11 @@ class Collection:
 
     @property
     def partition_components(self) -> int:
-        """How many leading components of a key make up the partition key."""
+        """The number of first components in a key that form the partition key."""
         return len(self.partition_key) if self.partition_key else 1
 
     def check_key(self, key: MulticloudDbKey) -> None:
-        """Refuse a key whose partition key is not this collection's.
+        """Refuse a key whose partition key is not the partition key of this collection.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST`.
@@ -76,11 +86,17 @@ class Collection:
             )
 
 
+def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
+    """The addresses of all collections, or of those of one database."""
+    rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
+    return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
+
+
 def find_collection(connection: sqlite3.Connection, database: str, name: str) -> Collection:
-    """The collection of that name.
+    """Return the collection with that name.
 
     Raises:
-        ProviderFault: `NOT_FOUND` with the nearest name.
+        ProviderFault: `NOT_FOUND` with a message that suggests the most similar name.
     """
     utf8("database", database)
     utf8("collection", name)
@@ -100,13 +116,52 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
 
 
 def remove_collection(connection: sqlite3.Connection, collection: int) -> None:
-    """Delete a collection and everything in it."""
+    """Delete a collection with all its documents and changes."""
     connection.execute(
         "DELETE FROM log WHERE partition IN (SELECT id FROM partitions WHERE collection = ?)", (collection,)
     )
     for table in ("partitions", "documents"):
         connection.execute(f"DELETE FROM {table} WHERE collection = ?", (collection,))
     connection.execute("DELETE FROM collections WHERE id = ?", (collection,))
+
+
+def make_room(
+    connection: sqlite3.Connection,
+    address: ResourceAddress,
+    images: Images,
+    partition_key: str | None,
+    *,
+    recreate: bool,
+    exist_ok: bool,
+) -> bool:
+    """Look for a collection of that name: True if it is to be kept; drops it if it is to be recreated.
+
+    Raises:
+        MulticloudDbError: `CONFLICT` if it is neither kept nor dropped, or differs from the given form.
+    """
+    if recreate and exist_ok:
+        raise invalid_request("exist_ok", "is given together with recreate", "pass one of them")
+    row = connection.execute(
+        "SELECT id, images, partition_key FROM collections WHERE database = ? AND name = ?",
+        (address.database, address.collection),
+    ).fetchone()
+    if row is None:
+        return False
+    if recreate:
+        remove_collection(connection, row[0])
+    elif not exist_ok:
+        raise failure(
+            ErrorCategory.CONFLICT,
+            f"there is a collection {address} already; pass exist_ok=True to keep it, or recreate=True "
+            "to drop it and its changes",
+        )
+    elif row[1:] != (images, partition_key):
+        raise failure(
+            ErrorCategory.CONFLICT,
+            f"there is a collection {address} already, with images={row[1]!r} and partition_key={row[2]}; "
+            "pass the same, or recreate=True to drop it and its changes",
+        )
+    return exist_ok
 
 
 def check_shape(
@@ -119,7 +174,7 @@ def check_shape(
     """Refuse arguments with which no collection can be created.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the argument.
     """
     if not (address.database and address.collection):
         raise invalid_request(
