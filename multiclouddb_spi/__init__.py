@@ -61,6 +61,7 @@ from multiclouddb_spi.scan import (
     plan_id_of,
     segment_id_of,
     snapshot_event_id,
+    snapshot_event_ids,
     snapshot_id_of,
 )
 
@@ -122,6 +123,7 @@ __all__ = [
     "read_range",
     "segment_id_of",
     "snapshot_event_id",
+    "snapshot_event_ids",
     "snapshot_id_of",
     "unsupported",
 ]

@@ -67,14 +67,18 @@ class ScanSource:
             batch_size: The maximum number of rows in one answer.
         """
         wanted = self._wanted(place)
-        return self._collection().with_options(codec_options=ROW_CODEC).find(
-            wanted,
-            dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None,
-            hint=_BY_ID if self._key is None else None,
-            sort=_SORTED,
-            batch_size=batch_size,
-            comment=_COMMENT,
-            session=session,
+        return (
+            self._collection()
+            .with_options(codec_options=ROW_CODEC)
+            .find(
+                wanted,
+                dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None,
+                hint=_BY_ID if self._key is None else None,
+                sort=_SORTED,
+                batch_size=batch_size,
+                comment=_COMMENT,
+                session=session,
+            )
         )
 
     def close(self, rows: Rows) -> None:
