@@ -1,6 +1,7 @@
 """Makes two pages: which database can do what, and every option with its default.
 
-Called by `docs/generate.py`. What code knows comes from the code; `docs/databases.toml` contains the rest.
+Called by `docs/generate.py`. Facts that the code knows come from the code; `docs/databases.toml` contains the
+rest.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DATABASES: Final = {
     "mongo": "MongoDB",
     "spanner": "Spanner",
 }
-"""Provider id → heading."""
+"""Maps each provider id to its heading."""
 OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     "A client": (ClientConfig,),
     "A request": (ChangeFeedRequest, OperationOptions, Snapshot),
@@ -51,9 +52,9 @@ OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
         RunCursorCommandOptions,
     ),
 }
-"""Heading → classes with options."""
+"""Maps each heading to the classes with its options."""
 _BASES: Final = {RunCursorCommandOptions: RunCommandOptions}
-"""Class → the class whose fields it repeats."""
+"""Maps each class to the class whose fields it repeats."""
 
 
 def _table(head: list[str], rows: Iterator[list[str]]) -> str:
@@ -69,7 +70,7 @@ def _data() -> dict[str, Any]:
 
 
 def databases_page(known: Mapping[str, CapabilitySet]) -> str:
-    """Capabilities and other differences, with a column for each database."""
+    """Make the page with capabilities and other differences, with one column for each database."""
     head = ["", *DATABASES.values()]
     able = _table(
         head,
@@ -94,7 +95,11 @@ def databases_page(known: Mapping[str, CapabilitySet]) -> str:
             for name, title in DATABASES.items()
         ),
     )
-    return f"""# Which database can do what
+    return f"""---
+hide: [toc]
+---
+
+# Which database can do what
 
 This page shows the differences between the databases side by side. [Portability
 warnings](../configuration.md#portability-warnings) says what to do about each of them, and
@@ -131,7 +136,7 @@ pages in *Databases* show the roles.
 
 
 def described(kind: type) -> dict[str, str]:
-    """Field → its text in the section `Attributes` of a docstring."""
+    """Map each field to its text in the section `Attributes` of a docstring."""
     found = re.search(r"^Attributes:\n((?:\n|[ ].*\n?)+)", inspect.getdoc(kind) or "", re.MULTILINE)
     assert found is not None, kind
     entries = re.split(r"^    (?=\w+: )", found[1], flags=re.MULTILINE)[1:]
@@ -159,13 +164,13 @@ def _rows(kind: type) -> Iterator[list[str]]:
 
 
 def connection_names(provider: str) -> tuple[str, ...]:
-    """The names that a provider accepts in `connection`."""
+    """Return the names that a provider accepts in `connection`."""
     names: tuple[str, ...] = import_module(f"multiclouddb_{provider}.config")._OPTIONS
     return names
 
 
 def options_page() -> str:
-    """Every option of the Python API, with its default and its meaning."""
+    """Make the page with every option of the Python API, with its default and its meaning."""
     parts = []
     for heading, kinds in OPTIONS.items():
         tables = []

@@ -1,4 +1,4 @@
-"""An iterator reports an outage soon, then from time to time, and its end."""
+"""Tests that an iterator reports an outage soon, then from time to time, and also its end."""
 
 import logging
 import threading
@@ -45,7 +45,7 @@ class Told(Observer):
 
 
 class Clock(Timer):
-    """Moves only when the iterator waits."""
+    """A clock that moves only when the iterator waits."""
 
     time = 100.0
 
@@ -58,7 +58,7 @@ class Clock(Timer):
 
 
 class Client:
-    """Answers a read with the next of some pages and errors, each after some seconds."""
+    """Answers each read with the next of some pages and errors, each after some seconds."""
 
     def __init__(self, clock, *answers):
         self.clock, self.answers, self.observer = clock, list(answers), Told()
@@ -73,7 +73,7 @@ class Client:
 
 
 def run(*answers, **settings):
-    """The observer of an iterator that has read until it was idle."""
+    """Return the observer of an iterator that has read until the feed was idle."""
     clock = Clock()
     client = Client(clock, *answers)
     changes = ChangeFeedIterator(client, ChangeFeedRequest(ADDRESS, Now()), until_idle=True, **settings)
@@ -84,7 +84,7 @@ def run(*answers, **settings):
 
 
 def waits(seconds, reason=None, then=PAGE):
-    """The answer of a read whose engine says every 0.2 s that it still waits."""
+    """Return the answer of a read whose engine reports every 0.2 s that it is still waiting."""
 
     def answer(clock):
         until = clock.time + seconds
@@ -186,7 +186,7 @@ class TestEngine:
 
     @pytest.fixture
     def dead(self, monkeypatch):
-        """An embedded store whose host does not answer until it is released."""
+        """Provide an embedded store whose host does not answer until it is released."""
         released = threading.Event()
         from multiclouddb_embedded.provider import EmbeddedProvider
 

@@ -11,8 +11,10 @@ from multiclouddb_api.wakeup import Wakeup
 
 
 def aside(call, seconds=60):
-    """Run an action in a daemon thread, which cannot prevent the end of the tests. Returns False if the
-    action does not end."""
+    """Run an action in a daemon thread, which cannot prevent the end of the tests.
+
+    Return False if the action does not end.
+    """
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -78,8 +80,10 @@ def test_a_signal_handler_rings_in_the_thread_that_waits():
 
 
 def test_no_ring_is_lost_among_threads():
-    """Threads add work and wake up the waiter, as fetches do when they end. The waiter takes all work that is
-    there."""
+    """Threads add work and wake up the waiter, as fetches do when they end.
+
+    The waiter takes all work that is available.
+    """
     wakeup, there, taken = Wakeup(), [], []
 
     def leave():

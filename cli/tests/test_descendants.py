@@ -1,4 +1,4 @@
-"""`--scope descendants:ID`, and tokens of that scope."""
+"""Tests `--scope descendants:ID`, and tokens of that scope."""
 
 import json
 import re
@@ -12,14 +12,14 @@ ORDERS = ResourceAddress("main", "orders")
 
 @pytest.fixture
 def root(run, url, store):
-    """The public id of a partition that is split and merged later."""
+    """Return the public id of a partition that is split and merged later."""
     listed = json.loads(run("partitions", url, "main/orders", "--json").stdout)
     return {item["native_id"]: item["partition_id"] for item in listed}["p0"]
 
 
 @pytest.fixture
 def grown(root, store):
-    """The writes in the descendants of `root`."""
+    """Make writes in the descendants of `root`."""
     store.split("orders", "p0")
     for number in range(10, 40):
         store.put("orders", f"o-{number}", {})

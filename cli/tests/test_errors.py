@@ -1,4 +1,4 @@
-"""Exit codes, and one line on stderr."""
+"""Tests exit codes, and the one line on stderr."""
 
 import os
 import subprocess
@@ -117,7 +117,7 @@ class TestExitCode:
 
 
 def on_a_terminal(tmp_path, *words, **environment):
-    """All output of a command, stdout and stderr together."""
+    """Return all output of a command, stdout and stderr together."""
     with pseudo_terminal() as (ours, theirs):
         ran = subprocess.run(
             [*PROGRAM, *words], cwd=tmp_path, check=False, timeout=60,

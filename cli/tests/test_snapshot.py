@@ -1,4 +1,4 @@
-"""`multiclouddb tail --from snapshot`: every row, then every change, and how far it is."""
+"""Tests `multiclouddb tail --from snapshot`: every row, then every change, and the progress of the scan."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test servers are fetched once, completely, and only with the expected digest."""
+"""Tests that test servers are fetched once, completely, and only with the expected digest."""
 
 import shlex
 import shutil

@@ -19,7 +19,7 @@ TESTS = [
 
 
 def marks(element):
-    """The marks of a class or test, including those of its parameters."""
+    """Return the marks of a class or test, including those of its parameters."""
     for mark in getattr(element, "pytestmark", []):
         yield mark
         if mark.name == "parametrize":

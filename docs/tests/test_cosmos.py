@@ -1,4 +1,4 @@
-"""Checks the page about Cosmos DB on our emulator: its program and the program's output."""
+"""Checks the page about Cosmos DB on the project's emulator: its program and the program's output."""
 
 import threading
 
@@ -14,7 +14,7 @@ PAGE = Page("cosmos.md")
 
 @pytest.fixture
 def account(tmp_path, monkeypatch):
-    """An account with the container of the page."""
+    """Provide an account with the container of the page."""
     monkeypatch.chdir(tmp_path)
     with CosmosEmulator() as server:
         monkeypatch.setenv("AZURE_COSMOS_KEY", server.key)

@@ -45,7 +45,7 @@ def store(folder):
 
 
 def write_program(page, name):
-    """A program of a page, in the current folder."""
+    """Write a program of a page into the current folder."""
     text = (HOW_TO / page).read_text(encoding="utf-8")
     (code,) = re.findall(rf'^```python title="{re.escape(name)}"\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
     Path(name).write_text(code, encoding="utf-8")
@@ -53,7 +53,7 @@ def write_program(page, name):
 
 
 def by_opentelemetry(read):
-    """The metrics of the page's observer after a run: metric and labels → value, or count."""
+    """Return the metrics of the page's observer after a run: metric and labels → value, or count."""
     write_program("metrics.md", "to_opentelemetry.py")
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])

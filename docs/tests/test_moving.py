@@ -1,4 +1,4 @@
-"""The programs of "Moving from": theirs and ours print the same, which is what the page prints."""
+"""Tests the programs of "Moving from": the old and the new program print the same output as the page."""
 
 import sys
 import zipfile
@@ -31,7 +31,7 @@ def prints_the_same(page):
 
 @pytest.fixture
 def orders(tmp_path, monkeypatch):
-    """A table whose stream rolls over between the writes."""
+    """Provide a table whose stream rolls over between the writes."""
     modules = servers("dynamo")
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -57,7 +57,7 @@ def orders(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("orders")
 def test_from_boto3_and_from_bloop(monkeypatch):
-    """bloop asks pip for an older boto3 than the one here, so its wheel is fetched without dependencies."""
+    """bloop requires an older boto3 than the installed one, so it is fetched without dependencies."""
     prints_the_same(page_of("boto3"))
     assert page_of("boto3").programs["ours.py"] == page_of("bloop").programs["ours.py"]
     monkeypatch.setenv("PYTHONPATH", str(bloop()))
@@ -65,7 +65,7 @@ def test_from_boto3_and_from_bloop(monkeypatch):
 
 
 def bloop():
-    """The folder with the package."""
+    """Return the folder with the package."""
     command = ["python", "-m", "pip", "download", "--quiet", "--no-deps", BLOOP]
 
     def unpack(wheel, scratch):
@@ -82,7 +82,7 @@ def bloop():
 
 
 def write_to(create, update, delete):
-    """The four changes, by the functions of a client."""
+    """Make the four changes with the functions of a client."""
     there = set()
     for key, status in WRITES:
         if status is None:

@@ -1,4 +1,4 @@
-"""Every page: how long it is, what it may speak of, and where it says that it was generated."""
+"""Tests every page: its length, its vocabulary, and the notice that it was generated."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def is_generated(page):
 
 
 def words_of(text):
-    """The words outside of blocks of code."""
+    """Return the words outside of code blocks."""
     return CODE.sub("", text).split()
 
 
@@ -40,7 +40,7 @@ def test_words_in_code_do_not_count():
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_speaks_of_the_product(page):
-    """Numbers of requirements are in the table of promises only."""
+    """Numbers of requirements may appear only in the table of promises."""
     found = re.findall(r"[Uu]ser [Ss]tory|\bUS8\b|\bFR-\d+", text_of(page))
     assert page.name == PROMISES or found == []
 

@@ -1,4 +1,4 @@
-"""Generated pages equal the present output of their generators, and links lead to existing pages."""
+"""Tests that generated pages equal the output of their generators, and that links lead to pages."""
 
 import re
 import runpy
@@ -39,8 +39,7 @@ ERRORS = read("reference/errors.md")
 
 
 def shape(transcript):
-    """The commands in order, each with the start of its output lines, without times, ids and what depends on
-    them."""
+    """Return the commands in order, each with the start of its output lines, without times and ids."""
     found = []
     for block in re.findall(r"^```\n(.*?)^```$", transcript, re.DOTALL | re.MULTILINE):
         command, *lines = block.splitlines()
@@ -55,7 +54,10 @@ class TestGeneratedPages:
         assert read("reference/mutants.md") == GENERATE["mutants_page"](), AGAIN
 
     def test_the_transcript_is_what_the_script_makes(self, tmp_path):
-        """Commands and kinds of lines are equal; times, ids and the order between partitions differ."""
+        """The commands and the kinds of lines must be equal.
+
+        Times, ids and the order between partitions may differ.
+        """
         GENERATE["command_line_page"](tmp_path / "page.md")
         made, kept = (tmp_path / "page.md").read_text(encoding="utf-8"), read("reference/command-line.md")
         assert shape(made) == shape(kept), AGAIN

@@ -1,4 +1,4 @@
-"""The tutorial's code, taken from the page and run unchanged."""
+"""Tests the tutorial's code, taken from the page and run unchanged."""
 
 import os
 import re
@@ -16,7 +16,7 @@ BLOCK = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.DOTALL | re.MULTIL
 
 
 def files_of(page):
-    """The files on a page: name → text; blocks of one file follow each other."""
+    """Return the files on a page by name; blocks of the same file are joined."""
     found = {}
     for name, block in BLOCK.findall(page):
         found[name] = f"{found[name]}\n\n{block}" if name in found else block
@@ -28,7 +28,10 @@ FILES = files_of(PAGE.read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The reader's files at the end; the provider is installed only as an entry point."""
+    """Provide the reader's files at the end of the tutorial.
+
+    The provider is installed only as an entry point.
+    """
     made = tmp_path_factory.mktemp("tutorial")
     for name, text in FILES.items():
         (made / name).write_text(text, encoding="utf-8")

@@ -20,7 +20,8 @@ __all__ = ["SourceError", "error_from_query", "source_errors"]
 
 _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
 _SKIP_TO_OLDEST: Final = (
-    "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left"
+    "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left; with "
+    "startingPosition=snapshot, a new query and merge_into_delta(…, checkpoint=…) repair the same table"
 )
 # The name in a client → the name here.
 _IN_SPARK: Final = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -10,8 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Snapshot
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Resnapshot, Snapshot
 from multiclouddb_spi import FeedStart, Lineage, Step, SupportsChangeMark, Target
+from multiclouddb_spi.planning.kept import check_kept
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.offsets import (
@@ -27,7 +29,11 @@ from pyspark_multiclouddb.rows import read_work, work_of
 
 __all__ = ["MicroBatches"]
 
+_LOG: Final = logging.getLogger("multiclouddb.spark")
+
 _NAP_SECONDS: Final = 0.1
+# A position is checked for its expiry at the first plan, and after a batch that took longer than this.
+_FRESH_SECONDS: Final = 60.0
 # After this time, audits and positions that are due are checked again, even if nothing has changed.
 _STILL_SECONDS: Final = 60.0
 
@@ -63,6 +69,7 @@ class MicroBatches:
         self._ahead: tuple[dict[str, Any], Lineage] | None = None
         self._reports = Reports()
         self._still: tuple[dict[str, Any], Hashable, float] | None = None
+        self._planned = -math.inf
 
     def initial(self) -> dict[str, Any]:
         """Return the start of a new query.
@@ -83,8 +90,8 @@ class MicroBatches:
             connection = connection_for(self.settings)
             start = self._started(connection, self.settings.start)
             step = self._step(connection, start, max_records)
-            state = snapshot_state(None, start, step.after)
-            if start.plan is not None:
+            state = snapshot_state(None, start, step.after, whole=isinstance(self.settings.start, Snapshot))
+            if start.plan is not None and not step.ranges():
                 # This step only creates segments. They become part of the start, so that the batch has rows.
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
@@ -168,7 +175,7 @@ class MicroBatches:
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
             lineage = self._started(connection, offset.position)
-            state = snapshot_state(None, lineage, lineage)
+            state = snapshot_state(None, lineage, lineage, whole=isinstance(offset.position, Snapshot))
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
             self._saved = time.monotonic()
             pinned = Pinned(connection.incarnation, lineage.to_json(), snapshot=state)
@@ -178,9 +185,33 @@ class MicroBatches:
         if not len(before):
             raise _ended(self.settings)
         mark = self._mark()
-        step = self._step(connection, self._standing(start, before), max_records)
+        try:
+            self._check_kept(connection, before)
+            step = self._step(connection, self._standing(start, before), max_records)
+        except MulticloudDbError as error:
+            again = self.settings.on_loss
+            if not isinstance(again, Resnapshot) or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+                raise
+            return self._begun_again(connection, offset, again.snapshot, error)
+        return self._end_of(connection, start, before, step, mark, max_records, tell_more=tell_more)
+
+    def _end_of(
+        self,
+        connection: Connection,
+        start: dict[str, Any],
+        before: Lineage,
+        step: Step,
+        mark: Hashable,
+        max_records: int | None,
+        *,
+        tell_more: bool,
+    ) -> dict[str, Any]:
+        """The end of a planned step as an offset, or `start` if it is not worth one."""
+        offset = offset_from_json(self.settings, start)
+        assert isinstance(offset, Pinned)
         nothing = step.empty or not step.moved
-        self.caught_up |= step.records is None or max_records is None or step.records < max_records
+        if step.before.plan is None:
+            self.caught_up |= step.records is None or max_records is None or step.records < max_records
         state = snapshot_state(offset.snapshot, before, step.after)
         self.report = self._reports.report(connection, step.after, step, idle=nothing, snapshot=state)
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
@@ -198,6 +229,26 @@ class MicroBatches:
         if stands is step.after:
             self._saved = time.monotonic()
         return end
+
+    def _check_kept(self, connection: Connection, before: Lineage) -> None:
+        """If another snapshot may begin, find an expired position before a range is planned from it."""
+        due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
+        if due and isinstance(self.settings.on_loss, Resnapshot):
+            connection.opened.call("plan", lambda deadline: check_kept(connection.feed, before, deadline))
+
+    def _begun_again(
+        self, connection: Connection, offset: Pinned, wanted: Snapshot, loss: MulticloudDbError
+    ) -> dict[str, Any]:
+        """The offset at which another snapshot begins. Nothing lies between it and the offset before it."""
+        _LOG.warning("%s: a new snapshot begins, because %s", self.settings.address, loss)
+        lineage = connection.start(wanted)
+        offset.check_incarnation(connection.opened)
+        state = snapshot_state(None, lineage, lineage, whole=True)
+        self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
+        self._saved, self.caught_up = time.monotonic(), False
+        self._ahead = self._still = self._target = None
+        pinned = Pinned(offset.incarnation, lineage.to_json(), empty=True, snapshot=state)
+        return offset_to_json(self.settings, pinned)
 
     def _stands_still(self, start: dict[str, Any]) -> bool:
         """Return True if no change was found after the same start and the database has not changed since."""

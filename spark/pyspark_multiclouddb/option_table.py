@@ -40,8 +40,9 @@ OPTIONS: Final = (
     Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
     Option(
         "snapshotOrder",
-        "`ordered` or `auto`: both read every row before any change",
-        "`ordered`",
+        "`ordered` reads every row before any change, `interleaved` reads both together, `auto` changes over "
+        "before changes expire; the last two need a sink that keeps deletes, see below",
+        "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
     ),
     Option(
         "snapshotSegments",
@@ -63,7 +64,12 @@ OPTIONS: Final = (
         "partition is never read by two tasks",
         "one task for each partition with records",
     ),
-    Option("failOnDataLoss", "`false` to skip changes that have expired", "`true`"),
+    Option(
+        "failOnDataLoss",
+        "`false` to skip changes that have expired; `resnapshot` (streams only) to read every row again, for "
+        "`merge_into_delta(…, checkpoint=…)`",
+        "`true`",
+    ),
     Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),
     Option("oldItemState", "the same values", "`omit`"),
     Option("pollInterval", "how often an idle feed is polled: `1 second`, `500 ms`", "`1 second`", "stream"),

@@ -11,8 +11,11 @@ from typing import Final, TypeVar
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    MulticloudDbError,
+    Fail,
     Now,
+    OnExpired,
+    Resnapshot,
+    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     invalid_request,
@@ -23,12 +26,11 @@ __all__ = [
     "count",
     "duration",
     "from_environment",
-    "loss_fails",
     "mode",
     "moment_of_millis",
+    "on_loss",
     "position",
     "snapshot_order",
-    "truth",
 ]
 
 _ENVIRONMENT: Final = "env:"
@@ -94,51 +96,35 @@ def position(name: str, text: str) -> FeedStart | Snapshot:
         case "snapshot":
             return Snapshot(SnapshotOrder.ORDERED)
         case "resnapshot":
-            raise _no_second_snapshot(name)
+            raise invalid_request(
+                name, "is resnapshot, which is no start", "write snapshot, and set failOnDataLoss=resnapshot"
+            )
         case _:
             return AtTime(_moment(name, text))
 
 
 def snapshot_order(name: str, text: str) -> SnapshotOrder:
-    """Return the order of a snapshot, if Spark can read a snapshot in that order.
+    """The order of a snapshot.
 
     Args:
         name: The option, as the user spelled it.
         text: Its value.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` for any other value, and for `interleaved`.
     """
-    if text.lower() == SnapshotOrder.INTERLEAVED.value:
-        raise invalid_request(
-            name,
-            "is interleaved, which needs a target that keeps deleted keys; no sink of this source does",
-            "write ordered or auto: rows are read before changes",
-        )
-    try:
-        return SnapshotOrder(text.lower())
-    except ValueError:
-        raise invalid_request(name, f"is {text!r}", "write ordered or auto") from None
+    return mode(name, text, SnapshotOrder)
 
 
-def loss_fails(name: str, text: str) -> bool:
-    """Return True if a query must fail when changes have expired.
+def on_loss(name: str, text: str) -> OnExpired:
+    """The reaction to changes that have expired.
 
     Args:
         name: The option, as the user spelled it.
         text: Its value.
     """
     if text.lower().removesuffix("()") == _RESNAPSHOT:
-        raise _no_second_snapshot(name)
-    return truth(name, text)
-
-
-def _no_second_snapshot(name: str) -> MulticloudDbError:
-    return invalid_request(
-        name,
-        "is resnapshot, which needs a target that marks stale rows; no sink of this source does",
-        "start a query with startingPosition=snapshot, a checkpointLocation of its own and a new table",
-    )
+        return Resnapshot()
+    if text.lower() not in ("true", "false"):
+        raise invalid_request(name, f"is {text!r}", "write true, false or resnapshot")
+    return Fail() if text.lower() == "true" else SkipToOldest()
 
 
 def _moment(name: str, text: str) -> datetime:
@@ -183,18 +169,6 @@ def count(name: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
         raise invalid_request(name, f"is {text!r}", "give a whole number, 1 or more")
     return int(text)
-
-
-def truth(name: str, text: str) -> bool:
-    """True or false.
-
-    Args:
-        name: The option, as the user spelled it.
-        text: Its value.
-    """
-    if text.lower() not in ("true", "false"):
-        raise invalid_request(name, f"is {text!r}", "write true or false")
-    return text.lower() == "true"
 
 
 def mode(name: str, text: str, kind: type[_Mode]) -> _Mode:

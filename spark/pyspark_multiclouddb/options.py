@@ -48,8 +48,8 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     OnExpired,
+    Resnapshot,
     ResourceAddress,
-    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     canonical_json,
@@ -65,7 +65,7 @@ _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _ALIAS_NAMES: Final = {alias.lower(): alias for alias in ALIASES}
 _ONLY: Final = {option.name: option.only for option in OPTIONS if option.only}
 _DEFAULT_TASKS: Final = 32
-_SNAPSHOT_TEXT: Final = re.compile(r"snapshot (ordered|auto)(?: ([0-9]+))?")
+_SNAPSHOT_TEXT: Final = re.compile(r"snapshot (ordered|interleaved|auto)(?: ([0-9]+))?")
 # The default values of spark.redaction.regex and spark.sql.redaction.options.regex.
 _HIDDEN: Final = re.compile(r"secret|password|token|access[._]?key|url")
 _SECRET: Final = re.compile(r"key|credential|connection_?string|passw|pwd|sas|auth|signature|private")
@@ -94,7 +94,7 @@ class Settings:
         end: The end of a batch; None means the current end.
         max_records: The hard limit on the rows of a micro-batch, or None.
         max_tasks: The maximum number of tasks of a batch.
-        fail_on_data_loss: False to skip changes that have expired.
+        on_loss: The reaction to changes that have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
         new_item_state: The mode of the new document in rows.
         old_item_state: The mode of the old document in rows.
         poll_seconds: The time between two polls of an idle feed.
@@ -108,7 +108,7 @@ class Settings:
     end: datetime | None
     max_records: int | None
     max_tasks: int
-    fail_on_data_loss: bool
+    on_loss: OnExpired
     new_item_state: NewItemStateMode
     old_item_state: OldItemStateMode
     poll_seconds: float
@@ -131,8 +131,11 @@ class Settings:
 
     @property
     def on_expired(self) -> OnExpired:
-        """What to do if a position is older than the retention."""
-        return Fail() if self.fail_on_data_loss else SkipToOldest()
+        """The reaction of a planned read to a position that has expired.
+
+        Only the plan can begin another snapshot, because the end of a batch that is read is stored already.
+        """
+        return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 
     @property
     def source(self) -> str:
@@ -170,6 +173,7 @@ class Settings:
             Now(),
             new_item_state_mode=self.new_item_state,
             old_item_state_mode=self.old_item_state,
+            on_expired=self.on_loss,
         )
 
     def named(self, name: str) -> str:
@@ -201,6 +205,12 @@ class Settings:
         if isinstance(self.start, Now):
             raise invalid_request(
                 start, "is now, after which a batch finds nothing", "start at beginning or a time"
+            )
+        if isinstance(self.on_loss, Resnapshot):
+            raise invalid_request(
+                self.named("failOnDataLoss"),
+                "is resnapshot, which has no meaning in a batch",
+                f"leave it out, and set {start}=snapshot",
             )
         if self.end is not None and isinstance(self.start, Snapshot):
             raise invalid_request(
@@ -249,7 +259,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         end=end.utc if isinstance(end, AtTime) else None,
         max_records=values.count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
         max_tasks=_tasks(given),
-        fail_on_data_loss=values.loss_fails(*text("failOnDataLoss", "true")),
+        on_loss=_on_loss(given),
         new_item_state=values.mode(*text("newItemState", "include_if_available"), NewItemStateMode),
         old_item_state=values.mode(*text("oldItemState", "omit"), OldItemStateMode),
         poll_seconds=values.duration(*text("pollInterval", "1 second")),
@@ -265,10 +275,8 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
     name, text = given.get("startingPosition", ("startingPosition", "beginning"))
     start = values.position(name, text)
     if isinstance(start, Snapshot):
-        if "snapshotOrder" in given:
-            start = attrs.evolve(start, order=values.snapshot_order(*given["snapshotOrder"]))
-        if "snapshotSegments" in given:
-            start = attrs.evolve(start, segments=values.count(*given["snapshotSegments"]))
+        return _as_given(start, given)
+    if isinstance(_on_loss(given), Resnapshot):
         return start
     for option in ("snapshotOrder", "snapshotSegments"):
         if option in given:
@@ -277,6 +285,21 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
                 spelled, f"has no meaning where {name} is {text}", f"set {name}=snapshot, or leave it out"
             )
     return start
+
+
+def _on_loss(given: Mapping[str, tuple[str, str]]) -> OnExpired:
+    """The reaction to a loss; another snapshot is like the first one, but `AUTO` by default."""
+    on_loss = values.on_loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
+    return Resnapshot(_as_given(on_loss.snapshot, given)) if isinstance(on_loss, Resnapshot) else on_loss
+
+
+def _as_given(snapshot: Snapshot, given: Mapping[str, tuple[str, str]]) -> Snapshot:
+    """A snapshot with the options that the user gave."""
+    if "snapshotOrder" in given:
+        snapshot = attrs.evolve(snapshot, order=values.snapshot_order(*given["snapshotOrder"]))
+    if "snapshotSegments" in given:
+        snapshot = attrs.evolve(snapshot, segments=values.count(*given["snapshotSegments"]))
+    return snapshot
 
 
 def position_from_text(text: str) -> FeedStart | Snapshot:

@@ -94,7 +94,7 @@ class Reports:
             "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
             "readUntil": None if until is None else rfc3339(until),
             "skipped": {"count": len(self._skipped), "last": self._skipped[-1] if self._skipped else None},
-            "snapshot": None if snapshot is None else {**snapshot, **_scan(lineage)},
+            "snapshot": None if snapshot is None else {**_shown(snapshot), **_scan(lineage)},
             "v": 1,
             "waiting": sum(isinstance(entry, Waiting) for entry in lineage),
         }
@@ -109,7 +109,7 @@ class Reports:
 
 
 def snapshot_state(
-    known: Mapping[str, Any] | None, before: Lineage, after: Lineage
+    known: Mapping[str, Any] | None, before: Lineage, after: Lineage, *, whole: bool = False
 ) -> Mapping[str, Any] | None:
     """Return the snapshot in the form of the offset after a step.
 
@@ -118,12 +118,14 @@ def snapshot_state(
     Args:
         known: The snapshot from the offset before the step, or None.
         before: The lineage before the step.
-        after: The lineage after the step.
+        after: The lineage after it.
+        whole: True if the scan begins here and reads every row that exists.
     """
     plan = before.plan
     if plan is None:
         return known
-    return {"plan": plan_id_of(plan.partition_id), "floor": plan.floor, "over": after.plan is None}
+    state = {"plan": plan_id_of(plan.partition_id), "floor": plan.floor, "over": after.plan is None}
+    return state | ({"whole": True} if whole or (known is not None and known.get("whole")) else {})
 
 
 def _events(step: Step | None) -> int | None:
@@ -131,6 +133,10 @@ def _events(step: Step | None) -> int | None:
     if step is None:
         return 0
     return None if step.before.plan is not None and step.ranges() else step.records
+
+
+def _shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: snapshot[name] for name in ("floor", "over", "plan")}
 
 
 def _scan(lineage: Lineage) -> dict[str, Any]:

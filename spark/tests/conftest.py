@@ -1,11 +1,15 @@
 """Fixtures: one Spark session per process, one embedded store per test, and readers of the store's feed."""
 
+import os
 import random
 
 import pytest
 
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb.connection import close_connections
+
+from .databases import Cosmos, Dynamo, Embedded, Mongo, Spanner, credentials, has_spanner
+from .queries import Queries
 
 COLLECTION = "orders"
 
@@ -55,6 +59,46 @@ class Source:
 def source(tmp_path):
     with EmbeddedStore(tmp_path / "store.db", durable=False) as store:
         yield Source(store)
+
+
+@pytest.fixture(scope="session")
+def databases(tmp_path_factory):
+    """Servers for queries in processes of their own, by name; each is started at its first use.
+
+    No package registry has the emulator of Spanner. With CI set, it has to be there.
+    """
+    kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos, Spanner)}
+    if os.environ.get("CI") != "true" and not has_spanner():
+        del kinds["spanner"]
+    servers = {}
+
+    def feeds(name, *wanted):
+        """A feed with this name of each database, or of some."""
+        for kind in wanted or kinds:
+            if kind not in servers:
+                servers[kind] = kinds[kind](tmp_path_factory.mktemp(kind))
+            yield servers[kind].feed(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in credentials().items():
+            patch.setenv(variable, value)
+        yield feeds
+        for server in servers.values():
+            server.close()
+
+
+@pytest.fixture
+def start_queries(tmp_path):
+    """Makes `Queries`, whose processes end with the test."""
+    made = []
+
+    def make(feeds, **settings):
+        made.append(Queries(tmp_path / "queries", feeds, **settings))
+        return made[-1]
+
+    yield make
+    for queries in made:
+        queries.clean()
 
 
 @pytest.fixture(autouse=True)

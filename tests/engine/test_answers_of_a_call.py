@@ -40,7 +40,7 @@ def test_children_come_after_a_notice_that_stands_at_the_end_of_their_parent(mak
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_position_that_expires_again_while_it_is_replaced_costs_no_failure(make_bench, ids, times):
-    """A busy service may remove the oldest records three times in one call."""
+    """A busy service may remove the oldest records three times during one call."""
     bench = make_bench()
     bench.connect()
     token = bench.page(Now()).continuation_token

@@ -1,4 +1,4 @@
-"""Children that a service names late: the watch of their parent, and the audit that finds missed ones."""
+"""Tests children that a service names late: the watch of their parent, and the audit for missed ones."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -44,7 +44,7 @@ class Shy(WrappedProvider):
     Attributes:
         hidden: The partitions that the service does not show yet.
         proves: True if the service proves that it has named all children.
-        looks: How often the service was asked for children.
+        looks: The number of times that the service was asked for children.
     """
 
     def __init__(self, sim, *hidden):
@@ -119,7 +119,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def split(make_bench, clock):
-    """One partition that was split in two, of which the second is hidden. Each half has five changes."""
+    """Make one partition that was split in two, of which the second is hidden. Each half has five changes."""
 
     def make(*hidden, connect=True, **config):
         bench = make_bench(1)
@@ -249,8 +249,9 @@ class TestWatch:
         assert bench.provider_of.looks > looks
 
     def test_a_seed_that_has_ended_is_not_read_and_its_late_children_are(self, split, clock):
-        """A start after a split: the service lists one half and the closed partition now, the other half
-        later."""
+        """The start is after a split: the service lists one half and the closed partition now, and the other
+        half later.
+        """
         bench = split("p2")
         ended = bench.sim.partitions["p0"].closed
         bench.provider_of.ended = [Seed("p0", (), to_cursor(place_after(ended)), ("p1", "p2"))]
@@ -364,7 +365,7 @@ class Told(Observer):
 
 
 def without(token, *names):
-    """The token of a reader that has never seen these partitions."""
+    """Return the token of a reader that has never seen these partitions."""
     envelope = decode_token(token)
     state = {**envelope.state, "p": [entry for entry in envelope.state["p"] if entry[0] not in names]}
     return encode_token(attrs.evolve(envelope, state=state))
@@ -540,7 +541,7 @@ class TestPlanner:
         return Planner(bench.provider_of, feed, **settings), deadline
 
     def run(self, planner, lineage, deadline):
-        """Read up to the present end. Returns the ids of the partitions that were read, and that end."""
+        """Read up to the present end. Return the ids of the partitions that were read, and that end."""
         read = []
         for step in planner.steps(lineage, deadline):
             read += [part.partition_id for part in step.ranges()]

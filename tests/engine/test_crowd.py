@@ -1,5 +1,4 @@
-"""Tests how many unused readers are kept, because a consumer that changes its process leaves one with each
-page."""
+"""Tests how many unused readers are kept: a consumer that changes its process leaves one with each page."""
 
 import pytest
 
@@ -34,19 +33,21 @@ def test_consumers_side_by_side_keep_theirs(make_bench):
 
 
 def opened(bench, engine=None):
-    """The number of readers opened so far."""
+    """Return the number of readers opened so far."""
     return sum((engine or bench.engine).provider.calls.opens.values())
 
 
 def consumers(bench, count):
-    """The positions of the given number of consumers of one feed. Each reads pages of five, so no two share a
-    position."""
+    """Return the positions of the given number of consumers of one feed.
+
+    Each consumer reads pages of five events, so no two consumers have the same position.
+    """
     bench.fill(count * 60)
     return [bench.page(size=7 * number + 1).continuation_token for number in range(count)]
 
 
 def turns(bench, tokens, rounds=1):
-    """Each consumer reads a page in turn. Returns how many readers are opened."""
+    """Each consumer reads a page in turn. Return how many readers were opened."""
     before = opened(bench)
     for _ in range(rounds):
         for number, token in enumerate(tokens):
@@ -147,7 +148,7 @@ ROOM = 64
 
 @pytest.fixture
 def many(make_bench, monkeypatch):
-    """A collection with more partitions than the cache holds."""
+    """Make a collection with more partitions than the cache can keep readers for."""
     from multiclouddb_spi import engine
 
     monkeypatch.setattr(engine, "_MOST_READERS", ROOM)
@@ -161,7 +162,7 @@ def many(make_bench, monkeypatch):
 
 
 def used_again(bench, token, rounds, size=0):
-    """Read all partitions in several rounds. Returns how many readers each round uses again."""
+    """Read all partitions in several rounds. Return how many readers each round uses again."""
     found = []
     for _ in range(rounds):
         for number in range(len(bench.sim.open_partitions) if size else 0):
@@ -173,8 +174,9 @@ def used_again(bench, token, rounds, size=0):
 
 
 class TestMorePartitionsThanReaders:
-    """A round asks each partition once, so the reader that has been unused for the longest time is always
-    needed next."""
+    """A round reads each partition once, so the reader that has been unused for the longest time is always
+    needed next.
+    """
 
     LEAST = ROOM * 15_000 // 16_384
 

@@ -60,8 +60,9 @@ def filled(count, behaviour=None, **settings):
 
 
 def test_one_answer_with_segments_is_enough_for_a_call(monkeypatch):
-    """If a service cuts one segment at a time, the engine does not ask it for eight segments before it reads
-    a row."""
+    """If a service defines one segment at a time, the engine does not ask it for eight segments before it
+    reads a row.
+    """
     asked = []
 
     def segments(self, cursor, count, deadline):
@@ -129,7 +130,7 @@ def test_rates_of_the_scans_that_were_read_last_are_kept():
 
 
 def test_a_position_that_is_kept_for_less_than_a_second_is_no_worn_one():
-    """No time of the retention has been used, so the changes still wait for the scan."""
+    """None of the retention time has been used, so the changes still wait for the scan."""
     consumer = Consumer(filled(40, retention_seconds=0.45), AUTO, size=4)
     consumer.page()
     assert consumer.page().diagnostics.snapshot.order is ORDERED

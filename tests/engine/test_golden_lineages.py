@@ -1,5 +1,6 @@
-"""Tests that tokens of version 1 stay readable: one token with a lineage for each form of a partition
-scope."""
+"""Tests that tokens of version 1 stay readable: there is one token with a lineage for each kind of partition
+scope.
+"""
 
 import json
 

@@ -1,5 +1,7 @@
-"""`Feed.compare` may return None. None proves nothing, so the engine must not leave out an event because of
-it."""
+"""Tests feeds whose `compare` may return None.
+
+None proves nothing, so the engine must not omit an event because of it.
+"""
 
 import pytest
 
@@ -83,7 +85,7 @@ def _no_pauses(monkeypatch):
 
 
 def places(world):
-    """The start position and the present end."""
+    """Return the start position and the present end."""
     target = world.planner.target(world.start, world.soon)
     return world.start.cursor("p0"), target.cursors["p0"], target
 
@@ -142,8 +144,9 @@ def test_a_position_that_may_be_good_is_not_given_up():
 
 
 class TestDefaults:
-    """The defaults for a feed whose partitions have no children, which implements neither `discover` nor
-    `join`."""
+    """Tests the defaults for a feed whose partitions have no children, which implements neither `discover`
+    nor `join`.
+    """
 
     def ask(self, feed, cursors):
         return Feed.join(feed, "c", cursors)

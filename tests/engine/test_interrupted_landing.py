@@ -1,4 +1,4 @@
-"""An interrupt at any line of a call reaches the caller."""
+"""Tests that an interrupt at any line of a call reaches the caller."""
 
 import pytest
 

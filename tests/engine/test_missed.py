@@ -1,4 +1,4 @@
-"""An audit by parents finds every missed partition and never one that was read."""
+"""Tests that an audit by parents finds every missed partition and never one that was read."""
 
 import random
 
@@ -11,7 +11,7 @@ OPEN, CLOSED = PartitionState.OPEN, PartitionState.CLOSED
 
 
 def listing(**parents):
-    """A listing. Names in capitals are open partitions: `a="p"` is a closed child of `p`."""
+    """A listing. Make a listing; names in capitals are open partitions: `a="p"` is a closed child of `p`."""
     return [
         Partition(name.lower(), tuple(above.lower()), OPEN if name.isupper() else CLOSED)
         for name, above in parents.items()
@@ -19,7 +19,7 @@ def listing(**parents):
 
 
 def held(*names, drained=(), waiting=()):
-    """A token that contains these partitions."""
+    """Return a token that contains these partitions."""
     found = {name: Tracked(name, (1,)) for name in names}
     found |= {name: Tracked(name, (1,), drained=True) for name in drained}
     return found | {name: Tracked(name, (1,), parents) for name, parents in waiting}
@@ -77,7 +77,7 @@ class TestMissed:
 
 @attrs.define
 class Shard:
-    """One partition: its begin and end, and how far the reader has read it."""
+    """One partition: its begin and end, and how far the reader has read the partition."""
 
     parent: int | None
     began: int
@@ -119,8 +119,9 @@ class Life:
         return shard.missed or (shard.parent is not None and self.was_missed(shard.parent))
 
     def token(self, now):
-        """The partitions that are read at a given time: the reader knows them and has not read them to the
-        end."""
+        """Return the partitions that are read at a given time: the reader knows them and has not read them to
+        the end.
+        """
         found = {}
         for name, shard in enumerate(self.shards):
             above = None if shard.parent is None else self.shards[shard.parent]
@@ -133,7 +134,7 @@ class Life:
         return found
 
     def listing(self, moments, hidden):
-        """A listing whose pages show the shards at different times: each page as of its own time."""
+        """Return a listing whose pages show the shards at different times."""
         found = []
         for name, shard in enumerate(self.shards):
             moment = moments[name % len(moments)]

@@ -1,4 +1,4 @@
-"""A notice stands between the events before it and those after it, whatever else is on the page."""
+"""Tests that a notice comes between the events before it and after it, whatever else is on the page."""
 
 import pytest
 
@@ -29,13 +29,13 @@ def gaps(page):
 
 @pytest.fixture
 def told(ids):
-    """The contents of pages, in the promised order."""
+    """Return the contents of pages, in the promised order."""
     return lambda *pages: [each for page in pages for each in (*ids(page), *page.notices)]
 
 
 class TestOrder:
     def written(self, bench):
-        """Events and notices of one partition, in order."""
+        """Return the events and notices of one partition, in order."""
         order = bench.fill_partition("p0", 3)
         for number, fact in enumerate(FACTS):
             bench.sim.announce("p0", fact)
@@ -92,7 +92,7 @@ class TestOrder:
 
 
 class TestHeirs:
-    """Partitions that are read because of a notice, or after one, come on a later page."""
+    """Tests that partitions that are read because of a notice, or after one, come on a later page."""
 
     @pytest.mark.parametrize("named_late", [False, True])
     def test_the_children_of_its_partition(self, make_bench, ids, named_late):

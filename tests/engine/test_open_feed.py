@@ -44,7 +44,7 @@ def opened(sim):
 
 
 def closings(opened):
-    """A list that gets each feed that is closed from now on."""
+    """Provide a list to which each feed that is closed from now on is added."""
     closed = []
     open_feed = opened.provider.open_feed
 

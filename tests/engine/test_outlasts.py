@@ -26,7 +26,7 @@ def within(seconds):
 
 @pytest.fixture
 def outlasting(make_bench, monkeypatch):
-    """Makes a bench with threads. Its readers may, or may not, continue after a call ends."""
+    """Make a bench with threads. The bench's readers may, or may not, continue after a call ends."""
 
     def make(partitions=1, outlasts=True, **config):
         monkeypatch.setattr(SimulationReader, "outlasts", lambda reader: outlasts)
@@ -175,7 +175,10 @@ class TestOutlasts:
 
 
 class TestResumes:
-    """The feed decides which tokens it can resume; by default only those of its own incarnation."""
+    """The feed decides which tokens it can resume.
+
+    By default it resumes only those of its own incarnation.
+    """
 
     def recreated(self, bench):
         bench.fill(3)

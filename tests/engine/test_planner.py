@@ -1,5 +1,6 @@
-"""Tests bounded reads: any behaviour of the service, steps of any size, and the same events at each repeated
-read."""
+"""Tests bounded reads: with any behaviour of the service, with steps of any size, and with the same events at
+each repeated read.
+"""
 
 import threading
 import time
@@ -47,7 +48,7 @@ ACTIONS = st.lists(
 
 
 class Headless:
-    """The same feed without its cheap way to find heads."""
+    """The same feed without its cheap way to find heads (end positions)."""
 
     def __init__(self, feed):
         self._feed = feed
@@ -76,7 +77,7 @@ class Consumer:
         self.steps, self.delivered, self.truth = [], [], {item.event_id: item for item in sim.truth}
 
     def step(self, most=None, target=None, *, allow_empty=False):
-        """Plan and check one step. Returns its events, or None when there was nothing."""
+        """Plan and check one step. Return the step's events, or None if there was nothing to read."""
         before = self.at.to_json()
         step = self.planner.advance(self.at, most, self.deadline, target, allow_empty=allow_empty)
         assert self.at.to_json() == before, "planning changes nothing"
@@ -109,7 +110,7 @@ class Consumer:
         ]
 
     def drain(self, most=None, target=None):
-        """Make steps until nothing comes. Children that are named late may need a few more steps."""
+        """Make steps until no more events come. Children that are named late may need a few more steps."""
         quiet = 0
         for _ in range(10_000):
             quiet = quiet + 1 if self.step(most, target) is None else 0
@@ -181,7 +182,7 @@ def act(sim, consumer, action):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch, looks_at_once):
-    """Retries happen at once, without pauses."""
+    """Retry at once, without pauses."""
     monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
 
 

@@ -87,7 +87,7 @@ def emulating(*capabilities):
 
 @pytest.fixture
 def refusing(make_bench):
-    """Connect with some capabilities and return the error of a request that must be refused."""
+    """Connect with some capabilities, and return the error of a request that must be refused."""
     bench = make_bench()
 
     def refuse(provider, needs, **options):

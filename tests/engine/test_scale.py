@@ -1,4 +1,4 @@
-"""Thousands of partitions: nothing is lost, and the work of a call grows at most linearly.
+"""Tests thousands of partitions: nothing is lost, and the work of a call grows at most linearly.
 
 `MULTICLOUDDB_SCALE=10000` makes the history long. Measurements are logged at INFO.
 """

@@ -317,8 +317,10 @@ class TestTrouble:
 
 
 class TestRetention:
-    """Segments are no partitions. A rule that took segments for lost partitions would make other partitions
-    wait."""
+    """Segments are not partitions of the service.
+
+    A rule that treated segments as lost partitions would make other partitions wait.
+    """
 
     def life(self, seed):
         sim = Simulation(2, ServiceBehaviour(seed=seed, listing=Listing.OPEN, segments=3))

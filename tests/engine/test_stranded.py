@@ -1,5 +1,4 @@
-"""Tests that a merged child does not wait for ever if its other parent was never listed and no longer
-exists."""
+"""Tests that a merged child does not wait forever if its other parent was never listed and is gone."""
 
 import pytest
 
@@ -14,9 +13,9 @@ SKIP = {"on_expired": SkipToOldest()}
 
 @pytest.fixture
 def stranded(make_bench):
-    """A token that waits for both `p0` and `p1`, the parents of `p2`.
+    """Make a token that waits for both `p0` and `p1`, the parents of `p2`.
 
-    `p1` was never listed and no longer exists. `p0` is read to its end, so `p2` waits only for `p1`.
+    `p1` was never listed and no longer exists. `p0` was read to its end, so `p2` waits only for `p1`.
     """
     bench = make_bench(2)
     bench.connect(coverage_audit_seconds=NEVER)
@@ -81,7 +80,7 @@ class TestPlanner:
 
     @pytest.fixture
     def waiting(self, make_bench):
-        """The same collection, and a lineage that waits."""
+        """Return the same collection, and a lineage that waits."""
         bench = make_bench(2)
         bench.sim.hide("p1", LATE)
         planner = self.planner(bench, NEVER)

@@ -1,4 +1,4 @@
-"""A forged token costs little memory and time; a token that could not be read again is never returned."""
+"""Tests that a forged token costs little memory and time, and that an unreadable token is never returned."""
 
 import base64
 import json
@@ -46,7 +46,7 @@ TAKEN = ("spaces", "one text")
 
 
 def sealed(payload, flag=b"z"):
-    """A token with this payload and a correct checksum."""
+    """Make a token with this payload and a correct checksum."""
     if flag == b"z":
         deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
         payload = deflate.compress(payload) + deflate.flush()
@@ -67,13 +67,16 @@ def forged(kind, size):
 
 
 def levels(value):
-    """The nesting depth of a value, computed from the value itself."""
+    """Return the nesting depth of a value, computed from the value itself."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(levels, inner), default=0)
 
 
 def count(value):
-    """The number of values in a value, with the keys of objects. An empty list or object counts as two."""
+    """Return the number of values in a value, including the keys of objects.
+
+    An empty list or object counts as two.
+    """
     if isinstance(value, dict):
         return 1 + (len(value) + sum(map(count, value.values())) if value else 1)
     return 1 + (sum(map(count, value)) or 1 if isinstance(value, list) else 0)

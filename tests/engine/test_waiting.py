@@ -1,4 +1,4 @@
-"""A call may wait as long as its timeout allows; it succeeds with or without events.
+"""Tests that a call may wait as long as its timeout allows, and succeeds with or without events.
 
 All tests run on real threads, and no test limits the time.
 """
@@ -138,7 +138,7 @@ def test_an_iterator_lives_through_a_quiet_time(threaded):
 
 
 class _Client:
-    """The client that an iterator reads with."""
+    """The client with which an iterator reads."""
 
     def __init__(self, bench):
         self._bench = bench
@@ -152,7 +152,10 @@ class TestNewsBesideOthers:
 
     @pytest.fixture
     def reading(self, threaded):
-        """Starts a call in another thread that waits for events; returns when the call has asked `p1`."""
+        """Start a call in another thread that waits for events.
+
+        Return when the call has requested events of `p1`.
+        """
         bench = threaded(2)
         token = bench.page(Now()).continuation_token
         pages = []

@@ -1,5 +1,6 @@
-"""Tests how one call waits: for what, in which order, and what it reports about partitions that have not
-answered."""
+"""Tests how one call waits: for which answers, in which order, and what it reports about partitions without
+an answer.
+"""
 
 import time
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The change feed in both modes, from every start, through the unmodified azure-cosmos."""
+"""Tests the change feed in both modes, from every start, through the unmodified azure-cosmos."""
 
 from datetime import timedelta
 

@@ -328,9 +328,7 @@ def to_partition(row: PartitionRow) -> Partition:
 def find_head(
     connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int], most: int | None
 ) -> Head:
-    """Return the present end of a partition, or the position `most` records after another position.
-
-    The count is exact.
+    """Return the present end of a partition, or the position `most` records after another. It counts exactly.
 
     Raises:
         ProviderFault: As `standing` does.

@@ -1,4 +1,4 @@
-"""The one partition of a change stream: its scope, and the check of its provisioning."""
+"""Defines the one partition of a change stream, and checks the settings of its resource."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _OTHERWISE: Final = {
 
 @attrs.frozen
 class Found:
-    """The resource at an address.
+    """The resource that exists at an address.
 
     Attributes:
-        there: False when it does not exist.
-        uuid: The collection's own id, in hexadecimal; None for a wider scope.
-        images: True when the collection keeps pre- and post-images.
+        there: False if the resource does not exist.
+        uuid: The collection's own id in hexadecimal form; None for a wider scope.
+        images: True if the collection keeps pre- and post-images.
         kind: Its kind: `collection`, `view`, `timeseries`.
-        clustered: True when its documents lie in the order of their `_id`, without an index.
+        clustered: True if the collection stores its documents in the order of their `_id`, without an index.
     """
 
     there: bool
@@ -60,10 +60,10 @@ class Found:
 
 
 def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
-    """The address, with the connection string's database if the request names none.
+    """Return the address, with the connection string's database if the request names none.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if neither names a database.
+        MulticloudDbError: `INVALID_REQUEST` if neither of them names a database.
     """
     address = spec.address
     if isinstance(spec.scope, EntireCluster) or address.database is not None:
@@ -78,10 +78,10 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
 
 
 def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> Found:
-    """Look for a collection or database; the role `read` is enough.
+    """Look up a collection or database; the role `read` is sufficient.
 
     Raises:
-        PyMongoError: A refusal of the server, or a network error.
+        PyMongoError: If the server refuses the request, or for a network error.
     """
     if isinstance(spec.scope, EntireCluster):
         return Found(there=True)
@@ -119,7 +119,7 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:
-    """The text of a UUID, which PyMongo decodes according to the client's codec."""
+    """Return the text of a UUID, which PyMongo decodes according to the client's codec."""
     return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
 
 
@@ -127,7 +127,7 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
     """Refuse a request that this collection cannot serve.
 
     Raises:
-        ProviderFault: It is not a collection, or it keeps no images although they are required.
+        ProviderFault: If the resource is not a collection, or keeps no images although they are required.
     """
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
         return
@@ -155,7 +155,7 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
 
 
 def clock(client: MongoClient[Any]) -> datetime:
-    """The time of the server that answers."""
+    """Return the time of the server that answers."""
     answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
     moment: datetime = answer["localTime"]
     return moment

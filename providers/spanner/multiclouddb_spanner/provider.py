@@ -1,4 +1,4 @@
-"""The provider `spanner`: feeds over the change streams of Cloud Spanner."""
+"""The provider `spanner`, for feeds that read the change streams of Cloud Spanner."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SpannerProvider(Provider):
     Args:
         client: The vendor's client.
         config: The configuration.
-        ours: True when we made the client.
+        ours: True if the library made the client.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -95,11 +95,11 @@ class SpannerProvider(Provider):
         self._admin: Any = None
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a database with a change stream."""
+        """Return the capabilities of a database with a change stream."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
-        """Find the table and its change stream, and check the content of the stream's records."""
+        """Find the table and its change stream, and check which rows the stream's records contain."""
         calls = self._calls(check_address(spec.address))
         found = find(calls, spec.address, self._config.change_stream, deadline, Hold())
         check_provisioned(found, spec)
@@ -128,9 +128,9 @@ class SpannerProvider(Provider):
         return classify(error)
 
     def close(self) -> None:
-        """Cancel every reader and call, delete the sessions, and close our channels.
+        """Cancel every reader and call, delete the sessions, and close the library's channels.
 
-        This takes at most a second.
+        The method takes at most a second.
         """
         for source in list(self._sources):
             for reader in list(source.readers):
@@ -144,7 +144,7 @@ class SpannerProvider(Provider):
             self._admin.transport.close()
 
     def open_calls(self) -> int:
-        """The number of calls that are in flight or kept open."""
+        """Return the number of calls that are running or kept open."""
         with self._lock:
             return sum(calls.open_calls() for calls in self._databases.values())
 
@@ -159,12 +159,12 @@ class SpannerProvider(Provider):
 
 
 class SpannerPlugin(ProviderPlugin):
-    """The plugin that the entry point names."""
+    """The plugin under the provider's entry point."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a database with a change stream."""
+        """Return the capabilities of a database with a change stream."""
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
@@ -176,12 +176,12 @@ class SpannerPlugin(ProviderPlugin):
         SpannerConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:
-        """Make the vendor's client; nothing is called yet.
+        """Make the vendor's client, without calling the service.
 
         Args:
             config: `connection` contains a `url`, `spanner://PROJECT/INSTANCE`, or `project` and `instance`.
                 It may also contain `change_stream` and `emulator_host`.
-            native_client: A `google.cloud.spanner.Client`, used unchanged.
+            native_client: A `google.cloud.spanner.Client`, which is used unchanged.
         """
         checked = SpannerConfig.from_client(config)
         if native_client is None:
