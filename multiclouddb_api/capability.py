@@ -7,6 +7,8 @@ from enum import Enum
 
 import attrs
 
+from multiclouddb_api.validators import check_type, is_a
+
 __all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
 
 
@@ -56,11 +58,15 @@ class CapabilityNote:
         note: One line with the precision, the setup step, the opt-in or the alternative.
     """
 
-    support: Support
-    note: str = ""
+    support: Support = attrs.field(validator=is_a(Support))
+    note: str = attrs.field(default="", validator=is_a(str))
 
 
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:
+    check_type("CapabilitySet.notes", notes, Mapping)
+    for capability, note in notes.items():
+        check_type("CapabilitySet.notes", capability, Capability)
+        check_type("CapabilitySet.notes", note, CapabilityNote)
     return dict(notes)
 
 
@@ -76,6 +82,7 @@ class CapabilitySet:
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
+        check_type("capability", capability, Capability)
         return self.notes.get(capability, CapabilityNote(Support.UNSUPPORTED))
 
     def __iter__(self) -> Iterator[Capability]:

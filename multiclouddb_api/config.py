@@ -15,7 +15,15 @@ import attrs
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.secret import SecretText, outcome, settled
-from multiclouddb_api.validators import at_least, is_a, not_blank, to_dict, unknown_name
+from multiclouddb_api.validators import (
+    at_least,
+    check_type,
+    is_a,
+    local_path,
+    not_blank,
+    to_dict,
+    unknown_name,
+)
 
 __all__ = ["ClientConfig"]
 
@@ -132,6 +140,7 @@ class ClientConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the URL has no scheme.
         """
+        check_type("url", url, str)
         url = SecretText(url)
         return settled(_from_url, cls, url)
 
@@ -149,7 +158,7 @@ class ClientConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` with a message that names the file and the key.
         """
-        return settled(_from_toml, cls, Path(path))
+        return settled(_from_toml, cls, Path(local_path("path", path)))
 
 
 def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:

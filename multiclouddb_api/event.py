@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from itertools import repeat
+from types import NoneType
 from typing import Any, Final
 
 import attrs
@@ -14,8 +15,11 @@ import attrs
 from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import is_a
 
 __all__ = ["ChangeEvent", "ChangeType"]
+
+_DOCUMENT: Final = is_a(Mapping, NoneType)
 
 
 class ChangeType(Enum):
@@ -69,17 +73,17 @@ class ChangeEvent:
         8, 16, 17 and 23 in docs/configuration.md.
     """
 
-    event_id: str
-    key: MulticloudDbKey
-    type: ChangeType
-    timestamp: datetime
-    new_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False)
-    old_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False)
-    order_key: str
-    by_expiry: bool | None
-    backfilled: bool
-    address: ResourceAddress
-    partition_id: str
+    event_id: str = attrs.field(validator=is_a(str))
+    key: MulticloudDbKey = attrs.field(validator=is_a(MulticloudDbKey))
+    type: ChangeType = attrs.field(validator=is_a(ChangeType))
+    timestamp: datetime = attrs.field(validator=is_a(datetime))
+    new_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False, validator=_DOCUMENT)
+    old_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False, validator=_DOCUMENT)
+    order_key: str = attrs.field(validator=is_a(str))
+    by_expiry: bool | None = attrs.field(validator=is_a(bool, NoneType))
+    backfilled: bool = attrs.field(validator=is_a(bool))
+    address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
+    partition_id: str = attrs.field(validator=is_a(str))
     native: Any = attrs.field(default=None, repr=False, eq=False, hash=False)
 
 

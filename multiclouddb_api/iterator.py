@@ -20,7 +20,7 @@ from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.position import FromContinuationToken, Now, StartPosition
 from multiclouddb_api.request import ChangeFeedRequest
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
-from multiclouddb_api.validators import at_least, is_a, not_blank, one_of
+from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
 
 __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
 
@@ -115,7 +115,9 @@ class ChangeFeedIterator:
         docs/configuration.md.
     """
 
-    client: ReadsChanges = attrs.field(repr=False)
+    client: ReadsChanges = attrs.field(
+        repr=False, validator=has_methods("read_changes", advice="pass a client")
+    )
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
     timeout_seconds: float = attrs.field(
         default=30.0,
@@ -141,7 +143,11 @@ class ChangeFeedIterator:
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to raise at the first failure")],
     )
-    checkpoint_store: CheckpointStore | None = attrs.field(default=None, kw_only=True)
+    checkpoint_store: CheckpointStore | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=has_methods("load", "save", advice='pass a store: FileCheckpointStore("checkpoints")'),
+    )
     checkpoint_name: str | None = attrs.field(
         default=None, kw_only=True, validator=[is_a(str, type(None)), not_blank("name the checkpoint")]
     )

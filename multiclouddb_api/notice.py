@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 import attrs
 
+from multiclouddb_api.validators import is_a
+
 __all__ = [
     "BackfillDone",
     "Dropped",
@@ -28,7 +30,7 @@ class Dropped:
         name: The dropped resource: `database/collection` or `database`.
     """
 
-    name: str
+    name: str = attrs.field(validator=is_a(str))
 
 
 @attrs.frozen
@@ -40,8 +42,8 @@ class Renamed:
         new_name: The new name of the collection.
     """
 
-    name: str
-    new_name: str
+    name: str = attrs.field(validator=is_a(str))
+    new_name: str = attrs.field(validator=is_a(str))
 
 
 @attrs.frozen
@@ -52,7 +54,7 @@ class Invalidated:
         reason: The reason on one line, in the service's own words or in the library's.
     """
 
-    reason: str
+    reason: str = attrs.field(validator=is_a(str))
 
 
 @attrs.frozen
@@ -63,7 +65,7 @@ class FeedEnded:
         reason: The reason why the feed ended, on one line.
     """
 
-    reason: str
+    reason: str = attrs.field(validator=is_a(str))
 
 
 @attrs.frozen
@@ -82,9 +84,9 @@ class Gap:
         docs/configuration.md.
     """
 
-    partition_id: str
-    lost_from: str
-    resumed_at: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    lost_from: str = attrs.field(validator=is_a(str))
+    resumed_at: str = attrs.field(validator=is_a(str))
 
 
 @attrs.frozen
@@ -96,8 +98,8 @@ class RecordSkipped:
         position: The position of the skipped record, as readable text.
     """
 
-    partition_id: str
-    position: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    position: str = attrs.field(validator=is_a(str))
 
 
 @attrs.frozen
@@ -118,8 +120,8 @@ class PartitionFoundLate:
         docs/configuration.md.
     """
 
-    partition_id: str
-    starts_at: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    starts_at: str = attrs.field(validator=is_a(str))
 
 
 @attrs.frozen
@@ -140,8 +142,8 @@ class SnapshotStarted:
         of some older changes. Warning 23 in docs/configuration.md.
     """
 
-    floor: str
-    partition_id: str
+    floor: str = attrs.field(validator=is_a(str))
+    partition_id: str = attrs.field(validator=is_a(str))
 
 
 @attrs.frozen
@@ -160,7 +162,7 @@ class BackfillDone:
         occurs only on Cosmos DB, if you opt into its backfill. Warnings 8 and 23 in docs/configuration.md.
     """
 
-    partition_id: str
+    partition_id: str = attrs.field(validator=is_a(str))
 
 
 Notice: TypeAlias = (

@@ -9,7 +9,7 @@ import attrs
 
 from multiclouddb_api.capability import Capability
 from multiclouddb_api.codec import encode_json
-from multiclouddb_api.validators import at_least, is_a
+from multiclouddb_api.validators import at_least, check_type, is_a
 
 __all__ = ["OperationOptions", "ProviderOptions"]
 
@@ -63,5 +63,5 @@ class ProviderOptions:
         Args:
             capability: The capability.
         """
-        del capability
+        check_type("capability", capability, Capability)
         return False

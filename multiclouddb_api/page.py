@@ -8,6 +8,7 @@ from multiclouddb_api.diagnostics import OperationDiagnostics
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.notice import Notice
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import each_is, is_a
 
 __all__ = ["ChangeFeedPage", "ChildPartition"]
 
@@ -31,9 +32,9 @@ class ChildPartition:
         the embedded store; MongoDB's only partition never ends. Warnings 7 and 11 in docs/configuration.md.
     """
 
-    partition_id: str
-    parents: tuple[str, ...]
-    continuation_token: str = attrs.field(repr=shorten)
+    partition_id: str = attrs.field(validator=is_a(str))
+    parents: tuple[str, ...] = attrs.field(validator=each_is(str))
+    continuation_token: str = attrs.field(repr=shorten, validator=is_a(str))
 
 
 @attrs.frozen

@@ -145,8 +145,8 @@ class SnapshotProgress:
             this number.
     """
 
-    order: SnapshotOrder
-    segments_done: int
-    segments: int | None
-    rows: int
-    records: int | None
+    order: SnapshotOrder = attrs.field(validator=is_a(SnapshotOrder))
+    segments_done: int = attrs.field(validator=is_a(int))
+    segments: int | None = attrs.field(validator=is_a(int, type(None)))
+    rows: int = attrs.field(validator=is_a(int))
+    records: int | None = attrs.field(validator=is_a(int, type(None)))

@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import Capability, ProviderOptions
-from multiclouddb_api.validators import is_a
+from multiclouddb_api.validators import check_type, is_a
 
 __all__ = ["CosmosOptions"]
 
@@ -30,4 +30,5 @@ class CosmosOptions(ProviderOptions):
 
     def opts_into(self, capability: Capability) -> bool:
         """True if the caller accepts an emulated start."""
+        check_type("capability", capability, Capability)
         return self.backfill and capability in _BACKFILLED

@@ -12,7 +12,7 @@ import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
 from multiclouddb_api.secret import settled
-from multiclouddb_api.validators import is_a, suggestion, utf8
+from multiclouddb_api.validators import check_type, is_a, suggestion, type_name, utf8
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 from multiclouddb_spi.connection import check_names, merged, parse_location
@@ -54,6 +54,7 @@ class EmbeddedOptions(ProviderOptions):
         Args:
             capability: The capability.
         """
+        check_type("capability", capability, Capability)
         return self.backfill and capability in _EMULATED
 
 
@@ -139,9 +140,7 @@ def check_path(field: str, path: object) -> str:
         MulticloudDbError: `INVALID_REQUEST`; `AUTHORIZATION_FAILED` when the folder may not be looked into.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
-        raise invalid_request(
-            field, f"must be a path, not {type(path).__name__}", "give the file of the store"
-        )
+        raise invalid_request(field, f"must be a path, not {type_name(path)}", "give the file of the store")
     if str(path).startswith(":memory:"):
         raise invalid_request(field, "names a database in memory", "name a file: other processes open it too")
     if "\0" in utf8(field, str(path)):

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 from uuid import UUID
 
 import attrs
 
 from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import is_a, type_name
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
 
-__all__ = ["MAX_DOCUMENT_BYTES", "Delete", "EncodedChange", "Key", "Operation", "Put", "encode", "to_key"]
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "Delete",
+    "EncodedChange",
+    "Key",
+    "Operation",
+    "Put",
+    "encode",
+    "encode_all",
+    "to_key",
+]
 
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 
 Scalar: TypeAlias = str | int | float | bool | bytes | Decimal | datetime | UUID
 Key: TypeAlias = MulticloudDbKey | Mapping[str, Any] | Scalar
 """A key, its components by name, or one value for a component called `id`."""
+
+_KEY: Final = is_a(MulticloudDbKey, Mapping, *get_args(Scalar))
 
 
 @attrs.frozen
@@ -33,8 +46,8 @@ class Put:
         document: All of it, name → value.
     """
 
-    key: Key = attrs.field(repr=shorten)
-    document: Mapping[str, Any] = attrs.field(repr=shorten)
+    key: Key = attrs.field(repr=shorten, validator=_KEY)
+    document: Mapping[str, Any] = attrs.field(repr=shorten, validator=is_a(Mapping))
 
 
 @attrs.frozen
@@ -45,7 +58,7 @@ class Delete:
         key: Its key.
     """
 
-    key: Key = attrs.field(repr=shorten)
+    key: Key = attrs.field(repr=shorten, validator=_KEY)
 
 
 Operation: TypeAlias = Put | Delete
@@ -70,6 +83,21 @@ class EncodedChange:
     size: int
 
 
+def encode_all(operations: Iterable[Operation], collection: Collection) -> list[EncodedChange]:
+    """Check operations and encode them.
+
+    Raises:
+        MulticloudDbError: As `encode`.
+    """
+    if not isinstance(operations, Iterable):
+        raise invalid_request(
+            "operations",
+            f"must be a list, not {type_name(operations)}",
+            "pass [Put(key, document), Delete(key)]",
+        )
+    return [encode(operation, collection) for operation in operations]
+
+
 def encode(operation: Operation, collection: Collection) -> EncodedChange:
     """Check one operation and encode it.
 
@@ -79,7 +107,7 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
     """
     if not isinstance(operation, Put | Delete):
         raise invalid_request(
-            "operations", f"holds a {type(operation).__name__}", "pass Put(key, document) and Delete(key)"
+            "operations", f"holds a {type_name(operation)}", "pass Put(key, document) and Delete(key)"
         )
     key = to_key(operation.key, collection)
     identity = key.canonical()
@@ -107,7 +135,7 @@ def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
         if not isinstance(key, Scalar):
             raise invalid_request(
                 "key",
-                f"is a {type(key).__name__}",
+                f"is a {type_name(key)}",
                 "pass a MulticloudDbKey, a mapping of components or one value",
             )
         key = MulticloudDbKey({"id": key})
