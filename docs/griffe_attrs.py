@@ -1,4 +1,4 @@
-"""Lets the reference show how to call attrs classes: griffe supports only dataclasses."""
+"""Lets the reference show how to call attrs classes, because griffe supports only dataclasses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _is_field(member: griffe.Object | griffe.Alias) -> bool:
 
 
 def _parameter(field: griffe.Object | griffe.Alias) -> griffe.Parameter | None:
-    """The parameter of a field, or None for one that callers do not give."""
+    """Return the parameter of a field, or None for a field that callers do not pass."""
     assert isinstance(field, griffe.Attribute)
     given: dict[str, Any] = {"default": field.value}
     if isinstance(field.value, griffe.ExprCall) and field.value.canonical_path == "attrs.field":

@@ -1,8 +1,8 @@
-"""Writes the address of the repository to where it is used: `python docs/repository.py [ADDRESS]`.
+"""Writes the address of the repository to the files that use it: `python docs/repository.py [ADDRESS]`.
 
-It is one setting, `[tool.multiclouddb] repository` in pyproject.toml, and is empty until there is an address.
-Then the metadata of every distribution and the foot of the site link to the repository and to its issues.
-Without ADDRESS, the address that is set is written again.
+The address is one setting, `[tool.multiclouddb] repository` in pyproject.toml; it is empty until there is an
+address. With an address, the metadata of every distribution and the foot of the site link to the repository
+and to its issues. Without the argument ADDRESS, the address in the setting is written again.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _THEME: Final = re.compile(r"^theme:$", re.MULTILINE)
 
 
 def projects(root: Path = _ROOT) -> list[Path]:
-    """The pyproject.toml of every distribution, the first one's first."""
+    """Return the pyproject.toml of every distribution, beginning with that of the main one."""
     first = root / "pyproject.toml"
     members = tomllib.loads(first.read_text(encoding="utf-8"))["tool"]["uv"]["workspace"]["members"]
     return [first, *sorted(file for each in members for file in root.glob(f"{each}/pyproject.toml"))]
 
 
 def address(root: Path = _ROOT) -> str:
-    """The setting; empty until there is an address."""
+    """Return the setting; it is empty until there is an address."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     return str(tomllib.loads(text)["tool"]["multiclouddb"]["repository"])
 
 
 def issues(repository: str) -> str:
-    """The address of the issues."""
+    """Return the address of the issues."""
     return f"{repository.rstrip('/')}/issues"
 
 
 def with_urls(text: str, repository: str) -> str:
-    """A pyproject.toml whose metadata has the address."""
+    """Return a pyproject.toml whose metadata contains the address."""
     found = _URLS.search(text)
     assert found is not None
     urls = dict(re.findall(r'(\w+) = "([^"]*)"', found[2]))
@@ -51,7 +51,7 @@ def with_urls(text: str, repository: str) -> str:
 
 
 def with_links(text: str, repository: str) -> str:
-    """A mkdocs.yml with links at the foot of every page; they are only links, and load nothing."""
+    """Return a mkdocs.yml with links at the foot of every page; they are only links, and load nothing."""
     text = _SOCIAL.sub("", text)
     if not repository:
         return text
@@ -64,7 +64,7 @@ def with_links(text: str, repository: str) -> str:
 
 
 def written(repository: str, root: Path = _ROOT) -> dict[Path, str]:
-    """The files that use the address, with what they have to contain."""
+    """Return the files that use the address, with their required content."""
     found = {file: with_urls(file.read_text(encoding="utf-8"), repository) for file in projects(root)}
     found[root / "pyproject.toml"] = _SETTING.sub(lambda _: repository, found[root / "pyproject.toml"])
     site = root / "mkdocs.yml"

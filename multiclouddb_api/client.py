@@ -118,7 +118,7 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 
 
 class MulticloudDbClient:
-    """One connected database. A client of one database.
+    """A client of one database.
 
     Use it as a context manager, from any number of threads. After a fork, the child process opens its own
     connections. If the client was given the application's `native_client`, the child refuses calls instead.
@@ -152,6 +152,11 @@ class MulticloudDbClient:
     def config(self) -> ClientConfig:
         """The configuration of this client."""
         return self._config
+
+    @property
+    def observer(self) -> Observer | None:
+        """The observer of this client, or None."""
+        return self._observer
 
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None

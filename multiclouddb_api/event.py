@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
@@ -15,6 +14,7 @@ import attrs
 from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.slots import Slotted
 from multiclouddb_api.validators import is_a
 
 __all__ = ["ChangeEvent", "ChangeType"]
@@ -41,7 +41,7 @@ class ChangeType(Enum):
 
 
 @attrs.frozen
-class ChangeEvent:
+class ChangeEvent(Slotted):
     """One create, update or delete of one document.
 
     Events are not validated, because one event is built for every change. Their fields still always have the
@@ -87,16 +87,29 @@ class ChangeEvent:
     native: Any = attrs.field(default=None, repr=False, eq=False, hash=False)
 
 
-_SETTERS: Final = [ChangeEvent.__dict__[field.name].__set__ for field in attrs.fields(ChangeEvent)]
+class _Draft(Slotted):
+    """An event while its attributes are set; it has the slots of an event."""
+
+    __slots__ = tuple(field.name for field in attrs.fields(ChangeEvent))
 
 
 def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeEvent]:
     """Build events from columns, one column for each attribute in order.
 
-    Each column has at least `count` values. Use this only in `mapping` modules: building events from columns
-    takes a third less time than one call per event.
+    Each column has at least `count` values. Use this only in `mapping` modules: a call of the class for each
+    event takes four times as long.
+
+    Raises:
+        ValueError: The number of columns is wrong, or a column is too short.
     """
-    events = list(map(object.__new__, repeat(ChangeEvent, count)))
-    for put, column in zip(_SETTERS, columns, strict=True):
-        deque(map(put, events, column), maxlen=0)
-    return events
+    drafts: list[Any] = list(map(object.__new__, repeat(_Draft, count)))
+    draft: Any
+    for (  # the first target is set first, so the others are attributes of this draft
+        draft, draft.event_id, draft.key, draft.type, draft.timestamp, draft.new_item_state,
+        draft.old_item_state, draft.order_key, draft.by_expiry, draft.backfilled, draft.address,
+        draft.partition_id, draft.native,
+    ) in zip(drafts, *columns, strict=False):  # fmt: skip
+        draft.__class__ = ChangeEvent
+    if drafts and type(drafts[-1]) is _Draft:
+        raise ValueError("a column is too short")
+    return drafts

@@ -14,7 +14,9 @@ from multiclouddb_api.checkpointer import Checkpointer
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.notice import FeedEnded
+from multiclouddb_api.observer import Observer
 from multiclouddb_api.options import OperationOptions
+from multiclouddb_api.outage import Outage
 from multiclouddb_api.pacing import PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.position import FromContinuationToken, Now, StartPosition
@@ -72,8 +74,9 @@ class ChangeFeedIterator:
     iterator with the same checkpoint, starts after the last page that is done. After a failed read, the
     iterator also continues from there.
 
-    Retryable failures are retried with growing, jittered waits. `CONFLICT` means that another worker has
-    saved the checkpoint in the meantime.
+    Retryable failures are retried with growing, jittered waits. An outage is reported within 2 seconds, and
+    then every 30 seconds: in the log (`multiclouddb.iterator`, WARNING), and to `Observer.outage`. `CONFLICT`
+    means that another worker has saved the checkpoint in the meantime.
 
     If the partition that is read ends, the iteration ends. With the scope `PhysicalPartition(…,
     with_descendants=True)`, the iterator continues in the partitions that replace it.
@@ -167,6 +170,7 @@ class ChangeFeedIterator:
     _unrepeatable: ChangeFeedPage | None = attrs.field(default=None, init=False, repr=False)
     _round: int = attrs.field(default=0, init=False, repr=False)
     _closed: bool = attrs.field(default=False, init=False, repr=False)
+    _outage: Outage | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if (self.checkpoint_store is None) != (self.checkpoint_name is None):
@@ -237,7 +241,9 @@ class ChangeFeedIterator:
 
     def _pages(self) -> Generator[ChangeFeedPage, None, None]:
         schedule = self._begin()
-        mine = self._round
+        mine, observer = self._round, getattr(self.client, "observer", None)
+        told = observer if isinstance(observer, Observer) else None
+        self._outage = Outage(self.request.address, told, self._timer.now)
         while (page := self._next(schedule)) is not None:
             over = page.partition_retired or any(isinstance(notice, FeedEnded) for notice in page.notices)
             matters = bool(page.events or page.notices or over)
@@ -272,11 +278,20 @@ class ChangeFeedIterator:
     def _next(self, schedule: PollSchedule) -> ChangeFeedPage | None:
         """The next page; None when stopped."""
         while not self._timer.stopped:
-            if self._timer.wait(schedule.due - self._timer.now()):
+            if self._wait_until(schedule.due):
                 page = self._read(schedule)
                 if page is not None and not self._timer.stopped:
                     return page
         return None
+
+    def _wait_until(self, due: float) -> bool:
+        """Wait, and report an outage meanwhile; True if `stop` was not called."""
+        assert self._outage is not None
+        while (step := self._outage.until_next()) < due - self._timer.now():
+            if not self._timer.wait(step):
+                return False
+            self._outage.waits(lambda: None)
+        return self._timer.wait(due - self._timer.now())
 
     def _read(self, schedule: PollSchedule) -> ChangeFeedPage | None:
         """Return one page, or None after a failure that is tolerated."""
@@ -286,12 +301,18 @@ class ChangeFeedIterator:
         position = self._skip_to or self._position or self.request.start_position
         request = attrs.evolve(self.request, start_position=position)
         wait = 0.0 if isinstance(position, Now | Snapshot) else self.wait_seconds
+        assert self._outage is not None
         try:
-            page = self.client.read_changes(request, OperationOptions(self.timeout_seconds, wait))
+            with self._outage.watching(wait):
+                page = self.client.read_changes(request, OperationOptions(self.timeout_seconds, wait))
         except MulticloudDbError as error:
-            if not (self._step_over(position, error) or (error.retryable and schedule.failed())):
+            if self._step_over(position, error):
+                return None
+            if not (error.retryable and schedule.failed()):
                 raise
+            self._outage.failed(error.message)
             return None
+        self._outage.ended()
         schedule.succeeded(page, min(wait, self._timer.now() - began))
         if isinstance(position, Now | Snapshot) and (page.events or page.notices):
             # A second read at Now would begin later, so this page must be delivered without it.

@@ -1,4 +1,6 @@
-"""The extras: each that a message or a page names exists, `all` is all, and `spark` is the whole pipeline."""
+"""Tests the extras: each named extra exists, `all` contains all of them, and `spark` contains the whole
+pipeline.
+"""
 
 import re
 import subprocess
@@ -29,7 +31,7 @@ TEXTS = sorted(
 
 
 def named():
-    """File, distribution and extra, of every place that names one."""
+    """Return file, distribution and extra of every place that names an extra."""
     for path in TEXTS:
         for distribution, extras in NAMED.findall(path.read_text(encoding="utf-8")):
             for extra in extras.split(","):
@@ -68,7 +70,9 @@ def test_all_is_all():
 
 
 def test_the_extra_of_spark_is_the_whole_pipeline():
-    """The source alone requires no PySpark, because pip would replace the Spark of a platform."""
+    """The package for the source alone does not require PySpark, because pip would replace the Spark of a
+    platform.
+    """
     source, pyspark = MAIN["spark"]
     assert pyspark.startswith("pyspark>=")
     ((_, extras),) = NAMED.findall(source)

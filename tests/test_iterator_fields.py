@@ -1,4 +1,4 @@
-"""The arguments of an iterator."""
+"""Tests the arguments of an iterator."""
 
 import inspect
 from types import SimpleNamespace

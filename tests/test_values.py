@@ -1,4 +1,4 @@
-"""The frozen values: validated, comparable, picklable, and without secrets in their repr."""
+"""Tests the frozen values: validated, comparable, picklable, and without secrets in their repr."""
 
 import inspect
 import math
@@ -85,7 +85,7 @@ EVENT = ChangeEvent(
 
 @attrs.frozen
 class SomeOptions(ProviderOptions):
-    """Options as a provider would define them."""
+    """Options, in the way a provider would define them."""
 
     stream: object = attrs.field(default="", metadata={"positions": True})
     hint: int = 0
@@ -457,5 +457,5 @@ class TestKey:
         events = trusted_events(3, zip(*rows, strict=True))
         assert events == [ChangeEvent(*row) for row in rows]
         assert [event.native for event in events] == [0, 1, 2]
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="unpack"):
             trusted_events(3, list(zip(*rows, strict=True))[:-1])

@@ -1,4 +1,4 @@
-"""What users install: every distribution as a wheel, and a clean environment made from the wheels."""
+"""Tests what users install: every distribution as a wheel, and a clean environment made from the wheels."""
 
 import json
 import subprocess
@@ -28,14 +28,16 @@ print(json.dumps([names, providers]))
 
 
 def run(*command) -> str:
-    """The output of a command that must succeed."""
+    """Return the output of a command that must succeed."""
     ran = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
 
 def test_wheel_holds_its_packages_and_nothing_else(wheels):
-    """A wheel contains no tests and no other distribution's packages, but the type information."""
+    """A wheel contains its packages and the type information, but no tests and no other distribution's
+    packages.
+    """
     for project in PROJECTS:
         settings = tomllib.loads((project / "pyproject.toml").read_text())
         stem = settings["project"]["name"].replace("-", "_")

@@ -1,7 +1,7 @@
-"""Environments that hold our wheels, and what the extras that a page names bring: nothing else.
+"""Makes environments that contain only the project's wheels and the packages of the extras that a page names.
 
-What comes from package registries is fetched once for a user. It is kept outside the clone, in a folder that
-is named after its versions. Our wheels are unpacked beside it for every run.
+Packages from registries are fetched once per user. The fetched packages are kept outside the clone, in a
+folder named after their versions. The project's wheels are unpacked next to that folder for every run.
 """
 
 import fcntl
@@ -29,17 +29,17 @@ sys.exit({function}())
 
 
 class Wheels:
-    """Our wheels, by the name of their distribution.
+    """The project's wheels, by the name of their distribution.
 
     Args:
-        folder: The folder that contains them.
+        folder: The folder that contains the wheels.
     """
 
     def __init__(self, folder):
         self._files = {canonicalize_name(path.name.split("-")[0]): path for path in folder.glob("*.whl")}
 
     def unpack(self, name, folder):
-        """Put a wheel into a folder of packages; returns its commands, name → module and function."""
+        """Unpack a wheel into a folder of packages; return its commands, name → module and function."""
         with ZipFile(self._files[name]) as wheel:
             wheel.extractall(folder)
             (info,) = {path.split("/")[0] for path in wheel.namelist() if ".dist-info/" in path}
@@ -48,7 +48,7 @@ class Wheels:
         return dict(points["console_scripts"]) if points.has_section("console_scripts") else {}
 
     def needed(self, requirement):
-        """What pip would install for a requirement: names of our distributions, and foreign requirements."""
+        """Return what pip would install for a requirement: the project's distributions, and the others."""
         ours, foreign, seen, left = set(), set(), set(), [Requirement(requirement)]
         while left:
             wanted = left.pop()
@@ -69,7 +69,7 @@ class Wheels:
 
 
 def chosen(requirements, extras):
-    """Those that apply on this machine, with these extras; they lose their markers."""
+    """Return the requirements that apply on this machine, with these extras, without their markers."""
     for each in map(Requirement, requirements):
         if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             each.marker = None
@@ -77,7 +77,7 @@ def chosen(requirements, extras):
 
 
 def pins(foreign):
-    """The versions that `.venv` has of these requirements and of everything that they require, as lines."""
+    """Return the versions in `.venv` of these requirements and of everything that they require, as lines."""
     found, left = {}, [Requirement(each) for each in foreign]
     seen = set()
     while left:
@@ -92,7 +92,10 @@ def pins(foreign):
 
 
 def fetched(foreign):
-    """The folder with these requirements, in the versions of `.venv`; a user's first call fetches them."""
+    """Return the folder with these requirements, in the versions of `.venv`.
+
+    A user's first call fetches them.
+    """
     lines = pins(foreign)
     key = json.dumps([sys.version_info[:2], sys.platform, os.uname().machine, sorted(foreign), lines])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "multiclouddb-tests")
@@ -116,7 +119,7 @@ def fetched(foreign):
 
 
 def environment(wheels, requirement, folder):
-    """Make an environment for a requirement, and return the folder of its programs."""
+    """Make an environment for a requirement; return the folder of its programs."""
     ours, foreign = wheels.needed(requirement)
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")

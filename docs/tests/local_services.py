@@ -1,4 +1,4 @@
-"""The services that blocks of the README name, on this machine, with what each block expects there."""
+"""Starts the services that blocks of the README name, on this machine, with the data the blocks expect."""
 
 from contextlib import contextmanager
 
@@ -12,9 +12,9 @@ class Service:
     """A running service.
 
     Attributes:
-        environment: The variables with which a client finds it.
-        names: The texts of the page that name the service, and what they have to be here.
-        put: Writes one document, given its id.
+        environment: The environment variables with which a client finds the service.
+        names: The texts of the page that name the service, with their replacements on this machine.
+        put: A function that writes one document, given its id.
     """
 
     def __init__(self, put, environment=None, names=None):
@@ -23,7 +23,7 @@ class Service:
 
 @contextmanager
 def dynamo(folder):
-    """The table `orders`, with a stream."""
+    """Start a service with the table `orders` and its stream."""
     del folder
     server = servers("dynamo")("server")
     with ScriptedStreams() as script, server.Server(script.endpoint_url) as made:
@@ -36,7 +36,7 @@ def dynamo(folder):
 
 @contextmanager
 def mongodb(folder):
-    """A replica set with the collection `shop.orders`."""
+    """Start a replica set with the collection `shop.orders`."""
     mongod = servers("mongo")("mongod")
     with mongod.ReplicaSet(folder / "mongod") as made:
         made.client()["shop"].create_collection("orders")
@@ -48,7 +48,7 @@ def mongodb(folder):
 
 @contextmanager
 def spanner(folder):
-    """The table `orders` of the database `shop`, with a change stream."""
+    """Start a service with the table `orders` of the database `shop`, and its change stream."""
     del folder
     database = "projects/my-project/instances/main/databases/shop"
     with ScriptedSpanner() as made:

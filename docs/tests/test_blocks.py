@@ -1,8 +1,8 @@
-"""The code on the pages runs as it stands, and prints what is written below it.
+"""Tests that the code on the pages runs unchanged, and prints the output that is written below it.
 
-The README and the landing page are in test_printed_blocks.py.
+test_printed_blocks.py tests the README and the landing page.
 
-On a page, in its order, in one process, in an empty folder, with warnings as errors:
+The blocks of a page run in order, in one process, in an empty folder, with warnings as errors:
 
     ```python                      runs
     ```python title="worker.py"    is written to that file before the next block runs
@@ -45,7 +45,7 @@ run_blocks()
 
 @attrs.frozen
 class Block:
-    """A block that runs or, with a file, is written."""
+    """A block that is run or, if it names a file, written."""
 
     line: int
     file: str | None
@@ -54,7 +54,7 @@ class Block:
 
 
 def blocks_of(text):
-    """The blocks of a page that are run or written, in order."""
+    """Return the blocks of a page that are run or written, in order."""
     found, end = [], None
     for fence in FENCE.finditer(text):
         _, language, title, code = fence.groups()
@@ -70,13 +70,13 @@ def blocks_of(text):
 
 
 def matches(said, printed):
-    """True when the output is what the page says."""
+    """Return True if the output matches the page."""
     pattern = re.escape(said).replace(re.escape("…"), "[^\n]*")
     return re.fullmatch(pattern, printed) is not None
 
 
 def run(page, blocks, folder):
-    """The output of each block that runs, its own processes included."""
+    """Return the output of each block that runs, including the output of its child processes."""
     steps = json.dumps([str(page), [(block.line, block.file, block.code) for block in blocks]])
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ran = subprocess.run(
@@ -88,7 +88,7 @@ def run(page, blocks, folder):
 
 
 def pages():
-    """Every page with a block that runs; those that start Spark say so in their id, for conftest.py."""
+    """Return every page with a block that runs; the id says whether it starts Spark, for conftest.py."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         blocks = blocks_of(page.read_text(encoding="utf-8"))
         if blocks and page not in ELSEWHERE:
@@ -108,13 +108,13 @@ def test_a_page_prints_what_it_says(page, blocks, tmp_path):
 
 
 def test_pages_have_blocks():
-    """The regular expression still finds the blocks."""
+    """Check that the regular expression still finds the blocks."""
     found = {page.id: page.values[1] for page in PAGES}
     assert {"docs/tutorial/existing-table-to-delta.md-jvm", "docs/tutorial/first-feed.md"} <= found.keys()
 
 
 def test_the_spark_page_shows_what_the_readme_runs():
-    """Starting Spark once is enough."""
+    """Starting Spark once is enough for both texts."""
     page = (ROOT / "docs/reference/spark.md").read_text(encoding="utf-8")
     shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     run_there = [block.code for block in blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))]
@@ -123,7 +123,7 @@ def test_the_spark_page_shows_what_the_readme_runs():
 
 
 class TestTheRunner:
-    """A wrong page makes the test fail."""
+    """A wrong page must make the test fail."""
 
     PAGE = textwrap.dedent(
         """

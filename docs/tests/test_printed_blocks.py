@@ -1,8 +1,8 @@
-"""Every block of the README and of the landing page works as printed, with nothing but our wheels installed.
+"""Tests that every block of the README and the landing page works as printed, with the wheels alone.
 
-The blocks run in page order, in one folder, twice; blocks of `make` are left out. Each block runs in an
-environment that has what the last `pip install` above it brings. The home folder is empty, the services are
-local.
+The blocks run in page order, in one folder, twice; blocks of `make` are not run. Each block runs in an
+environment that contains what the last `pip install` above it installs. The home folder is empty, and the
+services are local.
 """
 
 import os
@@ -43,7 +43,7 @@ class Block:
 
 
 def blocks_of(text):
-    """The blocks that run, in page order."""
+    """Return the blocks that run, in page order."""
     found, end = [], None
     for fence in FENCE.finditer(text):
         language, code = fence.groups()
@@ -59,12 +59,12 @@ def blocks_of(text):
 
 
 class Machine:
-    """A machine of somebody who reads a page.
+    """The machine of a person who reads a page.
 
     Args:
         wheels: Our wheels.
         folder: An empty folder.
-        stack: Stops the services at the end.
+        stack: Stop the services at the end.
     """
 
     def __init__(self, wheels, folder, stack):
@@ -75,7 +75,7 @@ class Machine:
             (folder / each).mkdir()
 
     def run(self, block):
-        """The output of a block that ends by itself, and says nothing else."""
+        """Return the output of a block that ends by itself and prints nothing else."""
         began = self._begin(block, {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         printed, complaint = began.communicate(timeout=LONG)
         complaint = complaint.replace(BY_JAVA, "")
@@ -83,7 +83,7 @@ class Machine:
         return printed
 
     def service(self, block):
-        """The service that a block names, or None."""
+        """Return the service that a block names, or None."""
         for scheme, start in SERVICES.items():
             if scheme in block.code:
                 if scheme not in self._services:
@@ -93,7 +93,7 @@ class Machine:
 
     @contextmanager
     def following(self, block, service):
-        """Run a block until Ctrl-C. Its lines come in a queue."""
+        """Run a block until Ctrl-C. The lines of the block come in a queue."""
         code = block.code
         for named, here in service.names.items():
             assert named in code
@@ -145,7 +145,7 @@ def machine(wheels, tmp_path):
 
 
 def line_with(lines, text):
-    """Wait for a line that contains the text; returns the lines up to it."""
+    """Wait for a line that contains the text; return the lines up to it."""
     found = []
     while not found or text not in found[-1]:
         try:
@@ -156,7 +156,7 @@ def line_with(lines, text):
 
 
 def follow(machine, block, service, number):
-    """Run a block that follows a service: it prints what was written meanwhile and since the last run."""
+    """Run a block that follows a service: it prints what was written during and since the last run."""
     checkpoint = machine.work / re.search(r"--checkpoint (\S+)", block.code)[1]
     with machine.following(block, service) as (began, lines):
         if number:
@@ -183,7 +183,7 @@ def test_every_block_works_as_printed_twice(page, machine):
 
 
 def test_the_readme_has_the_blocks():
-    """The regular expressions still find them."""
+    """Check that the regular expressions still find the blocks."""
     blocks = blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))
     assert [block.requirement for block in blocks if block.language == "python"] == [
         "multiclouddb[embedded]",

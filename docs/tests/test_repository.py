@@ -1,4 +1,4 @@
-"""The address of the repository is one setting: metadata and site have it, and nothing while it is empty."""
+"""Tests that the address of the repository is one setting, which metadata and site use unless it is empty."""
 
 import runpy
 import shutil
@@ -15,7 +15,7 @@ ADDRESS = "https://example.org/team/multiclouddb"
 
 @pytest.fixture
 def copy(tmp_path):
-    """The files of the repository that may have the address."""
+    """Return a copy of the files in the repository that may contain the address."""
     for file in [*SCRIPT["projects"](), ROOT / "mkdocs.yml"]:
         place = tmp_path / file.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ METHODS = {
 
 
 def what(name):
-    """The name in the answer; a user's own methods do not name it."""
+    """Returns the name that the answer contains for a method of the SDK."""
     return KINDS[max((part for part in KINDS if part in name), key=len, default="user")]
 
 

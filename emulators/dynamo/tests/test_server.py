@@ -56,7 +56,7 @@ def connected(server, service, **settings):
 
 
 class Wire:
-    """A server with clients of both services, and what every test does with them."""
+    """A server with clients of both services, and helper methods for all tests."""
 
     def __init__(self, server):
         self.server = server
@@ -1689,7 +1689,7 @@ class TestReference:
         assert isinstance(change["ApproximateCreationDateTime"], int)
 
     def test_a_walk_over_the_lineage_loses_nothing(self, wire, server):
-        """A reader as the reference describes it, against everything at once."""
+        """Tests a reader while all kinds of troubles happen at the same time."""
         server.habits.order = Order.SHUFFLED
         server.habits.late_children = 1
         server.habits.initial_shards = 2

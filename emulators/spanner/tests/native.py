@@ -165,7 +165,7 @@ def refused(call):
 
 
 def later(moment, microseconds):
-    """A timestamp so much later."""
+    """A timestamp that is later by the given time."""
     base, _, fraction = moment.rstrip("Z").partition(".")
     whole = datetime.fromisoformat(base) + timedelta(
         microseconds=int(fraction.ljust(6, "0")[:6]) + microseconds
@@ -174,5 +174,5 @@ def later(moment, microseconds):
 
 
 def short(moment):
-    """Without zeros at the end, as records have it."""
+    """A timestamp without zeros at the end, as in records."""
     return moment.rstrip("Z").rstrip("0").rstrip(".") + "Z" if "." in moment else moment

@@ -1,4 +1,4 @@
-"""What only the scripted server does, through the vendor's client."""
+"""Tests what only the scripted server does, through the vendor's client."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The options that only Cosmos DB has."""
+"""Options that only the Cosmos DB provider has."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class CosmosOptions(ProviderOptions):
     """Options of a feed.
 
     Attributes:
-        backfill: True to accept that `Beginning()` and `AtTime(…)` are emulated; False by default. The
-            service can start its feed with all versions and deletes only at the present time or at a token.
-            Therefore the feed first returns the present items as `CREATE` events with `backfilled`, then a
-            `BackfillDone` notice, and then every change since the start. An item that was deleted before the
-            start is never seen.
+        backfill: True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
+            The service can start its feed with all versions and deletes only at the present time or at a
+            token. Therefore the feed first returns the present items as `CREATE` events with `backfilled`,
+            then a `BackfillDone` notice, and then every change since the start. An item that was deleted
+            before the start is never seen.
     """
 
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
 
     def opts_into(self, capability: Capability) -> bool:
-        """True if the caller accepts an emulated start."""
+        """Return True if the caller accepts an emulated start."""
         check_type("capability", capability, Capability)
         return self.backfill and capability in _BACKFILLED

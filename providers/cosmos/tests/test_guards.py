@@ -1,4 +1,5 @@
-"""What azure-cosmos loses, repeats or retries without end: each defect is shown, and what we do about it."""
+"""Shows each defect by which azure-cosmos loses events, repeats them or retries for ever, and tests our
+guard."""
 
 import base64
 import json
@@ -44,7 +45,7 @@ def moved(world):
 
 
 class TestContinuations:
-    """Its own continuations are never kept."""
+    """The continuations of azure-cosmos are never stored."""
 
     def test_one_over_several_partitions_cannot_be_resumed(self, world):
         world.fill(20)
@@ -68,7 +69,7 @@ class TestContinuations:
             assert "containerRid" not in each
 
     def test_a_continuation_that_we_make_is_what_it_reads(self, world):
-        """The form is private: a version that changes it is found here."""
+        """The form of these continuations is private. This test fails if a new version changes it."""
         from azure.cosmos._change_feed.change_feed_state import ChangeFeedState
 
         span, rid = moved(world)
@@ -78,7 +79,7 @@ class TestContinuations:
 
 
 class TestPartitionKeys:
-    """A key that is false in Python is a key."""
+    """A key that is false in Python, such as 0, is a valid key."""
 
     @pytest.mark.parametrize("value", ["", 0, False, None])
     def test_azure_cosmos_reads_the_whole_container(self, world, value):
@@ -96,7 +97,7 @@ class TestPartitionKeys:
 
 
 class TestWidening:
-    """A range is never read wider than it is."""
+    """A read of a range never reads outside the range."""
 
     def test_azure_cosmos_widens_a_range_over_a_boundary(self, world):
         _, rid = moved(world)
@@ -128,10 +129,10 @@ class TestWidening:
 
 
 class TestRecreated:
-    """A container of the same name is another container."""
+    """A recreated container with the same name is another container."""
 
     def test_a_fresh_client_of_azure_cosmos_refuses_the_new_one(self, world):
-        """A warm one has the old resource id in its cache, and goes on in the new container."""
+        """A client that has the old resource id in its cache would continue in the new container."""
         world.fill(10)
         _, token = native_page(world.container, start_time="Now", mode="AllVersionsAndDeletes")
         queue = json.loads(base64.b64decode(token))
@@ -167,14 +168,14 @@ class TestRecreated:
 
 
 def settle():
-    """Its first look at the account has to be over before it is closed."""
+    """Close the client only after its first request for the account has ended."""
     for thread in threading.enumerate():
         if thread.name == "cosmos-endpoint-refresh":
             thread.join(5)
 
 
 class TestEndlessRetries:
-    """No answer makes azure-cosmos ask again and again."""
+    """No answer of the service makes azure-cosmos repeat a request for ever."""
 
     def test_azure_cosmos_multiplies_a_429(self, world):
         world.server.faults.add(Fail(429, 3200, 0.001), READ, times=None)
@@ -255,7 +256,8 @@ class TestEndlessRetries:
 
 
 class TestSplitWhileReading:
-    """azure-cosmos answers with the page of one child: it is not taken for the whole range's."""
+    """azure-cosmos returns the page of only one child. The provider must not take it for a page of the whole
+    range."""
 
     @pytest.mark.parametrize("own", [False, True])
     def test_a_split_under_a_request_loses_nothing(self, world, own):

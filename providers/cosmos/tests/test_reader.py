@@ -55,7 +55,7 @@ def refused(call, category):
 
 
 class TestBounds:
-    """[cursor, until] gives the same, whatever is split or merged later."""
+    """The range `(cursor, until]` returns the same events, whatever is split or merged later."""
 
     @pytest.mark.parametrize("size", [1, 3, 1000])
     def test_a_bounded_read_is_repeated_exactly_behind_splits_and_a_merge(self, make_world, size):
@@ -125,7 +125,7 @@ class TestBounds:
 
 
 class TestMerges:
-    """The service refuses them together with this feed; a server that has both is read on."""
+    """The service refuses merges together with this feed. If a server allows both, the reader continues."""
 
     def test_old_ranges_go_on_inside_the_merged_partition(self, world):
         consumer = world.consumer()
@@ -158,7 +158,7 @@ class TestMerges:
 
 
 class TestExpiry:
-    """A 400 is an expired position only if the same range can be read at now."""
+    """A 400 counts as an expired position only if the same range can be read from now."""
 
     def test_a_trimmed_position_has_expired(self, world):
         consumer = world.consumer()
@@ -244,7 +244,7 @@ class TestMode:
 
 
 class TestPlans:
-    """A feed is spread over processes only when every token has its part of the changes."""
+    """A feed can be spread over processes only if each token has its own part of the changes."""
 
     def test_a_backfill_is_not_spread_over_processes(self, world):
         world.fill(5)
@@ -352,7 +352,7 @@ class TestKeys:
 
 
 class TestTokensAndCosts:
-    """Small tokens, honest costs."""
+    """Tests that tokens are small and that reported costs are correct."""
 
     @pytest.mark.parametrize("partitions", [10, 100])
     def test_a_token_has_at_most_a_hundred_bytes_a_range(self, make_world, partitions):

@@ -13,7 +13,7 @@ pytestmark = [
 
 
 class HttpsHarness(CosmosHarness):
-    """A server with a certificate of its own, which azure-cosmos takes on this machine."""
+    """A server with its own certificate, which azure-cosmos accepts on this machine."""
 
     https = True
 

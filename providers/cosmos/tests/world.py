@@ -1,4 +1,4 @@
-"""One container on the emulator: written with azure-cosmos, read through our client."""
+"""One container on the emulator, which is written with azure-cosmos and read through our client."""
 
 import attrs
 from azure.cosmos import CosmosClient, PartitionKey
@@ -39,7 +39,7 @@ class World:
 
     Attributes:
         server: The emulator.
-        container: The container as azure-cosmos has it.
+        container: The container as an object of azure-cosmos.
     """
 
     def __init__(self, partitions=1, key="/pk", server=None, **settings):
@@ -75,7 +75,7 @@ class World:
     # -- Writing
 
     def put(self, *keys, **fields):
-        """One item each, with a marker that counts up; returns the markers."""
+        """Write one item for each key, with a marker that counts up; return the markers."""
         markers = []
         for key in keys:
             self.written += 1
@@ -84,7 +84,7 @@ class World:
         return markers
 
     def fill(self, count):
-        """So many new items."""
+        """Write the given number of new items."""
         return self.put(*(f"k{self.written + number}" for number in range(count)))
 
     def batch(self, key, *operations):
@@ -98,7 +98,7 @@ class World:
         return self.server.split(DATABASE, NAME, partition, **more)
 
     def merge(self, first, second):
-        """Merge, on a server that can read all versions after it."""
+        """Merge two partitions, on a server that can read all versions after a merge."""
         child = self.server.merge(DATABASE, NAME, first, second)
         with self.server._lock:
             self.server._container(DATABASE, NAME).partition(child).merged = False
@@ -108,7 +108,7 @@ class World:
         self.server.trim(DATABASE, NAME)
 
     def requests(self, operation=READ):
-        """What was asked, as (status, substatus)."""
+        """The results of the requests so far, as (status, substatus)."""
         return [(each.status, each.substatus) for each in self.server.journal.entries(operation)]
 
     # -- Reading
@@ -125,7 +125,7 @@ class World:
         return made
 
     def consumer(self, start=None, client=None, **request):
-        """One that reads with a client of its own, from now on unless said otherwise."""
+        """A consumer with its own client, which starts at now unless another start is given."""
         made = Consumer(self, client or self.client(), start or Now(), request)
         if start is None:
             made.read()
@@ -140,7 +140,7 @@ class World:
 
 @attrs.define
 class Consumer:
-    """Reads on from its token; `restart` is another process."""
+    """A consumer that resumes from its token; `restart` is another process."""
 
     world: World
     client: object
@@ -168,7 +168,7 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def restart(self):
-        """Another process with the same token."""
+        """Continue as another process with the same token."""
         self.client.close()
         self.client = self.world.client()
         return self

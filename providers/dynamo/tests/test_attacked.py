@@ -1,4 +1,4 @@
-"""Losses that a model of the feed has found; each of them once happened silently."""
+"""Tests losses that a model of the feed has found. Each loss once happened silently."""
 
 import pytest
 
@@ -102,7 +102,8 @@ def test_nor_is_it_when_it_is_read_alone():
 
 
 def hidden_parent(world):
-    """A closed shard that is not listed although its children are. Returns its changes and theirs."""
+    """A closed shard that is not listed although its children are listed. Returns the changes of the shard
+    and of its children."""
     first, second = world.script.split(world.chain())
     found = world.put_in(first) + world.put_in(second, 2)
     children = world.script.split(second)
@@ -143,8 +144,8 @@ def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
 
 @pytest.mark.parametrize("retired", [False, True], ids=["planned", "retired"])
 def test_a_watch_that_is_looked_at_after_a_day_does_not_say_that_all_was_read(retired):
-    """The other half can no longer be named. The shards that may be its children are named, and reading them
-    reports the loss."""
+    """The service can no longer name the other half of the split. The shards that may be its children are
+    named, and reading them reports the loss."""
     with World() as world:
         world.put("a")
         parent = world.chain()

@@ -38,7 +38,7 @@ def world():
 
 
 def refused(act, category, *words):
-    """The error of a call, which has this category, these words and no secret."""
+    """The error of a call. It must have the given category and words, and no secret."""
     return refusal(category, act, *words, hidden=SECRETS)
 
 
@@ -59,7 +59,7 @@ class TestTheWay:
             refused(reading(client), ErrorCategory.TRANSIENT_FAILURE, "endpoint_url", "127.0.0.1:9")
 
     def test_what_answers_is_no_dynamodb(self, world):
-        """A web server, for example."""
+        """Answers with something that DynamoDB would not send, as a web server does."""
 
         class Page(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
@@ -108,7 +108,7 @@ class TestTheWay:
 
 
 class TestTheIdentity:
-    """Nothing is guessed, and no secret is shown."""
+    """Tests that the provider guesses nothing and shows no secret."""
 
     def test_no_credentials(self, world, monkeypatch):
         for name in CREDENTIALS:
@@ -341,7 +341,7 @@ class TestTokens:
 
 
 class TestRecords:
-    """Records of the service."""
+    """Tests damaged records of the service."""
 
     def test_a_record_that_cannot_be_decoded_loses_nothing(self, world):
         consumer = world.consumer()

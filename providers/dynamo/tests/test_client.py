@@ -39,7 +39,7 @@ SESSION = boto3.Session(aws_access_key_id="local", aws_secret_access_key="local"
 
 
 class Service(ThreadingHTTPServer):
-    """Answers every call as a test tells it, and remembers the calls.
+    """Answers every call as the test has specified, and records the calls.
 
     Attributes:
         answer: Status, content type and body.
@@ -283,7 +283,7 @@ class TestRecords:
 
 
 def is_transient(call, *arguments, **named):
-    """True when a call fails and may be tried again."""
+    """True if the call fails with an error that may be retried."""
     with pytest.raises(ProviderFault) as caught:
         call(*arguments, **named)
     return caught.value.fault.category == ErrorCategory.TRANSIENT_FAILURE and caught.value.fault.retryable
@@ -338,7 +338,7 @@ class TestOthers:
 
 
 def assert_ahead(calls, seconds, since):
-    """A clock is ahead by this much, except for whole seconds and the time that a busy machine took."""
+    """Check how far a clock is ahead, apart from whole seconds and the delay of a busy machine."""
     found = (calls.now() - datetime.now(UTC)).total_seconds()
     assert found == pytest.approx(seconds, abs=2 + time.time() - since)
 

@@ -23,7 +23,7 @@ AUDITED = {"child_watch_seconds": 0.0, "coverage_audit_seconds": 0.5}
 
 @pytest.fixture(autouse=True)
 def hasty_readers(monkeypatch):
-    """Shards are polled often, but children are looked for at the normal rate."""
+    """Makes the reader poll shards often, but look for children at the normal rate."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
 
@@ -33,7 +33,7 @@ def native(name):
 
 
 def missed_half(world, start):
-    """A consumer whose watch of a split ends before the second half is listed; and that half."""
+    """A consumer whose watch of a split ends before the second half is listed, and the id of that half."""
     consumer = world.consumer(start)
     consumer.read()
     consumer.until_found(world.put("a"))
@@ -45,7 +45,7 @@ def missed_half(world, start):
 
 
 class TestAudit:
-    """Partitions that no watch has seen."""
+    """Tests partitions that no watch has found."""
 
     @pytest.mark.parametrize("restart", [False, True])
     @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
@@ -308,7 +308,7 @@ class TestCost:
 
 class TestGone:
     def test_a_watched_parent_that_is_trimmed_leads_to_nothing_that_was_read(self):
-        """The children of a removed shard are unknown to the service; here the token has them."""
+        """The service no longer knows the children of a removed shard, but the token contains them."""
         with World(shards=2) as world:
             world.settings["child_watch_seconds"] = 0.0
             consumer = world.consumer()

@@ -17,7 +17,8 @@ RUNS = 10
 
 
 def cron(world, consumer, most, every=0):
-    """Runs in separate processes, each until it is idle. Returns the calls of each until all is found."""
+    """Runs in separate processes, each until it is idle. Returns the number of calls of each run until
+    everything is found."""
     calls = []
     while len(calls) < most:
         world.script.advance(every)
@@ -41,7 +42,7 @@ def waiting(world, count):
 
 
 class TestRuns:
-    """One process for each run; each reads until it is idle."""
+    """Starts one process for each run; each process reads until the feed is idle."""
 
     @pytest.mark.parametrize("every", [0, 5 * 60, HOUR], ids=["at once", "5 minutes", "an hour"])
     @pytest.mark.parametrize("count", [5, 40, 300, 500])
@@ -176,7 +177,7 @@ class TestEnded:
 
 
 class TestRanges:
-    """Planned reads: the iterator is no part of a position's meaning."""
+    """Tests planned reads. The iterator does not belong to the meaning of a position."""
 
     def plan(self, provider, feed, before):
         return Planner(provider, feed).advance(before, None, soon(), allow_empty=True)

@@ -26,7 +26,7 @@ RESTART = pytest.mark.parametrize("restart", [False, True], ids=["one process", 
 
 @pytest.fixture(autouse=True)
 def hasty_readers(monkeypatch):
-    """Shards are polled often, but children are looked for at the normal rate."""
+    """Makes the reader poll shards often, but look for children at the normal rate."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
 
@@ -50,7 +50,8 @@ class Walker:
     named: set = attrs.field(factory=set)
 
     def read(self):
-        """One page of each partition. An ended partition is read again while more children may be named."""
+        """Read one page of each partition. An ended partition is read again while more children may be
+        named."""
         for name, start in list(self.starts.items()):
             page = self.client.read_changes(
                 ChangeFeedRequest(ADDRESS, start, PhysicalPartition(name)), PATIENT
@@ -87,7 +88,7 @@ class Split:
     Attributes:
         world: The stream.
         reader: The reader.
-        early: Markers that must be found before the late half is listed.
+        early: The markers that must be found before the late half is listed.
         late: Markers in the late half.
         old: Markers that are older than the start.
         half: The shard that is listed late.
@@ -178,7 +179,7 @@ def ignored(world, scope, late):
 
 
 def between_the_halves(world, scope, late):
-    """Now starts while only one half is listed; earlier changes of the other half are not wanted."""
+    """`Now` starts while only one half is listed. Earlier changes of the other half must not be delivered."""
     old = world.put("a")
     (name,) = world.client().list_physical_partitions(ADDRESS)
     first, second = world.script.split(world.chain())

@@ -30,7 +30,7 @@ TABLES = itertools.count()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """No pauses, because the scripts are long and other tests cover the poll rate."""
+    """Switches pauses off, because the scripts are long and other tests cover the poll rate."""
     monkeypatch.setattr(reader, "_MOST_PAUSE", 0.001)
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
     monkeypatch.setattr(shards, "_MOST_PAUSE", 0.001)
@@ -113,7 +113,7 @@ def day_passes():
 
 
 def scripted_life():
-    """Everything that the scripted server can do."""
+    """A script with everything that the scripted server can do."""
     write = Author(keys=KEYS).write
     return [
         # A Now whose iterator has expired may repeat two minutes.
@@ -143,7 +143,8 @@ def scripted_world():
 
 
 def assert_kept(report):
-    """No loss and no other broken promise, except idle pages, about which the service was made to lie."""
+    """Check that nothing is lost and no promise is broken. Idle pages are not checked, because the script
+    makes the service answer wrongly about them."""
     report.assert_nothing_lost()
     for run in report.runs:
         assert not [text for text in run.broken_promises() if not text.startswith("hasty")], str(report)
@@ -222,7 +223,7 @@ class LocalWorld:
 
 
 def local_life():
-    """What DynamoDB Local does by itself, and the splits that are written into its file."""
+    """A script with what DynamoDB Local does by itself, and with splits that are written into its file."""
     write = Author(keys=KEYS).write
     hour = Act("an hour passes, iterators expire", lambda world: world.pass_hours(1))
     day = Act("a day passes", lambda world: world.pass_hours(25), forgets=True)

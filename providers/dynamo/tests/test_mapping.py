@@ -54,7 +54,7 @@ clocks = st.integers(0, 4_102_444_800) | st.sampled_from(
 
 @st.composite
 def records(draw, names, kind, seq):
-    """One record: as sent on the wire, as boto3 parses it, and its Python values."""
+    """One record in three forms: as sent on the wire, as parsed by boto3, and as Python values."""
     event = draw(st.sampled_from(list(TYPES)))
     keys = {name: draw(key_values) for name in names}
     seconds, event_id, identity = draw(clocks), draw(st.sampled_from(["", "id"])), draw(identities)
@@ -80,7 +80,7 @@ def records(draw, names, kind, seq):
 
 @st.composite
 def shards(draw):
-    """Records of one shard in three forms, and how each is read."""
+    """Records of one shard in three forms, with the reader for each form."""
     names, kind = draw(st.sampled_from(NAMES)), draw(st.sampled_from(list(IMAGES)))
     first = draw(st.integers(1, 10**24))
     rows = [draw(records(names, kind, f"{first + number:021}")) for number in range(draw(st.integers(1, 5)))]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 
 class Job:
-    """Steps of one feed, each planned and then read."""
+    """Plans steps of one feed and reads each of them."""
 
     def __init__(self, world, on_expired=None):
         self.on_expired = on_expired

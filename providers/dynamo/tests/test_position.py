@@ -192,7 +192,7 @@ class TestTrail:
     @patiently
     @given(latests)
     def test_a_now_keeps_it(self, place):
-        """Two of the same second differ in nothing else."""
+        """Two positions of the same second differ in nothing else."""
         assert place_of(without_trail(cursor_of(place))) == place
 
     def test_it_is_not_shown(self):

@@ -43,7 +43,7 @@ def world():
 
 
 def refused_in_time(world, timeout, category, *, asked=0):
-    """The error of a call, which takes little longer than allowed.
+    """The error of a call, which must not take much longer than allowed.
 
     The check is weaker when a busy machine has made fewer calls than expected in this time.
     """
@@ -175,7 +175,7 @@ class TestIterators:
 
 
 class TestEmptyAnswers:
-    """No records and an iterator: this proves nothing."""
+    """An answer with an iterator and without records proves nothing."""
 
     @pytest.mark.parametrize("count", [1, 3, 20])
     def test_nothing_is_lost_and_nothing_ended(self, world, count, monkeypatch):

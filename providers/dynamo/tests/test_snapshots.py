@@ -1,4 +1,4 @@
-"""A snapshot of a table on the scripted server: the rows, their positions, and what may go wrong."""
+"""Tests a snapshot of a table on the scripted server: its rows, their positions, and possible failures."""
 
 import itertools
 import random
@@ -54,7 +54,7 @@ def request(start, **settings):
 
 
 def walk(client, start, size=0, most=3000, **settings):
-    """Pages to the first idle one."""
+    """Read pages up to the first idle page."""
     for _ in range(most):
         page = client.read_changes(request(start, max_page_size=size, **settings), seconds(60))
         yield page
@@ -77,7 +77,7 @@ def is_done(page):
 
 
 class Source:
-    """What has to be in the table."""
+    """The items that must be in the table."""
 
     def __init__(self, world):
         self.world, self.items, self.numbers = world, {}, itertools.count()
@@ -129,7 +129,7 @@ ITEMS = 12
 
 @pytest.fixture(params=list(TYPES))
 def typed(request):
-    """A table with items whose key has such types: the world, the address, and the keys' attributes."""
+    """A table whose keys have the given types: the world, the address, and the attributes of the keys."""
     kinds, key_of = TYPES[request.param]
     with World() as made:
         names = list(kinds)
@@ -495,7 +495,7 @@ def replacement(request):
 
 
 class TestAnotherTable:
-    """Never rows of another table, whenever it comes."""
+    """Rows of another table never come, whenever the table was recreated."""
 
     def test_between_two_pages(self, world, replacement):
         replace, category, text = replacement
@@ -520,7 +520,7 @@ class TestAnotherTable:
 
     @pytest.mark.parametrize("call", [2, 3, 5])
     def test_between_a_question_and_an_answer(self, world, call):
-        """The table is another one just before the service reads for the answer."""
+        """The table is replaced just before the service reads the rows for the answer."""
         Source(world).fill(20)
         client, calls = world.client(), itertools.count(1)
 
@@ -547,7 +547,7 @@ class TestAnotherTable:
 
 
 def scan_for_days(world, start, between):
-    """A scan that waits an hour after each page with rows; the sink, and the pages."""
+    """Run a scan that waits for an hour after each page with rows; return the sink and the pages."""
     sink, pages, hours = Sink(), [], 0
     while not pages or not pages[-1].idle:
         assert len(pages) < 500
@@ -574,7 +574,7 @@ class TestTimePasses:
         return source
 
     def load(self, source):
-        """Changes, and shards that live for four hours, as the service's do."""
+        """Writes changes while shards live for four hours, like those of the service."""
 
         def between(number):
             source.put(f"k{number * 7 % ITEMS_OF_DAYS}")

@@ -1,4 +1,5 @@
-"""A service that throttles some calls: one refused call does not restart the start of a thousand shards."""
+"""Tests a service that throttles some calls. One refused call does not repeat the start of a thousand
+shards."""
 
 import gc
 import random
@@ -173,7 +174,7 @@ class TestNow:
 
 
 def read(feed, seed):
-    """The markers of everything after a seed."""
+    """The markers of all changes after a seed."""
     reader, found = feed.open(seed.partition_id, seed.cursor), []
     while True:
         batch = reader.fetch(1000, 1 << 20, 0.0, soon())
@@ -363,7 +364,8 @@ class TestOverlappingListings:
         assert {shard.shard_id for shard in shards.children("p")} == {"a", "b"}
 
     def test_half_of_a_split_is_known_and_not_taken_for_the_whole(self):
-        """Its first page is older than the split its second page newer. `p` was seen to end in between."""
+        """The listing's first page is older than the split, and its second page is newer. `p` was seen to end
+        in between."""
         shards = ShardMap(
             Script(
                 ([("g", None, ENDED)], LAST),

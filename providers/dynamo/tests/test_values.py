@@ -35,7 +35,7 @@ def numbers(draw):
 
 
 def tagged(tag, value, wire=None, parsed=None):
-    """One value: what it is in Python, as it is on the wire, and as boto3 parses it."""
+    """One value in three forms: in Python, on the wire, and as boto3 parses it."""
     wire = value if wire is None else wire
     return value, {tag: wire}, {tag: wire if parsed is None else parsed}
 
@@ -107,7 +107,7 @@ def plain(value):
 
 
 def same(a, b):
-    """Equal, and of the same types all the way down."""
+    """True if both values are equal and have the same types at every level."""
     return type(a) is type(b) and a == b and canonical_json(a) == canonical_json(b)
 
 

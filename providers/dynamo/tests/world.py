@@ -1,4 +1,4 @@
-"""One table on the scripted server: written natively, read through the client."""
+"""One table on the scripted server, which is written natively and read through the client."""
 
 import time
 
@@ -32,7 +32,7 @@ SESSIONS = []
 
 
 def session():
-    """One for all clients: boto3 reads its models once a session."""
+    """One session for all clients, because boto3 reads its models once for each session."""
     if not SESSIONS:
         key, secret = CREDENTIALS.values()
         SESSIONS.append(
@@ -88,7 +88,7 @@ class World:
     # -- Writing
 
     def put(self, *keys):
-        """One item each, with a marker that counts up; returns the markers."""
+        """Write one item for each key, with a marker that counts up; return the markers."""
         markers = []
         for key in keys:
             self.written += 1
@@ -98,12 +98,12 @@ class World:
         return markers
 
     def put_in(self, shard, number=1):
-        """Items whose records go to an open shard; returns their markers."""
+        """Write items whose records go to the given open shard; return their markers."""
         keys = [key["id"]["S"] for key in self.script.keys_of(shard, number, f"w{self.written}-")]
         return self.put(*keys)
 
     def put_everywhere(self):
-        """One item in each open shard; returns their markers."""
+        """Write one item into each open shard; return the markers."""
         return [marker for shard in self.open() for marker in self.put_in(shard)]
 
     def open(self):
@@ -133,7 +133,7 @@ class World:
         return made
 
     def consumer(self, start=None, client=None, **request):
-        """One that reads with a client of its own."""
+        """A consumer with its own client."""
         return Consumer(self, client or self.client(), start or Beginning(), request)
 
     def feed(self, **spec):
@@ -149,7 +149,7 @@ def soon(number=30.0):
 
 @attrs.define
 class Consumer:
-    """Reads on from its token; `restart` is another process.
+    """A consumer that resumes from its token; `restart` is another process.
 
     Attributes:
         world: The stream.
@@ -157,7 +157,7 @@ class Consumer:
         start: The start of the next read.
         request: Other fields of the requests.
         events: Everything delivered so far.
-        notices: Everything told so far.
+        notices: Everything reported so far.
     """
 
     world: World
@@ -187,26 +187,27 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def until_found(self, wanted, at_most=30):
-        """Pages until all these markers are there; what a service lists late comes after an idle page."""
+        """Read pages until all these markers have come. What a service lists late comes after an idle
+        page."""
         until = time.monotonic() + at_most
         while not set(wanted) <= set(self.markers):
             assert time.monotonic() < until, f"{sorted(set(wanted) - set(self.markers))} are missing"
             self.read(self._patience())
 
     def _patience(self):
-        """Behind a page without events the next one waits: nobody asks a service as fast as it can."""
+        """Wait after a page without events, because no client asks a service without pauses."""
         if not self.pages or self.pages[-1].events:
             return None
         return OperationOptions(wait_seconds=0.05)
 
     def restart(self):
-        """Another process with the same token."""
+        """Continue as another process with the same token."""
         self.client.close()
         self.client = self.world.client()
         return self
 
     def again(self):
-        """A second process with the same token; this one lives on."""
+        """Start a second process with the same token, while this process continues."""
         return Consumer(self.world, self.world.client(), self.start, self.request)
 
     @property

@@ -57,7 +57,7 @@ class World:
                 return events, batch
 
     def read_all(self, feed, position=None):
-        """Events by partition, read from the seeds and their descendants, parents first."""
+        """Read the seeds and their descendants, parents first; return the events by partition."""
         seeds = self.start(feed, position)
         todo = {seed.partition_id: (seed.parents, seed.cursor) for seed in seeds}
         events = {}

@@ -75,7 +75,7 @@ def open_store(path):
 
 
 def refusal(call, *arguments):
-    """The error of a call; its message has one line and names the file."""
+    """The error of a call. Its message must have one line and name the file."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments)
     error = caught.value

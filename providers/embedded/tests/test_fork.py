@@ -395,7 +395,7 @@ assert seen(client)[0] == total
         assert documents(path) == 1 + 200 + int(told)
 
     def test_an_iterator_that_waits_in_a_thread_wakes_after_a_fork(self, run, path):
-        """The commit between closing and reopening must not be mistaken for the earlier state."""
+        """The reader must see a commit that happens between closing and reopening."""
         run("""
 import queue
 got = queue.Queue()

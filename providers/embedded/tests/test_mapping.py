@@ -85,7 +85,7 @@ def records(table, *, old=True):
 
 
 def same(a, b):
-    """True for equal values of the same types, NaN included."""
+    """True if both values are equal and have the same types; NaN equals NaN."""
     return canonical_json(a) == canonical_json(b)
 
 
@@ -115,7 +115,8 @@ class TestEvents:
     @patiently
     @given(rows)
     def test_an_event_equals_one_that_was_validated(self, table):
-        """Keys skip their validators here, and events have none: both must equal what a user builds."""
+        """The mapping makes keys without running their validators, and events have no validators. Both must
+        equal the objects that a user builds."""
         table = [(key, None, None, kind, ts) for key, _, _, kind, ts in table]
         for event, (key, _, _, kind, ts) in zip(
             to_events(records(table), 0, len(table), VIEW), table, strict=True

@@ -91,7 +91,7 @@ class TestDurable:
 
 class TestWaking:
     def test_a_write_between_a_batch_and_the_next_look_is_seen(self, world, monkeypatch):
-        """A reader that kept the later state with the earlier batch would stay idle for ever."""
+        """A reader that combined the later state with the earlier batch would stay idle for ever."""
         world.store.create_collection("items", partitions=1)
         feed = world.feed()
         reader = feed.open("p0", world.start(feed)[0].cursor)
@@ -108,7 +108,7 @@ class TestWaking:
         assert len(world.fetch(reader)) == 1
 
     def test_a_connection_that_was_opened_again_is_another_state(self, world):
-        """SQLite's counter starts again with a new connection."""
+        """SQLite's counter of changes starts at the beginning with each new connection."""
         world.store.create_collection("items", partitions=1)
         monitor = world.provider._store.monitor
         before = monitor.version()
@@ -278,7 +278,7 @@ class TestDamagedCheckpoints:
             assert not [text for text in shown if "tell-nobody" in text]
 
     def test_a_damaged_name_is_no_checkpoint_that_was_never_saved(self, store):
-        """A reader that mistook it for a missing checkpoint would silently start again."""
+        """A reader that took the damaged checkpoint for a missing one would silently start again."""
         whole = store.path.read_bytes()
         place = whole.index(b"orders")
         store.path.write_bytes(whole[:place] + b"orderz" + whole[place + 6 :])

@@ -282,7 +282,7 @@ class TestLineage:
         assert "p1" not in found
 
     def test_an_empty_partition_holds_its_children_back(self, world):
-        """p0 has changes and p1 has none; p3 must still come after p0."""
+        """`p0` has changes and `p1` has none. `p3` must still be read after `p0`."""
         world.store.create_collection("items", partitions=1)
         world.store.put("items", "a", {"n": 1})
         world.store.split("items", "p0")
@@ -304,7 +304,7 @@ class TestLineage:
 
     @pytest.mark.parametrize("seed", [7, 28])
     def test_a_far_behind_reader_meets_every_partition_once(self, world, seed):
-        """Partitions change while they are empty: a merge parent may be found later than its merged child."""
+        """Empty partitions split and merge, so a parent may be found later than its merged child."""
         world.store.create_collection("items", partitions=2)
         request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
         with connect(ClientConfig("embedded"), native_client=world.store) as client:
@@ -430,7 +430,7 @@ class TestExpiry:
             items.fetch(reader)
 
     def test_a_trim_in_the_middle_of_a_fetch_takes_nothing_from_it(self, items, monkeypatch):
-        """The check for expiry and the rows must be of the same moment."""
+        """The check for expiry and the read of the rows must use the same state of the file."""
 
         def trimmed_right_after(*arguments):
             state = standing(*arguments)
@@ -497,7 +497,7 @@ class TestExpiry:
         assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
 
     def test_oldest_of_one_that_lost_nothing_is_itself(self, world):
-        """The question is about all partitions that are read, when one of them has expired."""
+        """When one partition has expired, the engine asks about all partitions that are read."""
         world.store.create_collection("items", partitions=1)
         world.store.split("items", "p0")
         assert ids(world.feed().oldest(["p0"], world.deadline())) == ["p0"]
@@ -1027,7 +1027,7 @@ def _live(store, clock, chance):
 
 
 def _read(feed, active, drained, chance, *, all_of_it):
-    """Read some partitions further, each with a new reader; a child after its parents are drained."""
+    """Read some partitions further, each with a new reader. A child is read after its parents are drained."""
     seen, again = [], True
     while again:
         again = False

@@ -114,7 +114,7 @@ class MongoHarness(Harness):
                 session.with_transaction(each)
 
     def expire(self, address, key):
-        """The server looks every second for expired documents."""
+        """Makes the server look every second for expired documents."""
         collection = self.collection(address)
         collection.create_index("until", expireAfterSeconds=0)
         collection.replace_one({"_id": native(key)}, {"until": self.now()})

@@ -44,7 +44,7 @@ class Native:
 
 @contextmanager
 def native(uri, **options):
-    """Open both clients; `options` are the driver's."""
+    """Open both clients; `options` are options of the driver."""
     commands = Commands()
     with (
         MongoClient(uri, event_listeners=[commands], **options) as own,
@@ -62,7 +62,7 @@ def refused(call, *arguments, **options):
 
 @contextmanager
 def hanging(servers):
-    """The primary does not answer during this time, although its connections stay open."""
+    """Pause the primary for some time: it does not answer, although its connections stay open."""
     member = servers.wait_primary()
     servers.pause(member)
     try:

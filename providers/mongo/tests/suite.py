@@ -1,4 +1,4 @@
-"""The conformance suite, with the cases that MongoDB has to show in another way."""
+"""The conformance suite, with other versions of the tests in which MongoDB behaves differently."""
 
 import pytest
 

@@ -125,7 +125,7 @@ class TestTheWay:
             assert error.retryable
 
     def test_what_answers_is_no_mongodb(self):
-        """A web server, for example."""
+        """Connects to another kind of server, for example a web server."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
             def serve():
@@ -309,7 +309,8 @@ WRONG = [
 
 
 class TestOptions:
-    """The server judges option values. Its message is shown, but not the values that it may quote."""
+    """Tests option values that the server checks. The server's message is shown, without the values that it
+    may quote."""
 
     @pytest.mark.parametrize(
         "options", WRONG, ids=[f"{name} {at}" for at, option in enumerate(WRONG) for name in option]
@@ -413,7 +414,7 @@ class TestPipelines:
 
 
 class TestTokens:
-    """We check what the server hardly checks."""
+    """The provider checks what the server does not check well."""
 
     def token(self, client, address, **asked):
         return read(client, address, Now(), **asked).continuation_token

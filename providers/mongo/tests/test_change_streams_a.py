@@ -45,7 +45,7 @@ def of_scope(scope, here):
 
 
 def refused(category=ErrorCategory.INVALID_REQUEST, code=None):
-    """The server refused, and the error has its code."""
+    """Check that the server refused, and that the error contains the server's code."""
     return pytest.raises(
         MulticloudDbError,
         check=lambda error: error.category == category and error.detail.native_code == str(code),
@@ -130,7 +130,7 @@ class TestResumable:
         assert keys(feed.events()) == [1]
 
     def test_cs_06_an_aggregate_is_not_resumed(self, one, app, here, ours):
-        """The read is retried once, by another rule."""
+        """Another rule applies to the opening read: it is retried once."""
         client, commands = ours
         failure = {"errorCode": 6, **RESUMABLE}
         with (

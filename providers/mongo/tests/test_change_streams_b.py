@@ -374,7 +374,7 @@ class TestStarts:
         assert event.command["lsid"] == commands.bodies("getMore")[0]["lsid"]
 
     def test_cs_40_a_lost_connection_takes_another_implicit_one(self, breaks, warm, written):
-        """It does no harm. If this fails, PyMongo has fixed it."""
+        """The difference does no harm. If this fails, PyMongo has fixed it."""
         feed, commands = warm
         with breaks("getMore", closeConnection=True):
             written.insert_one({"_id": 1})
@@ -602,7 +602,7 @@ class TestPages:
 
 
 class TestLimits:
-    """Limits on time and size."""
+    """Tests limits on time and size."""
 
     def gives_up_in_time(self, read):
         """The call ends before the server's answer, which takes 2.5 seconds each time."""
@@ -746,7 +746,7 @@ class TestProse:
         assert commands.tries() == ["failed"]
 
     def test_cs_52_prose_6_a_server_is_selected_for_a_resume(self, one, app, breaks, here, written):
-        """For a moment there is none: the driver waits for a server and continues."""
+        """For a short time no server is available. The driver waits for a server and continues."""
         with watched(one.uri(appName=app)) as (client, commands):
             feed = Feed(client, here)
             feed.read()

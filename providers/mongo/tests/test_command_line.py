@@ -195,7 +195,7 @@ class TestFailures:
         url = one.uri(appName="refused")
         words = (
             "tail", url, where[1], "--from", "beginning", "--until-idle",
-            "--checkpoint", tmp_path / "position", "--json",
+            "--checkpoint", tmp_path / "position", "--exact",
         )  # fmt: skip
         orders.insert_one({"_id": "o-1"})
         said(*words)

@@ -55,12 +55,12 @@ def proxied(tmp_path_factory):
 
 
 def url(cluster, **options):
-    """A URL with which a silent member is given up after one second, not after twenty."""
+    """A URL whose options end a call to a silent member after one second, not after twenty."""
     return cluster.uri(connectTimeoutMS=1000, **options)
 
 
 def crowd(cluster, database):
-    """Applications of many kinds, all started before the first change."""
+    """Makes applications of many kinds, all started before the first change."""
 
     def one(name, size, consumer=None, **others):
         request = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -294,7 +294,7 @@ class TestOutage:
         return [thread for thread in threading.enumerate() if thread.name.startswith("multiclouddb")]
 
     def test_does_not_hold_up_the_end_of_the_program(self, proxied, client, items, trouble):
-        words = ["tail", proxied.uri(), f"{items.database.name}/{COLLECTION}", "--from", "now", "--json"]
+        words = ["tail", proxied.uri(), f"{items.database.name}/{COLLECTION}", "--from", "now", "--exact"]
         command = [sys.executable, "-m", "multiclouddb_cli", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
             try:
@@ -321,7 +321,7 @@ def deaf(member):
 
 
 def test_a_change_that_is_rolled_back_is_never_seen(three, database):
-    """Only a primary that was cut off from the others has it, for a while."""
+    """For a while, only a primary without a connection to the other members has the change."""
     items = three.client()[database].create_collection(COLLECTION, write_concern=MAJORITY)
     start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now())
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:

@@ -26,7 +26,7 @@ def config(one, app):
 
 
 def test_an_answer_slower_than_every_call_is_read_by_a_later_one(config, here, written):
-    """A fetch that was given up at each deadline would start again without end."""
+    """A fetch that was stopped at each deadline would start again for ever."""
     plugin = FaultyPlugin(PLUGIN, Slow(1.0))
     with open_client(plugin, config) as client:
         token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token

@@ -160,7 +160,7 @@ class TestCost:
         assert world.changes_sent() == MANY
 
     def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
-        """As Spark's `availableNow` does: the target, the step to it, and the step that is none."""
+        """Plans like Spark's `availableNow`: the target, the step to the target, and an empty step."""
         world = make()
         world.start()
         world.write(*range(MANY))
@@ -474,7 +474,8 @@ class TestLaggingMember:
 
     @pytest.fixture
     def late(self, three, database, monkeypatch):
-        """Two worlds: one of the set, and one of a member that applies changes only after many questions."""
+        """Two worlds: one uses the whole set, the other a member that applies changes only after many
+        requests."""
         three.wait_healthy()
         three.client()[database].create_collection("c").insert_one({"_id": "first"})
         late = next(member for member in three.members if member != three.wait_primary())

@@ -107,7 +107,7 @@ def changes(draw, number):
 
 @st.composite
 def pages(draw):
-    """Changes, and how each is read."""
+    """Changes, with the way in which each is read."""
     found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
     address = draw(st.sampled_from([ADDRESS, ResourceAddress("shop"), ResourceAddress()]))
     flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}

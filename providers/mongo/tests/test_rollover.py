@@ -184,7 +184,7 @@ class TestStoredToken:
 
 
 class TestLiveReader:
-    """The oplog's start has passed an open stream."""
+    """The oplog now starts after the position of an open stream."""
 
     def overtaken(self, world, client, **others):
         """A request after two of six changes; the server has already sent some of the others."""
@@ -303,7 +303,7 @@ class TestIdleFeed:
 
 class TestStart:
     def test_at_a_time_before_the_log_begins_has_expired(self, world):
-        """The time is not mistaken for the beginning."""
+        """A start at that time must not be treated as a start at the beginning."""
         world.write(1)
         moment = world.ends()[1].as_datetime()
         world.roll_over()
@@ -319,7 +319,7 @@ class TestStart:
             assert keys(read(client, world.request(Beginning()))) == [2]
 
     def test_at_the_beginning_jumps_over_nothing_while_the_log_is_cut(self, world):
-        """While the oplog is cut, its first entry changes all the time. That alone is no loss."""
+        """While the oplog is cut, its first entry changes all the time. This alone does not prove a loss."""
         with world.connect() as client:
             for number in range(4):
                 world.roll_over(wholly=False)

@@ -1,4 +1,4 @@
-"""Snapshots of real collections: every row, whatever its key, whoever reads on, whatever happens."""
+"""Tests snapshots of real collections: every row comes, whatever its key, and whichever process continues."""
 
 import json
 import subprocess
@@ -46,7 +46,7 @@ ORDERED = Snapshot(SnapshotOrder.ORDERED)
 
 @pytest.fixture
 def client(one):
-    """A client of ours."""
+    """Opens one of our clients."""
     with connect(ClientConfig("mongo", {"url": one.uri()})) as made:
         yield made
 
@@ -69,7 +69,7 @@ def many(one, database):
 
 
 def merged(found, sink=None):
-    """A target that has applied some pages."""
+    """A target table to which some pages have been applied."""
     sink = sink or Sink()
     for page in found:
         sink.apply(page.events)
@@ -77,12 +77,12 @@ def merged(found, sink=None):
 
 
 def in_source(client, address):
-    """What the collection has, as a fresh snapshot shows it."""
+    """The contents of the collection, read by a new snapshot."""
     return as_text({event.key: event.new_item_state for event in rows(pages(client, address, ORDERED))})
 
 
 def as_text(found):
-    """Documents by key as JSON: in Python a NaN equals nothing, in our JSON it equals itself."""
+    """The documents by key, as JSON, because a NaN equals itself only in our JSON."""
     return {key.canonical(): encode_json(document) for key, document in found.items()}
 
 
@@ -200,7 +200,7 @@ def rest(url, database, tokens):
 
 
 class TestLoad:
-    """The target equals the source."""
+    """Check that the target equals the source."""
 
     @pytest.mark.parametrize("order", list(SnapshotOrder))
     def test_changes_of_every_type_of_key_during_the_scan(self, client, mixed, order):
@@ -353,7 +353,7 @@ class TestAuto:
 
 
 class TestGone:
-    """A collection that goes away during the scan is noticed; rows of another one never come."""
+    """A collection that is dropped during the scan is noticed, and rows of another collection never come."""
 
     @pytest.mark.parametrize("restarted", [False, True])
     @pytest.mark.parametrize("what", ["dropped", "renamed", "recreated", "swapped"])
@@ -451,7 +451,7 @@ def _until_refused(client, address, seen):
 
 
 class TestRefusals:
-    """What a snapshot cannot do, and the way out."""
+    """Tests what a snapshot refuses, and the way out."""
 
     @pytest.mark.parametrize(
         ("options", "named"),
@@ -487,7 +487,8 @@ def _refused(client, address, **settings):
 
 
 class TestSharded:
-    """Keys with a shard key, on a server that says it is a `mongos`: there is none in the tests."""
+    """Tests keys with a shard key, on a server that claims to be a `mongos`, because the tests have no real
+    `mongos`."""
 
     @pytest.mark.parametrize("size", [1, 0])
     def test_a_row_has_the_shard_key_before_its_id(self, one, database, size, monkeypatch):

@@ -400,7 +400,7 @@ class TestRealServer:
 
     @pytest.mark.parametrize(("sharded", "longest"), [(False, 50), (True, 400)], ids=["members", "mongos"])
     def test_a_mongos_may_look_for_longer(self, one, here, app, sharded, longest):
-        """It asks the shards first. If it were stopped before the shards, it would seem to contain
+        """`mongos` asks the shards first. If it were stopped before the shards, it would seem to contain
         everything."""
         commands = Commands()
         with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:

@@ -23,9 +23,10 @@ COLLECTION = "items"
 KEYS = 12
 MAJORITY = pymongo.WriteConcern(w="majority")
 LONG = 90.0
-"""Seconds, longer than any outage of these tests: later nothing more can happen."""
+"""The number of seconds after which nothing more can happen, because every outage of these tests is
+shorter."""
 STUCK = 60.0
-"""Seconds without progress while every server works: longer than any backoff."""
+"""The allowed seconds without progress while every server works; longer than any backoff."""
 
 
 @attrs.frozen
@@ -36,7 +37,7 @@ class Change:
     key: str
     n: int | None  # None for a delete
     before: int | None = attrs.field(default=None, eq=False)
-    """The number that it replaces or deletes; no event contains it."""
+    """The number of the change that it replaces or deletes; no event contains this number."""
 
 
 def seen(event):

@@ -1,4 +1,4 @@
-"""What the conformance suite needs of Cloud Spanner."""
+"""The conformance suite's harness for Cloud Spanner."""
 
 import base64
 import json
@@ -27,12 +27,12 @@ TYPES = {
 
 
 def columns_of(fields):
-    """A document's fields by column."""
+    """Returns the fields of a document by column."""
     return {TYPES[type(value)] if name == "value" else name: plain(value) for name, value in fields.items()}
 
 
 def plain(value):
-    """1.50 comes back as 1.5."""
+    """Spanner returns 1.50 as 1.5."""
     return value.normalize() if isinstance(value, Decimal) else value
 
 
@@ -102,14 +102,14 @@ class SpannerHarness(Harness):
 
 
 class RestlessHarness(SpannerHarness):
-    """The emulator as it is by itself: partitions live for 20 to 40 seconds."""
+    """The emulator with its default settings, in which partitions live for 20 to 40 seconds."""
 
     flags = RESTLESS
     can_still = can_key_order = False  # a key's changes go to any partition
 
 
 class HastyHarness(SpannerHarness):
-    """Partitions live for 3 to 6 seconds."""
+    """The emulator with its fastest settings, in which partitions live for 3 to 6 seconds."""
 
     flags = HASTY
     can_still = can_key_order = False

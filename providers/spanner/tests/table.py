@@ -1,4 +1,4 @@
-"""A table of the tests, and what is written to it natively."""
+"""A table for the tests, and native writes to it."""
 
 import threading
 
@@ -15,7 +15,7 @@ class Table:
         columns: The table's columns.
         key: Its primary key.
         capture: The stream's value capture type; None for the default.
-        dialect: The database's, GoogleSQL by default.
+        dialect: The dialect of the database, GoogleSQL by default.
         watch: What the stream watches, the table by default.
         streams: Names of the streams.
     """
@@ -41,7 +41,7 @@ class Table:
 
     @property
     def where(self):
-        """As the command line is told."""
+        """The table's address as an argument of the command line."""
         return f"{self.database.database_id}/{self.name}"
 
     def ddl(self, *statements):

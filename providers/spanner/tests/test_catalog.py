@@ -1,4 +1,4 @@
-"""The stream of a table, by what the database says about itself: also what no emulator has."""
+"""Tests how the stream of a table is found in the catalogue, including cases that no emulator has."""
 
 import attrs
 import pytest
@@ -13,7 +13,7 @@ WATCHED = ["s", "", "orders", True]
 
 
 class FakeCalls:
-    """Answers the questions of the catalogue.
+    """Answers queries on the catalogue.
 
     Args:
         tables: Stream, schema, table, all columns.

@@ -1,4 +1,4 @@
-"""What the page about Spanner says, on the emulator: its statements in both dialects and its programs."""
+"""Checks the page about Spanner on the emulator: its statements in both dialects, and its programs."""
 
 import re
 import subprocess

@@ -1,4 +1,5 @@
-"""The model finds defects: each that is planted in the provider fails a life, which passes without it."""
+"""Tests that the model finds defects: each defect that is planted in the provider fails a life that passes
+without it."""
 
 from importlib import import_module
 from pathlib import Path
@@ -22,8 +23,8 @@ class Mutant:
     Attributes:
         name: What goes wrong.
         module: Where.
-        before: A piece of the source that stands there once.
-        after: What takes its place.
+        before: A piece of the source that occurs exactly once.
+        after: The text that replaces the piece.
     """
 
     name: str

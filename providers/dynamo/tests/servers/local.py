@@ -46,7 +46,8 @@ class LocalDynamo(Server):
             java_options: Options of the virtual machine.
 
         Raises:
-            ServerUnavailableError: It could not be fetched or did not start, with what it had to say.
+            ServerUnavailableError: The server could not be fetched or did not start. The message contains the
+            server's output.
         """
         super().__init__("")
         self._database = folder / "shared-local-instance.db" if folder else None
@@ -64,7 +65,7 @@ class LocalDynamo(Server):
             raise ServerUnavailableError(f"DynamoDB Local did not start: {error}\n{said}") from error
 
     def close(self) -> None:
-        """Stop the server, which keeps nothing worth an orderly end. May be called twice."""
+        """Kill the server. It stores nothing that needs an orderly end. May be called twice."""
         super().close()
         if self._process:
             self._process.kill()
@@ -118,7 +119,8 @@ class LocalDynamo(Server):
 
 
 def _launch(home: Path, java_options: tuple[str, ...], output: TextIO) -> subprocess.Popen[str]:
-    """Start a virtual machine that obeys us and ends when we do: it reads a pipe that only we hold."""
+    """Start a virtual machine that ends with this process, because it reads a pipe that only this process
+    holds."""
     library = home / "DynamoDBLocal_lib"
     classes = os.pathsep.join([find_jar_path(), str(home / "DynamoDBLocal.jar"), str(library / "*")])
     # SQLite is a native library.
@@ -147,7 +149,7 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
     jvm.java.lang.System.setOut(jvm.java.lang.System.err)
 
     def make(name: str, *arguments: object) -> Any:
-        """Call the constructor with so many arguments, which may be private."""
+        """Call the constructor that has the given number of arguments, even if it is private."""
         constructors = jvm.java.lang.Class.forName(CLASSES + name).getDeclaredConstructors()
         (constructor,) = [each for each in constructors if each.getParameterCount() == len(arguments)]
         constructor.setAccessible(True)

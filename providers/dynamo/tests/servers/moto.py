@@ -1,7 +1,7 @@
 """moto's server: a DynamoDB for a machine without npm.
 
-Its streams have one shard that never rolls over and never expires, so it is only good for a smoke test.
-moto's mock without a server does not know the host names that boto3 uses for streams.
+Its streams have one shard that never rolls over and never expires, so the server is only useful for a smoke
+test. moto's mock without a server does not know the host names that boto3 uses for streams.
 """
 
 from urllib.request import Request, urlopen

@@ -1,7 +1,7 @@
 """Shard splits, which DynamoDB Local cannot make: written into its file while it runs.
 
-The tables `ss` (shards) and `us` (records) are the server's. It puts every record of a stream into the first
-open shard; our trigger moves the record to the open shard that has its key.
+The tables `ss` (shards) and `us` (records) are the server's. The server puts every record of a stream into
+the first open shard. Our trigger moves the record to the open shard that has the record's key.
 """
 
 import secrets

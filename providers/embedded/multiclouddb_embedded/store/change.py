@@ -1,4 +1,4 @@
-"""Puts and deletes, checked and encoded before the file is touched."""
+"""Represents puts and deletes, which are checked and encoded before the file is touched."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 
 Scalar: TypeAlias = str | int | float | bool | bytes | Decimal | datetime | UUID
 Key: TypeAlias = MulticloudDbKey | Mapping[str, Any] | Scalar
-"""A key, its components by name, or one value for a component called `id`."""
+"""A key, a mapping of its components by name, or one value for a component called `id`."""
 
 _KEY: Final = is_a(MulticloudDbKey, Mapping, *get_args(Scalar))
 
 
 @attrs.frozen
 class Put:
-    """Write a document: a `CREATE` when there is none under its key, else an `UPDATE`.
+    """Write a document; this is a `CREATE` if no document has its key, else an `UPDATE`.
 
     Attributes:
         key: Its key.
-        document: All of it, name → value.
+        document: The whole document, as a mapping from name to value.
     """
 
     key: Key = attrs.field(repr=shorten, validator=_KEY)
@@ -52,7 +52,7 @@ class Put:
 
 @attrs.frozen
 class Delete:
-    """Delete a document; if there is none, nothing is written.
+    """Delete a document; if the document does not exist, nothing is written.
 
     Attributes:
         key: Its key.
@@ -66,14 +66,14 @@ Operation: TypeAlias = Put | Delete
 
 @attrs.frozen
 class EncodedChange:
-    """One operation as the tables hold it.
+    """One operation in the form in which the tables store it.
 
     Attributes:
-        identity: The key's canonical JSON.
-        hash: The hash of its partition key.
+        identity: The canonical JSON of the key.
+        hash: The hash of the key's partition key.
         key: The key's components as JSON.
         doc: The document as JSON, or None for a delete.
-        size: Bytes of the two.
+        size: The total size of key and document in bytes.
     """
 
     identity: bytes
@@ -102,8 +102,8 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
     """Check one operation and encode it.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: a value has no JSON form, the document is no mapping
-            or too large, or the key does not fit the collection.
+        MulticloudDbError: `INVALID_REQUEST` if a value has no JSON form, the document is not a mapping or is
+            too large, or the key does not fit the collection.
     """
     if not isinstance(operation, Put | Delete):
         raise invalid_request(
@@ -124,10 +124,10 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
 
 
 def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
-    """The key that a caller means, checked against the collection's partition key.
+    """Return the key that the caller means, checked against the collection's partition key.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the mismatch.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the mismatch.
     """
     if isinstance(key, Mapping):
         key = MulticloudDbKey(key, collection.partition_components)

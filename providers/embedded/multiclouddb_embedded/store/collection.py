@@ -29,12 +29,13 @@ __all__ = [
     "check_kind",
     "check_shape",
     "find_collection",
+    "list_collections",
     "make_room",
     "remove_collection",
 ]
 
 MAIN: Final = "main"
-"""The database of a store when none is named."""
+"""The database to use if the caller does not name one."""
 
 Images: TypeAlias = Literal["keys", "new", "new_and_old"]
 """The content of a change in the log: only the key, the new document, or also the old one."""
@@ -53,19 +54,19 @@ _COLUMNS: Final = "id, database, name, incarnation, images, partition_key, reten
 
 @attrs.frozen
 class Collection:
-    """A row of `collections`.
+    """A row of the table `collections`.
 
     Attributes:
-        id: Number in the file, never used again.
+        id: The number of the collection in the file, which is never used again.
         database: Its database.
         name: Its name.
-        incarnation: Differs when it is recreated under the same name.
+        incarnation: An id that differs if the collection is deleted and created again under the same name.
         images: The content of a change in the log.
-        partition_key: Names of the components that make up the partition key, or None for the
-            first one, whatever its name.
-        retention: The number of microseconds for which changes should be kept, or None for ever.
-        created_seq: The head of the store when it was created.
-        trimmed: The highest seq that was removed from its log.
+        partition_key: The names of the components that form the partition key, or None for the first
+            component, whatever its name.
+        retention: The number of microseconds for which changes are kept, or None to keep them forever.
+        created_seq: The newest change of the store when the collection was created.
+        trimmed: The highest sequence number that was removed from the collection's log.
     """
 
     id: int
@@ -80,11 +81,11 @@ class Collection:
 
     @property
     def partition_components(self) -> int:
-        """How many leading components of a key make up the partition key."""
+        """The number of first components in a key that form the partition key."""
         return len(self.partition_key) if self.partition_key else 1
 
     def check_key(self, key: MulticloudDbKey) -> None:
-        """Refuse a key whose partition key is not this collection's.
+        """Refuse a key whose partition key is not the partition key of this collection.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST`.
@@ -99,11 +100,17 @@ class Collection:
             )
 
 
+def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
+    """The addresses of all collections, or of those of one database."""
+    rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
+    return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
+
+
 def find_collection(connection: sqlite3.Connection, database: str, name: str) -> Collection:
-    """The collection of that name.
+    """Return the collection with that name.
 
     Raises:
-        ProviderFault: `NOT_FOUND` with the nearest name.
+        ProviderFault: `NOT_FOUND` with a message that suggests the most similar name.
     """
     check_type("database", database, str)
     check_type("collection", name, str)
@@ -158,7 +165,7 @@ def check_kind(connection: sqlite3.Connection, collection: Collection, key: Mult
 
 
 def remove_collection(connection: sqlite3.Connection, collection: int) -> None:
-    """Delete a collection and everything in it."""
+    """Delete a collection with all its documents and changes."""
     connection.execute(
         "DELETE FROM log WHERE partition IN (SELECT id FROM partitions WHERE collection = ?)", (collection,)
     )
@@ -218,7 +225,7 @@ def check_shape(
     """Refuse arguments with which no collection can be created.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the argument.
     """
     if not (address.database and address.collection):
         raise invalid_request(

@@ -22,7 +22,8 @@ def fail_command(
     """Make commands fail on every node, and work again on every node at the end.
 
     Args:
-        where: The set; each running member counts for itself. A client means only its primary.
+        where: A replica set; each running member counts its commands separately. A client stands for its
+        primary only.
         commands: Names of commands.
         app_name: Only commands of clients with this `appName`, so that concurrent tests are not affected.
         times: How often; None means always.

@@ -54,7 +54,7 @@ LEADER = ["sleep", "infinity"]
 
 
 class Group:
-    """A process group that ends when we end, in any way.
+    """A process group that ends when this process ends, in any way.
 
     Attributes:
         id: The `process_group` that its processes need.
@@ -70,7 +70,7 @@ class Group:
         )
 
     def close(self) -> None:
-        """Stop watching: its processes have ended."""
+        """Stop watching the group, because its processes have ended."""
         for process in (self._leader, self._watcher):
             process.kill()
             process.communicate()
@@ -216,7 +216,7 @@ class ReplicaSet:
         """The member that accepts writes now.
 
         Raises:
-            ServerUnavailableError: There is none at the moment.
+            ServerUnavailableError: The set has no primary at the moment.
         """
         for member in self.alive():
             with contextlib.suppress(ConnectionFailure):
@@ -260,7 +260,7 @@ class ReplicaSet:
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
 
     def pause(self, member: str) -> None:
-        """Let a member hang: its connections stay open, and nothing answers."""
+        """Make a member hang: its connections stay open, but it does not answer."""
         process = self._processes[member]
         process.send_signal(signal.SIGSTOP)
         # A signal takes a moment; commands sent before would still be answered.
@@ -271,7 +271,7 @@ class ReplicaSet:
         self._processes[member].send_signal(signal.SIGCONT)
 
     def step_down(self, seconds: int = 60) -> str:
-        """Let the primary step down, and return it. There may be no primary when this returns.
+        """Make the primary step down, and return it. There may be no primary when this returns.
 
         Args:
             seconds: The time in which it does not stand for election, unless `stand` allows it.
@@ -293,7 +293,8 @@ class ReplicaSet:
         return _wait(given_up, "the primary to step down")
 
     def stand(self, member: str) -> None:
-        """Let a member that stepped down stand for election; a single member is primary again at once."""
+        """Allow a member that stepped down to stand for election. A single member becomes primary again at
+        once."""
         self.direct(member).admin.command("replSetFreeze", 0)
 
     def output(self) -> str:

@@ -41,7 +41,7 @@ def _room() -> int:
 
 
 def shared(name: Hashable, members: int = 1, **options: Any) -> ReplicaSet:
-    """The set of this name. A test that disturbs it leaves it healthy.
+    """The set of this name. A test that disturbs the set leaves it healthy.
 
     Args:
         name: The same name returns the same set.
@@ -59,7 +59,7 @@ def shared(name: Hashable, members: int = 1, **options: Any) -> ReplicaSet:
 
 
 def running() -> Iterator[ReplicaSet]:
-    """The sets that were started."""
+    """The replica sets that have been started."""
     for servers, _ in list(_running.values()):
         yield servers
 

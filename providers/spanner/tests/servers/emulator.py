@@ -28,12 +28,13 @@ _running = {}
 
 
 def given():
-    """Host and port of an emulator that runs already, or None. It has its default settings, as we suppose."""
+    """Host and port of an emulator that runs already, or None. The tests assume that the emulator has its
+    default settings."""
     return os.environ.get(_HOST)
 
 
 def is_available(flags):
-    """Whether a test can have an emulator with these settings."""
+    """True if a test can have an emulator with these settings."""
     return program() is not None or (not flags and given() is not None)
 
 
@@ -75,7 +76,7 @@ class Emulator:
 
     @property
     def url(self):
-        """How a client is told."""
+        """The environment variables by which a client finds the emulator."""
         return f"spanner://{PROJECT}/{INSTANCE}?emulator_host={self.host}"
 
     def database(self, *ddl, dialect=None):
@@ -91,7 +92,7 @@ class Emulator:
         return made
 
     def stop(self):
-        """End it; what it holds is gone."""
+        """End the emulator; its data is lost."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -111,7 +112,7 @@ def shared(flags=STILL):
 
 
 def stop():
-    """End all that are shared."""
+    """End all shared emulators."""
     while _running:
         _running.popitem()[1].stop()
 
