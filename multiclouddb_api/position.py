@@ -40,7 +40,7 @@ class Now:
     """
 
 
-def _utc(value: object) -> datetime:
+def _utc(value: datetime) -> datetime:
     return to_utc("AtTime.utc", value)
 
 
