@@ -1,7 +1,7 @@
 """What the reference shows of our code, and griffe does not find itself.
 
-griffe supports dataclasses and not attrs, so it is told how each attrs class is called. The portability warnings
-that a docstring names become links to their text.
+griffe supports dataclasses and not attrs, so it is told how each attrs class is called. The docstrings of
+fields are shown with their class. The portability warnings that a docstring names become links to their text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import griffe
 from markdown.extensions.toc import slugify
 
 _WARNINGS: Final = re.compile(r"Warnings?\s+(\d+(?:,\s+\d+)*(?:\s+and\s+\d+)?)\s+in\s+docs/configuration\.md")
+_SECTION: Final = re.compile(r"^(Raises|Examples|Portability):$", re.MULTILINE)
 _HEADING: Final = re.compile(r"^### ((\d+)\. .*)$", re.MULTILINE)
 _CONFIGURATION: Final = Path(__file__).with_name("configuration.md").read_text(encoding="utf-8")
 _ANCHORS: Final = {
@@ -36,6 +37,9 @@ class AttrsExtension(griffe.Extension):
             fields = [_parameter(member) for member in cls.members.values() if _is_field(member)]
             init = griffe.Function("__init__", parameters=griffe.Parameters(*_self(), *filter(None, fields)))
             cls.set_member("__init__", init)
+            _describe(cls)
+        elif "TypedDict" in map(str, cls.bases):
+            _describe(cls)
 
 
 def _linked(found: re.Match[str]) -> str:
@@ -44,6 +48,23 @@ def _linked(found: re.Match[str]) -> str:
     links = [f"[{found[0].split()[0]} {first}][{_ANCHORS[first]}]"]
     links += [re.sub(r"\d+", lambda number: f"[{number[0]}][{_ANCHORS[number[0]]}]", each) for each in others]
     return "".join(links)
+
+
+def _describe(cls: griffe.Class) -> None:
+    """Move the docstrings of fields to a section of the class, before the other sections."""
+    fields = [member for member in cls.members.values() if _is_field(member) and member.docstring]
+    if not fields or cls.docstring is None:
+        return
+    lines = [
+        f"    {field.name}: " + " ".join(field.docstring.value.split()) for field in fields if field.docstring
+    ]
+    section = "\n".join(["Attributes:", *lines])
+    found = _SECTION.search(cls.docstring.value)
+    place = found.start() if found else len(cls.docstring.value)
+    text = cls.docstring.value
+    cls.docstring.value = f"{text[:place].rstrip()}\n\n{section}\n\n{text[place:]}".rstrip()
+    for field in fields:
+        field.docstring = None
 
 
 def _self() -> list[griffe.Parameter]:

@@ -51,15 +51,12 @@ class Support(Enum):
 
 @attrs.frozen
 class CapabilityNote:
-    """States how far a capability is supported, and its limits or the steps that it needs.
-
-    Attributes:
-        support: Whether the capability is native, emulated or unsupported.
-        note: One line with the precision, the setup step, the opt-in or the alternative.
-    """
+    """States how far a capability is supported, and its limits or the steps that it needs."""
 
     support: Support = attrs.field(validator=is_a(Support))
+    """Whether the capability is native, emulated or unsupported."""
     note: str = attrs.field(default="", validator=is_a(str))
+    """One line with the precision, the setup step, the opt-in or the alternative."""
 
 
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:
@@ -72,14 +69,11 @@ def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, Capa
 
 @attrs.frozen
 class CapabilitySet:
-    """The capabilities of one provider, when its resources are provisioned as documented.
-
-    Attributes:
-        notes: Maps each capability to the extent of its support. A capability that is missing from the map is
-            `UNSUPPORTED`.
-    """
+    """The capabilities of one provider, when its resources are provisioned as documented."""
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
+    """Maps each capability to the extent of its support. A capability that is missing from the map is
+    `UNSUPPORTED`."""
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
         check_type("capability", capability, Capability)

@@ -29,17 +29,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @attrs.frozen
 class Checkpoint:
-    """A continuation token in the form in which a checkpoint store keeps it.
-
-    Attributes:
-        token: The `continuation_token` of a page or of a `ChangeFeedIterator`.
-        version: An opaque name that the store gives to this saved state; pass this name to the next `save`.
-    """
+    """A continuation token in the form in which a checkpoint store keeps it."""
 
     token: str = attrs.field(
         repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
     )
+    """The `continuation_token` of a page or of a `ChangeFeedIterator`."""
     version: str = attrs.field(validator=[is_a(str), not_blank("pass what the store returned")])
+    """An opaque name that the store gives to this saved state; pass this name to the next `save`."""
 
 
 class CheckpointStore(Protocol):

@@ -45,15 +45,12 @@ _MAX_DEPTH: Final = 200
 
 @attrs.frozen
 class Tagged:
-    """A value whose vendor-specific type no loaded provider knows.
-
-    Attributes:
-        tag: The type's name without the `$`, for example `"mongo.objectid"`.
-        value: Its JSON form.
-    """
+    """A value whose vendor-specific type no loaded provider knows."""
 
     tag: str = attrs.field(validator=is_a(str))
+    """The type's name without the `$`, for example `"mongo.objectid"`."""
     value: JsonValue = attrs.field(validator=is_a(bool, int, float, str, list, dict, type(None)))
+    """Its JSON form."""
 
 
 _Encoder: TypeAlias = Callable[[Any], JsonValue]

@@ -90,31 +90,27 @@ for _category in _KNOWN:
 
 @attrs.frozen
 class ErrorDetail:
-    """The facts of a failure; they survive pickling and sending to another process.
-
-    Attributes:
-        category: The kind of the failure.
-        provider: The provider id (`"dynamo"`), or None if the call failed before a provider was chosen.
-        operation: The name of the call that failed (`"read_changes"`), or None.
-        retryable: True if the same call may succeed later without any change.
-        native_class: The qualified class name of the vendor's exception, or None.
-        native_code: The vendor's own error code as text, or None.
-        native_text: The vendor's own error message, or None.
-        oldest_position: With `CHECKPOINT_EXPIRED`: the oldest position that the service still keeps, as
-            readable text, or None if the service does not report it.
-        skip_token: With `PROVIDER_ERROR` on a record: a continuation token for the position after that
-            record.
-    """
+    """The facts of a failure; they survive pickling and sending to another process."""
 
     category: ErrorCategory
+    """The kind of the failure."""
     provider: str | None = None
+    """The provider id (`"dynamo"`), or None if the call failed before a provider was chosen."""
     operation: str | None = None
+    """The name of the call that failed (`"read_changes"`), or None."""
     retryable: bool = False
+    """True if the same call may succeed later without any change."""
     native_class: str | None = None
+    """The qualified class name of the vendor's exception, or None."""
     native_code: str | None = None
+    """The vendor's own error code as text, or None."""
     native_text: str | None = None
+    """The vendor's own error message, or None."""
     oldest_position: str | None = None
+    """With `CHECKPOINT_EXPIRED`: the oldest position that the service still keeps, as readable text, or
+    None if the service does not report it."""
     skip_token: str | None = attrs.field(default=None, repr=shorten)
+    """With `PROVIDER_ERROR` on a record: a continuation token for the position after that record."""
 
     def __attrs_post_init__(self) -> None:
         check_type("ErrorDetail.category", self.category, ErrorCategory)

@@ -16,17 +16,14 @@ _BACKFILLED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_P
 
 @attrs.frozen
 class CosmosOptions(ProviderOptions):
-    """Options of a feed.
-
-    Attributes:
-        backfill: True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
-            The service can start its feed with all versions and deletes only at the present time or at a
-            token. Therefore the feed first returns the present items as `CREATE` events with `backfilled`,
-            then a `BackfillDone` notice, and then every change since the start. An item that was deleted
-            before the start is never seen.
-    """
+    """Options of a feed."""
 
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default. The
+    service can start its feed with all versions and deletes only at the present time or at a token.
+    Therefore the feed first returns the present items as `CREATE` events with `backfilled`, then a
+    `BackfillDone` notice, and then every change since the start. An item that was deleted before the
+    start is never seen."""
 
     def opts_into(self, capability: Capability) -> bool:
         """Return True if the caller accepts an emulated start."""

@@ -26,20 +26,17 @@ _EMULATED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POI
 
 @attrs.frozen
 class EmbeddedOptions(ProviderOptions):
-    """The options of a request to the embedded store.
-
-    Attributes:
-        poll_seconds: How often a waiting read (`OperationOptions.wait_seconds`) looks for new
-            changes; 0.005 by default, up to 1.
-        backfill: True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the opt-in into
-            the backfill does on Cosmos DB. The store contains the changes themselves and delivers them,
-            whereas Cosmos DB would deliver the current items. Therefore no event is marked `backfilled`. Only
-            the start needs this option; a token has the same meaning with and without it. Under any other
-            profile, the option has no effect.
-    """
+    """The options of a request to the embedded store."""
 
     poll_seconds: float = attrs.field(default=0.005, validator=is_a(int, float))
+    """How often a waiting read (`OperationOptions.wait_seconds`) looks for new changes; 0.005 by default,
+    up to 1."""
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the opt-in into the
+    backfill does on Cosmos DB. The store contains the changes themselves and delivers them, whereas
+    Cosmos DB would deliver the current items. Therefore no event is marked `backfilled`. Only the start
+    needs this option; a token has the same meaning with and without it. Under any other profile, the
+    option has no effect."""
 
     @poll_seconds.validator
     def _check_range(self, attribute: attrs.Attribute[float], value: float) -> None:
@@ -60,15 +57,12 @@ class EmbeddedOptions(ProviderOptions):
 
 @attrs.frozen
 class EmbeddedConfig:
-    """A checked configuration.
-
-    Attributes:
-        path: The file, absolute.
-        profile: The configuration of a client; it names the service whose limits apply to the store.
-    """
+    """A checked configuration."""
 
     path: str
+    """The file, absolute."""
     profile: Profile = PLAIN
+    """The configuration of a client; it names the service whose limits apply to the store."""
 
     @classmethod
     def from_client(

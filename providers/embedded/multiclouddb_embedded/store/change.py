@@ -39,26 +39,20 @@ _KEY: Final = is_a(MulticloudDbKey, Mapping, *get_args(Scalar))
 
 @attrs.frozen
 class Put:
-    """Write a document; this is a `CREATE` if no document has its key, else an `UPDATE`.
-
-    Attributes:
-        key: Its key.
-        document: The whole document, as a mapping from name to value.
-    """
+    """Write a document; this is a `CREATE` if no document has its key, else an `UPDATE`."""
 
     key: Key = attrs.field(repr=shorten, validator=_KEY)
+    """Its key."""
     document: Mapping[str, Any] = attrs.field(repr=shorten, validator=is_a(Mapping))
+    """The whole document, as a mapping from name to value."""
 
 
 @attrs.frozen
 class Delete:
-    """Delete a document; if the document does not exist, nothing is written.
-
-    Attributes:
-        key: Its key.
-    """
+    """Delete a document; if the document does not exist, nothing is written."""
 
     key: Key = attrs.field(repr=shorten, validator=_KEY)
+    """Its key."""
 
 
 Operation: TypeAlias = Put | Delete
@@ -66,21 +60,18 @@ Operation: TypeAlias = Put | Delete
 
 @attrs.frozen
 class EncodedChange:
-    """One operation in the form in which the tables store it.
-
-    Attributes:
-        identity: The canonical JSON of the key.
-        hash: The hash of the key's partition key.
-        key: The key's components as JSON.
-        doc: The document as JSON, or None for a delete.
-        size: The total size of key and document in bytes.
-    """
+    """One operation in the form in which the tables store it."""
 
     identity: bytes
+    """The canonical JSON of the key."""
     hash: int
+    """The hash of the key's partition key."""
     key: str
+    """The key's components as JSON."""
     doc: str | None
+    """The document as JSON, or None for a delete."""
     size: int
+    """The total size of key and document in bytes."""
 
 
 def encode_all(operations: Iterable[Operation], collection: Collection) -> list[EncodedChange]:

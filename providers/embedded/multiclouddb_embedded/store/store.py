@@ -51,19 +51,16 @@ __all__ = ["EmbeddedStore", "PartitionRange"]
 
 @attrs.frozen
 class PartitionRange:
-    """An open partition.
-
-    Attributes:
-        partition_id: The id of the partition in the collection, for example `p0`.
-        low: Its first hash.
-        high: The hash after the last one in the range.
-        parents: The partitions that this one replaced.
-    """
+    """An open partition."""
 
     partition_id: str = attrs.field(validator=is_a(str))
+    """The id of the partition in the collection, for example `p0`."""
     low: int = attrs.field(validator=is_a(int))
+    """Its first hash."""
     high: int = attrs.field(validator=is_a(int))
+    """The hash after the last one in the range."""
     parents: tuple[str, ...] = attrs.field(validator=each_is(str))
+    """The partitions that this one replaced."""
 
 
 class EmbeddedStore:
