@@ -50,11 +50,11 @@ JVM = "jvm"
 # Those that start Spark in processes of their own, one after the other: they go to another worker.
 JVM_TESTS_APART = (
     "docs/tests/test_printed_blocks.py",
-    "providers/cosmos/tests/test_spark_life.py",
-    "providers/dynamo/tests/test_spark.py",
-    "providers/mongo/tests/test_spark_secrets.py",
+    "providers/dynamo/tests/test_spark_delta.py",
+    "providers/mongo/tests/test_spark_delta.py",
     "spark/tests/test_cluster.py",
     "spark/tests/test_connect.py",
+    "spark/tests/test_databases.py",
     "spark/tests/test_versions.py",
     # It starts none: it goes where the other one is that needs all wheels.
     "tests/test_wheels.py",
