@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import Any
 
 import attrs
@@ -122,6 +121,8 @@ def to_utc(field: str, value: object) -> datetime:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?` when a similar name is known, else the list of known names."""
+    from difflib import get_close_matches  # only errors need it
+
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     if close:
