@@ -88,7 +88,7 @@ class ChangeFeedIterator:
         wait_seconds: How long a read may wait at the service for a first event (long poll); 0 by
             default. `stop` has to wait for this read, so choose a time that stopping may take.
         until_idle: True for a bounded run: end after the first idle page.
-        idle_backoff_seconds: Wait after the first idle page; 0.1 by default. The upper limit of the wait
+        idle_backoff_seconds: Wait after the first idle page; 0.005 by default. The upper limit of the wait
             doubles with each further idle page, and the first event resets it.
         max_idle_backoff_seconds: Longest wait after an idle page; 5 by default.
         max_outage_seconds: How long to continue while every read fails with a retryable error, or while every
@@ -127,7 +127,7 @@ class ChangeFeedIterator:
     )
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     idle_backoff_seconds: float = attrs.field(
-        default=0.1,
+        default=0.005,
         kw_only=True,
         validator=[is_a(int, float), at_least(0.001, "give the seconds of the first wait")],
     )

@@ -16,6 +16,7 @@ __all__ = ["Backoff", "PollSchedule", "Timer"]
 _RETRY_SECONDS: Final = 0.5
 _MAX_RETRY_SECONDS: Final = 30.0
 _MOST_DOUBLED: Final = 60
+_LEAST_PART: Final = 50
 
 
 class Timer:
@@ -47,7 +48,7 @@ class Backoff:
     Args:
         first: The upper bound of the first wait, in seconds.
         most: The upper bound of every wait.
-        least: The lower bound of every wait.
+        least: The lower bound of every wait; if it is not 0, also a fiftieth of its upper bound is one.
     """
 
     def __init__(self, first: float, most: float, least: float = 0.0) -> None:
@@ -58,7 +59,8 @@ class Backoff:
         """How long to wait now; the next wait may be longer."""
         longest = max(self._least, min(self._most, self._first * 2**self._doubled))
         self._doubled = min(self._doubled + 1, _MOST_DOUBLED)
-        return random.uniform(self._least, longest)
+        least = max(self._least, longest / _LEAST_PART) if self._least else 0.0
+        return random.uniform(least, longest)
 
     def reset(self) -> None:
         """Start again with the shortest wait."""
