@@ -40,12 +40,12 @@ class ChangeType(Enum):
 class ChangeEvent(Slotted):
     """One create, update or delete of one document.
 
-    Events are not validated, because one event is built for every change. Their fields still always have the
-    right types.
+    Events are not validated, because one event is built for every change. The fields of an event still always
+    have the right types.
 
     Attributes:
-        event_id: The service's stable identity of this change. It is unique in the collection, and stays the
-            same on every redelivery, in every scope and after a split.
+        event_id: The service's stable identity of this change. The id is unique in the collection, and stays
+            the same on every redelivery, in every scope and after a split.
         key: The document's key.
         type: Whether the document was created, updated or deleted.
         timestamp: The commit time that the service reports, as an aware datetime in UTC.
@@ -84,7 +84,7 @@ class ChangeEvent(Slotted):
 
 
 class _Draft(Slotted):
-    """An event while its attributes are set; it has the slots of an event."""
+    """An event whose attributes are being set; it has the same slots as an event."""
 
     __slots__ = tuple(field.name for field in attrs.fields(ChangeEvent))
 
@@ -96,7 +96,7 @@ def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeE
     event takes four times as long.
 
     Raises:
-        ValueError: The number of columns is wrong, or a column is too short.
+        ValueError: If the number of columns is wrong, or a column is too short.
     """
     drafts: list[Any] = list(map(object.__new__, repeat(_Draft, count)))
     draft: Any

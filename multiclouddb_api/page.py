@@ -53,7 +53,7 @@ class ChangeFeedPage:
         child_partitions: The partitions to read after the ended partition.
         notices: Facts that are not changes of a document. Each notice has a place in the order of its
             partition: after the partition's last event on this page, and before its first event on a later
-            page. So this page contains no event of the partition that comes after the notice. It also
+            page. So this page contains no event of the partition that comes after the notice. This page also
             contains no event that is read as a consequence of the notice. For example, with a `Gap` it
             contains none from the partitions that replace the lost one. The page may contain events of other
             partitions. A read from a `skip_token` reads no events: its page contains only the `RecordSkipped`

@@ -43,7 +43,7 @@ class PhysicalPartition:
 
     Attributes:
         partition_id: An id from `list_physical_partitions`, `plan_partitions`, an event or a
-            `ChildPartition`. It is valid only for that provider and resource.
+            `ChildPartition`. The id is valid only for that provider and resource.
         with_descendants: True to continue in the partitions that replace it after a split or merge. A token
             made with one value is refused with the other.
 

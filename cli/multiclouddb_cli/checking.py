@@ -147,7 +147,7 @@ def check(
     *,
     as_json: bool,
 ) -> None:
-    """Print whether the token resumes.
+    """Print whether the token can be resumed.
 
     Raises:
         MulticloudDbError: The error of a read from the token; `INVALID_REQUEST` for a foreign token.

@@ -133,8 +133,8 @@ Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
     """Return the entry of a partition that starts at its seed.
 
-    It waits for those of its parents that are present. Only children of the seed that are present are kept.
-    The engine searches for the other children again.
+    The entry waits for those of its parents that are present. Only children of the seed that are present are
+    kept. The engine searches for the other children again.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)

@@ -196,7 +196,7 @@ class Reading:
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
     """The records. Return the records.
 
-    Those of transactions with the same commit timestamp are mixed at random.
+    Return the records; those of transactions with the same commit timestamp are mixed at random.
     """
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}

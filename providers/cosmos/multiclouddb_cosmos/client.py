@@ -159,7 +159,7 @@ class Calls:
         )
 
     def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """The containers of a database, or of all databases of the account."""
+        """Return the containers of a database, or of all databases of the account."""
         client = self._connected()
         names = [database]
         if database is None:

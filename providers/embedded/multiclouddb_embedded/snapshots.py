@@ -144,7 +144,7 @@ def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str, str]:
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """True if a cursor belongs to a segment."""
+    """Return True if a cursor belongs to a segment."""
     match cursor:
         case [str(), seq, ts, str(), str()]:
             return all(type(value) is int and 0 <= value < 2**62 for value in (seq, ts))

@@ -101,10 +101,10 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
 
 
 def list_collections(client: MongoClient[Any], database: str | None) -> list[ResourceAddress]:
-    """The ordinary collections of one database, or of all that are not the server's own.
+    """Return the ordinary collections of one database, or of all databases except the server's own.
 
     Raises:
-        PyMongoError: A refusal of the server, or a network error.
+        PyMongoError: If the server refuses the request, or for a network error.
     """
     names = [database] if database is not None else client.list_database_names()
     return [

@@ -185,13 +185,13 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
 
 
 def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
-    """Before the first call: do not wait for long if every server is refused or unknown.
+    """Do not wait for long before the first call if every server is refused or unknown.
 
-    While a primary is elected, the other servers answer. So if no server does, waiting helps less than an
-    error that says why.
+    While a primary is being elected, the other servers answer. So if no server answers, waiting helps less
+    than an error that gives the reason.
 
     Raises:
-        ServerSelectionTimeoutError: Every server is refused or unknown; it says why.
+        ServerSelectionTimeoutError: If every server is refused or unknown; the error gives the reason.
     """
     seconds = min(_REFUSED_SECONDS, client.options.server_selection_timeout)
     if client.topology_description.has_known_servers or deadline.remaining() < 2 * seconds:
@@ -246,7 +246,7 @@ def buffered(stream: Stream) -> int | None:
 
 
 def next_answer(cursor: Rows) -> list[Any]:
-    """The rows of the server's next answer; a single row if this PyMongo does not show how many are left."""
+    """Return the rows of the server's next answer; a single row if this PyMongo hides how many are left."""
     first = next(cursor, None)
     if first is None:
         return []

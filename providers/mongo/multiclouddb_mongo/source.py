@@ -160,9 +160,9 @@ class Source:
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
         """Return the stages after `$changeStream`: those of the scope, of the caller, and of the library.
 
-        The library's stage removes unused fields, which would cost time to send and decode. It also removes
-        the description of the changed fields, because a state is never partial. So an event that is nearly
-        too large stays under the server's 16 MB.
+        The library's stage removes unused fields, which would cost time to send and decode. The stage also
+        removes the description of the changed fields, because a state is never partial. So an event that is
+        nearly too large stays under the server's 16 MB.
         """
         stages: list[Stage] = []
         if isinstance(self.spec.scope, LogicalPartition):

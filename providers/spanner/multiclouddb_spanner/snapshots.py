@@ -66,8 +66,8 @@ _MARGIN: Final = 120 * _SECOND
 def floor_of(at: int) -> str:
     """Return the `order_key` of rows at a given time.
 
-    It is greater than the `order_key` of every change up to this time, and less than that of every later
-    change.
+    This floor is greater than the `order_key` of every change up to this time, and less than that of every
+    later change.
     """
     return f"{text_at(at)}|~"
 

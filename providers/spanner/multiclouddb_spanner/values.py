@@ -65,7 +65,8 @@ def _each(element: Converter) -> Converter:
 def _is_null(value: Any, element: Converter) -> bool:
     """Return True for a null.
 
-    The emulator writes a null inside an array as the text NULL, which is not a value of these types.
+    Return True for a null; the emulator writes a null inside an array as the text NULL, which is not a value
+    of these types.
     """
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 

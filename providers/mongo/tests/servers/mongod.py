@@ -97,7 +97,7 @@ class ReplicaSet:
     ) -> None:
         """Start a set. Start the set.
 
-        When the call returns, it has a primary that every other member follows.
+        When the call returns, the set has a primary that every other member follows.
 
         Args:
             folder: An empty folder, for data and logs.
