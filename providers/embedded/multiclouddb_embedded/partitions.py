@@ -312,10 +312,7 @@ def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ...] | None:
-    """Return a value that changes at a split, merge or trim of the collection.
-
-    None after the collection was dropped.
-    """
+    """Return a value that changes at a split, merge or trim of the collection; None after a drop."""
     found: tuple[object, ...] | None = connection.execute(
         "SELECT * FROM collections WHERE id = ?", (scope.collection.id,)
     ).fetchone()

@@ -27,6 +27,7 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance.waiting import assert_prompt
@@ -615,6 +616,34 @@ class TestLogicalPartition:
     def test_a_key_that_does_not_fit_the_collection_is_refused(self, tenants):
         with pytest.raises(MulticloudDbError, match="tenant"):
             tenants.feed(scope=LogicalPartition(MulticloudDbKey({"user": 1})))
+
+    @pytest.mark.parametrize("start", [Beginning(), Now(), Snapshot()])
+    @pytest.mark.parametrize(
+        ("key", "words"),
+        [({"idx": "o-1"}, "begins with 'idx', a str"), ({"id": 1}, "begins with 'id', a int")],
+    )
+    def test_a_key_like_none_that_is_there_is_refused(self, world, key, words, start):
+        """Its name or its type is a mistake: without an error the feed would just be empty."""
+        world.store.create_collection("orders")
+        world.store.put("orders", "o-1", {})
+        world.store.put("orders", {"number": -3}, {})
+        with connect(f"embedded://{world.store.path}") as client:
+            address = ResourceAddress("main", "orders")
+
+            def read(key, start=start):
+                scope = LogicalPartition(MulticloudDbKey(key))
+                return client.read_changes(ChangeFeedRequest(address, start, scope=scope))
+
+            with pytest.raises(MulticloudDbError, match=words) as caught:
+                read(key)
+            assert "begins with 'id', a str" in caught.value.message.partition("; ")[2]
+            # What does not exist yet is no mistake.
+            assert read({"id": "o-2"}).events == ()
+            assert read({"number": 7.5}).events == ()
+            # A position stays valid, whatever was deleted since.
+            token = read({"number": -3}).continuation_token
+            world.store.delete("orders", {"number": -3})
+            read({"number": -3}, FromContinuationToken(token))
 
 
 class TestHeads:
