@@ -96,7 +96,7 @@ def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeE
     event takes four times as long.
 
     Raises:
-        ValueError: If the number of columns is wrong, or a column is too short.
+        ValueError: Raised if the number of columns is wrong, or a column is too short.
     """
     drafts: list[Any] = list(map(object.__new__, repeat(_Draft, count)))
     draft: Any

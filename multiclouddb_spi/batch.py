@@ -179,7 +179,7 @@ class Mapper(ABC):
             stop: The index after the last record to map.
 
         Raises:
-            RecordFault: If a record cannot be decoded; its index is in `[start, stop)`.
+            RecordFault: Raised if a record cannot be decoded; its index is in `[start, stop)`.
         """
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:

@@ -361,7 +361,7 @@ class Feed(ABC):
                 writes.
 
         Raises:
-            InvalidCursor: If this provider cannot have made the cursor.
+            InvalidCursor: Raised if this provider cannot have made the cursor.
         """
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
@@ -474,7 +474,7 @@ class Feed(ABC):
         """Describe `cursor` as text and time; pure.
 
         Raises:
-            InvalidCursor: If this provider cannot have made the cursor.
+            InvalidCursor: Raised if this provider cannot have made the cursor.
         """
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing

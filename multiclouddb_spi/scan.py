@@ -142,7 +142,7 @@ class SupportsSnapshot(Protocol):
             there is a rest, the engine asks again.
 
         Raises:
-            InvalidCursor: If this provider cannot have made the cursor.
+            InvalidCursor: Raised if this provider cannot have made the cursor.
         """
         ...
 

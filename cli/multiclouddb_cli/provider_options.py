@@ -23,8 +23,8 @@ def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | 
     """The provider's options; None without any.
 
     Raises:
-        MulticloudDbError: If the configuration or a value is wrong. typer.BadParameter: If the provider has
-            no such option, or the option cannot have this value.
+        MulticloudDbError: Raised if the configuration or a value is wrong.
+        typer.BadParameter: Raised if the provider has no such option, or it cannot have this value.
     """
     if not texts:
         return None

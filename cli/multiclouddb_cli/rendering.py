@@ -40,7 +40,7 @@ def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
     """Return the output form that the options request.
 
     Raises:
-        typer.BadParameter: If the options exclude each other, or the template is wrong.
+        typer.BadParameter: Raised if the options exclude each other, or the template is wrong.
     """
     given = [
         name

@@ -46,8 +46,8 @@ def to_request(
     """Return the request that a command line describes.
 
     Raises:
-        MulticloudDbError: If the library refuses a part of the request. typer.BadParameter: If an option is
-            wrong.
+        MulticloudDbError: Raised if the library refuses a part of the request.
+        typer.BadParameter: Raised if an option is wrong.
     """
     config = to_config(url)
     address, kind = to_target(collection, scope, config.provider)

@@ -23,8 +23,8 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
     """Return the scope with the id that the library accepts; the service is asked only for its own name.
 
     Raises:
-        MulticloudDbError: If the partitions cannot be listed. typer.BadParameter: If no partition has this
-            name.
+        MulticloudDbError: Raised if the partitions cannot be listed.
+        typer.BadParameter: Raised if no partition has this name.
     """
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope

@@ -79,9 +79,9 @@ def tail(config: ClientConfig, wish: Wish) -> None:
     """Print events until the feed is idle, ends, or the user stops it.
 
     Raises:
-        MulticloudDbError: If a read or the checkpoint failed.
-        BrokenPipeError: If the output has no reader.
-        typer.Exit: If a signal ended the command.
+        MulticloudDbError: Raised if a read or the checkpoint failed.
+        BrokenPipeError: Raised if the output has no reader.
+        typer.Exit: Raised if a signal ended the command.
     """
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)

@@ -55,7 +55,7 @@ class Template:
         text: The user's.
 
     Raises:
-        typer.BadParameter: If the template names something that no event has.
+        typer.BadParameter: Raised if the template names something that no event has.
     """
 
     def __init__(self, text: str) -> None:

@@ -200,7 +200,7 @@ def top(
 
     Raises:
         MulticloudDbError: An error that a retry does not fix.
-        BrokenPipeError: If the output has no reader.
+        BrokenPipeError: Raised if the output has no reader.
     """
     meter = Meter()
     told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))

@@ -171,7 +171,7 @@ def entry_from_json(item: Any) -> Entry:
     """Return the entry that was passed to `entry_to_json`.
 
     Raises:
-        InvalidCursor: If `entry_to_json` did not make the value.
+        InvalidCursor: Raised if `entry_to_json` did not make the value.
         MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
     """
     match item:
@@ -209,7 +209,7 @@ def audited_from_json(value: Any) -> Audited:
     """Return the audit data that was passed to `audited_to_json`.
 
     Raises:
-        InvalidCursor: If `audited_to_json` did not make the value.
+        InvalidCursor: Raised if `audited_to_json` did not make the value.
     """
     match value:
         case [since, at, (0 | 1) as retired] if _is_count(at) and (since is None or is_micros(since)):

@@ -93,7 +93,7 @@ class Lineage(ScanEntries):
             join: `Feed.join`.
 
         Raises:
-            InvalidCursor: If `to_json` did not make the value.
+            InvalidCursor: Raised if `to_json` did not make the value.
             MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
         """
         if not (isinstance(value, dict) and isinstance(value.get("p"), list)):

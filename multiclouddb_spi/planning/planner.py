@@ -107,7 +107,7 @@ class Planner:
             value: The value that `Lineage.to_json` returned.
 
         Raises:
-            InvalidCursor: If the value is not a lineage.
+            InvalidCursor: Raised if the value is not a lineage.
         """
         return lineage_from_json(value, self._feed.join)
 

@@ -149,7 +149,7 @@ class Fetches:
         """Return the next partition that has answered, or None after `patience` seconds.
 
         Raises:
-            ProviderFault: If the client was closed.
+            ProviderFault: Raised if the client was closed.
         """
         until = time.monotonic() + patience
         while True:

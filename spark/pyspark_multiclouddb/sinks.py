@@ -136,7 +136,7 @@ def merge_into_delta(
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
             or is new and refused; if a snapshot needs `checkpoint`, or the checkpoint is of another query;
             `NOT_FOUND` if the table does not exist and `create` is False. In these cases no row was written.
-        ImportError: If `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
+        ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
 

@@ -43,7 +43,7 @@ def environment(version):
     """Return the folder with PySpark of a version; the first call of a user fetches it.
 
     Raises:
-        ServerUnavailableError: If pip failed, or what it fetched is not the expected package.
+        ServerUnavailableError: Raised if pip failed, or what it fetched is not the expected package.
     """
     return _fetched(DIGESTS[version], ["--no-binary=:all:", f"pyspark=={version}"], _unpack)
 

@@ -203,7 +203,7 @@ class Log:
         Each child descends from all of the ended partitions.
 
         Raises:
-            ValueError: If a parent is not open, or has too few hashes.
+            ValueError: Raised if a parent is not open, or has too few hashes.
         """
         with self.changed:
             if len(set(parents)) != len(parents) or not parents:

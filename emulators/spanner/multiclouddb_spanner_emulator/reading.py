@@ -47,7 +47,7 @@ def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) 
     """Refuse the arguments that the service refuses.
 
     Raises:
-        ServiceError: If the arguments are not valid.
+        ServiceError: Raised if the arguments are not valid.
     """
     start, end, beat = query.start, query.end, query.heartbeat
     if start is None:

@@ -210,7 +210,7 @@ class Calls:
             start: The start of the feed, in the format of azure-cosmos.
 
         Raises:
-            MovedError: If the range now lies in several partitions; in that case nothing was read.
+            MovedError: Raised if the range now lies in several partitions; in that case nothing was read.
         """
         token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}

@@ -190,8 +190,8 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         """Observe the calls of this thread.
 
         Raises:
-            CosmosHttpResponseError: If the service sends an answer that azure-cosmos must not retry.
-            MovedError: If a second page was requested.
+            CosmosHttpResponseError: Raised if the service sends an answer that azure-cosmos must not retry.
+            MovedError: Raised if a second page was requested.
         """
         self._local.watch = watch = Watch()
         try:

@@ -90,7 +90,7 @@ class Source:
             slim: True for changes without documents, to find out which change is at a position.
 
         Raises:
-            PyMongoError: If the server refuses the request, or for a network error.
+            PyMongoError: Raised if the server refuses the request, or for a network error.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
 

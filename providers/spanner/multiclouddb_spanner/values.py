@@ -34,7 +34,7 @@ def converter(kind: Mapping[str, Any]) -> Converter | None:
         kind: The column's type, in the form of the record: `{"code": "ARRAY", "array_element_type": {…}}`.
 
     Raises:
-        ValueError: If the type is unknown.
+        ValueError: Raised if the type is unknown.
     """
     return _of(kind, _PYTHON)
 
