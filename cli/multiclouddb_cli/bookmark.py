@@ -38,7 +38,7 @@ class Bookmark(FileCheckpointStore):
         return self._file
 
     def hold(self) -> None:
-        """From now on save nothing, because a later run has to read from the saved position again."""
+        """Save nothing from now on, because a later run must read from the saved position again."""
         self._is_held = True
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""The options of `tail`: times, templates, selection, completion, and what a wrong value says."""
+"""Tests the options of `tail`: times, templates, selection, completion, and the errors for wrong values."""
 
 import json
 import subprocess
@@ -191,7 +191,7 @@ class TestRefused:
 
 class TestCompletion:
     def complete(self, line):
-        """What the shell is offered after this line."""
+        """Return what the shell is offered after this line."""
         env = {
             "_MULTICLOUDDB_COMPLETE": "complete_bash",
             "COMP_WORDS": line,

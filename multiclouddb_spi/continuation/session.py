@@ -94,7 +94,7 @@ class Session:
     def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
         """Make a token for one physical partition of this feed.
 
-        It keeps the skipped records of that partition.
+        The token keeps the skipped records of that partition.
 
         Args:
             partition_id: The service's own id of the partition, or the id of a segment.

@@ -63,9 +63,9 @@ def source(tmp_path):
 
 @pytest.fixture(scope="session")
 def databases(tmp_path_factory):
-    """Servers for queries in processes of their own, by name; each is started at its first use.
+    """Servers for queries in separate processes, by name; each is started when it is first used.
 
-    No package registry has the emulator of Spanner. With CI set, it has to be there.
+    No package registry offers the emulator of Spanner. If CI is set, the emulator must be available.
     """
     kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos, Spanner)}
     if os.environ.get("CI") != "true" and not has_spanner():
@@ -73,7 +73,7 @@ def databases(tmp_path_factory):
     servers = {}
 
     def feeds(name, *wanted):
-        """A feed with this name of each database, or of some."""
+        """Make a feed with this name in each database, or in some of them."""
         for kind in wanted or kinds:
             if kind not in servers:
                 servers[kind] = kinds[kind](tmp_path_factory.mktemp(kind))
@@ -89,7 +89,7 @@ def databases(tmp_path_factory):
 
 @pytest.fixture
 def start_queries(tmp_path):
-    """Makes `Queries`, whose processes end with the test."""
+    """Make `Queries`, whose processes end with the test."""
     made = []
 
     def make(feeds, **settings):

@@ -1,4 +1,4 @@
-"""The databases that queries of the tests read: each makes feeds of `EVENTS` changes."""
+"""Provides the databases that queries of the tests read: each makes feeds of `EVENTS` changes."""
 
 from urllib.parse import quote
 
@@ -22,15 +22,15 @@ KEYS = 40
 
 @attrs.define
 class Feed:
-    """A collection of its own.
+    """A collection that only one test uses.
 
     Attributes:
         name: The database's.
-        url: For `connect`, and the option.
-        address: Where the collection is.
-        write: Makes its events, through splits where a test can cause them.
-        secrets: What nothing may show.
-        position: Where a query starts.
+        url: The configuration for `connect`, and for the option.
+        address: The address of the collection.
+        write: A function that makes the events, through splits if a test can cause them.
+        secrets: The texts that must not be shown anywhere.
+        position: The position at which a query starts.
     """
 
     name: str
@@ -42,25 +42,25 @@ class Feed:
     token: object = None
 
     def mark(self):
-        """Remember where the feed stands."""
+        """Remember the present position of the feed."""
         with connect(self.url) as client:
             self.token = client.read_changes(ChangeFeedRequest(self.address, Now())).continuation_token
 
     def ids(self):
-        """The ids of the events since then."""
+        """Return the ids of the events since then."""
         with connect(self.url) as client:
             request = ChangeFeedRequest(self.address, FromContinuationToken(self.token))
             return sorted(event.event_id for event in client.iterate_changes(request, until_idle=True))
 
     def options(self):
-        """Those of the source."""
+        """The options of the source."""
         database = {"database": self.address.database} if self.address.database else {}
         place = {"url": self.url, "collection": self.address.collection, **database}
         return {**place, "startingPosition": self.position}
 
 
 class Embedded:
-    """Files; the splits and merges are real."""
+    """The embedded store uses files; its splits and merges are real."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -87,7 +87,7 @@ class Embedded:
 
 
 class Dynamo:
-    """DynamoDB Local; a stream's shard rolls over."""
+    """DynamoDB Local, with a stream whose shard rolls over."""
 
     def __init__(self, folder):
         del folder
@@ -113,7 +113,7 @@ class Dynamo:
 
 
 class Mongo:
-    """A replica set that wants a password."""
+    """A replica set that requires a password."""
 
     def __init__(self, folder):
         module = server_module("mongo", "mongod")
@@ -137,7 +137,7 @@ class Mongo:
 
 
 class Cosmos:
-    """Our emulator; a partition splits. Its key is in the environment."""
+    """The project's emulator, with a partition that splits. The key of the account is in the environment."""
 
     def __init__(self, folder):
         del folder
@@ -166,7 +166,7 @@ class Cosmos:
 
 
 class Spanner:
-    """Google's emulator; partitions are moved, split and merged by themselves."""
+    """Google's emulator, whose partitions move, split and merge by themselves."""
 
     def __init__(self, folder):
         del folder
@@ -192,10 +192,10 @@ class Spanner:
 
 
 def credentials():
-    """Those of DynamoDB Local: processes find them in their environment."""
+    """The credentials for DynamoDB Local, which processes find in their environment."""
     return server_module("dynamo", "server").CREDENTIALS
 
 
 def has_spanner():
-    """Whether this machine has the emulator, which no package registry has."""
+    """Return whether this machine has the emulator, which no package registry offers."""
     return server_module("spanner", "emulator").program() is not None

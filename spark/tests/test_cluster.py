@@ -1,7 +1,7 @@
-"""Streams on clusters of several processes, which are killed: the sinks equal the sources.
+"""Tests streams on clusters of several processes, which are killed: the sinks must equal the sources.
 
-`local-cluster` starts executors of its own. The standalone cluster is a master and two workers, as processes.
-Each runs a query over the embedded store, DynamoDB Local and MongoDB at the same time.
+`local-cluster` starts its own executors. The standalone cluster consists of a master and two workers, each a
+process. Each cluster runs a query over the embedded store, DynamoDB Local and MongoDB at the same time.
 """
 
 import os
@@ -69,7 +69,7 @@ def executor_above(pid):
 
 
 def kill_executors(queries):
-    """Each of those in which a query is in the middle of a task."""
+    """Return each process in which a query is in the middle of a task."""
     for pid in {executor_above(pid) for pid in queries.reach()}:
         os.kill(pid, signal.SIGKILL)
     (queries.folder / "go").touch()
