@@ -68,7 +68,7 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
     "spark",
     title="Spark data source",
     unit="rows/s",
-    goal=1,
+    goal=10,
     about=(
         "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with documents of 300 "
         "bytes and aggregates them, in a local session. The CPU time is the sum for the driver, its JVM "

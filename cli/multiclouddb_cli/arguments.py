@@ -75,7 +75,7 @@ def to_address(text: str) -> ResourceAddress:
     if not slash:
         database, collection = "", text
     if not collection.strip():
-        raise _wrong("COLLECTION", "names no collection: write DATABASE/COLLECTION or COLLECTION")
+        raise _wrong("COLLECTION", "names no collection: multiclouddb collections URL lists them")
     return ResourceAddress(database or None, collection)
 
 
@@ -190,15 +190,20 @@ def _to_scope(text: str, provider: str) -> FeedScope:
         return PhysicalPartition(value, with_descendants=kind == "descendants")
     if kind == "key" and value:
         return LogicalPartition(to_key(value, "--scope"))
-    raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}")
+    hint = "" if value else f"; a partition of that name is partition:{text}"
+    raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}{hint}")
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
     """Read a partition key: a JSON object with its components in their order."""
+    example = 'a key is a JSON object like {"customer": "c-1"}'
     try:
         components: Any = decode_json(text)
-        if isinstance(components, dict) and components:
-            return MulticloudDbKey(components, len(components))
+    except MulticloudDbError as error:
+        raise _wrong(option, f"{text!r} is not JSON; {example}") from error
+    if not isinstance(components, dict) or not components:
+        raise _wrong(option, example)
+    try:
+        return MulticloudDbKey(components, len(components))
     except MulticloudDbError as error:
         raise _wrong(option, error.message) from error
-    raise _wrong(option, 'a key is a JSON object like {"customer": "c-1"}')

@@ -224,13 +224,21 @@ Format: TypeAlias = Annotated[
     ),
 ]
 UntilIdle: TypeAlias = Annotated[bool, typer.Option("--until-idle", help="End when there is nothing more.")]
-State: TypeAlias = Annotated[Want, typer.Option(metavar="STATE", help="Documents: omit, include or require.")]
+State: TypeAlias = Annotated[
+    Want,
+    typer.Option(metavar="STATE", case_sensitive=False, help="Documents: omit, include or require."),
+]
 OldState: TypeAlias = Annotated[
-    Want, typer.Option(metavar="STATE", help="Documents before the change: omit, include or require.")
+    Want,
+    typer.Option(
+        metavar="STATE", case_sensitive=False, help="Documents before the change: omit, include or require."
+    ),
 ]
 Type: TypeAlias = Annotated[
     list[Kind] | None,
-    typer.Option("--type", metavar="TYPE", help="Only create, update or delete; may be repeated."),
+    typer.Option(
+        "--type", metavar="TYPE", case_sensitive=False, help="Only create, update or delete; may be repeated."
+    ),
 ]
 Since: TypeAlias = Annotated[
     str | None,
@@ -247,7 +255,11 @@ MaxEvents: TypeAlias = Annotated[
 ]
 OnExpired: TypeAlias = Annotated[
     Expired,
-    typer.Option(metavar="HOW", help="If changes are no longer kept: fail, skip them, or begin a snapshot."),
+    typer.Option(
+        metavar="HOW",
+        case_sensitive=False,
+        help="If changes are no longer kept: fail, skip them, or begin a snapshot.",
+    ),
 ]
 SkipPoison: TypeAlias = Annotated[
     bool, typer.Option("--skip-poison", help="Skip records that cannot be decoded.")

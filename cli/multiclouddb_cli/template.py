@@ -61,6 +61,8 @@ class Template:
     def __init__(self, text: str) -> None:
         if not text:
             raise _wrong("is empty")
+        if "%" not in text:
+            raise _wrong("names no value: write %k, %s or %{key.id}, for example")
         self._pieces = list(_pieces(text))
         if not re.search(r"\\(n|r|0|x0[0aAdD])$", text):
             self._pieces.append(_constant("\n"))

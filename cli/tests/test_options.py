@@ -95,7 +95,7 @@ class TestLast:
 class TestSelection:
     def test_only_printed_events_count(self, run, url, store):
         store.delete("orders", "o-3")
-        words = ("tail", url, "orders", "--from", "beginning", "--type", "delete", "--max-events", 1)
+        words = ("tail", url, "orders", "--from", "beginning", "--type", "DELETE", "--max-events", 1)
         assert run(*words, "--json").stdout.count("DELETE") == 1
 
     def test_a_key_is_a_json_object(self, run, url, store):
@@ -118,7 +118,7 @@ class TestTemplate:
         out = run("tail", url, "orders", *EMPTY, "-f", "%s %S", "--type", "delete").stdout
         assert out == "null -1\n"
 
-    @pytest.mark.parametrize("text", ["", "%q", "%", "%{nothing}", r"\q", "\\"])
+    @pytest.mark.parametrize("text", ["", "{type} {key}", "%q", "%", "%{nothing}", r"\q", "\\"])
     def test_what_no_event_has_is_refused(self, text):
         with pytest.raises(typer.BadParameter):
             Template(text)
@@ -158,6 +158,8 @@ class TestRefused:
             (("--option", "backfill=yes"), "true or false"),
             (("--max-scan-rate", 5), "--from snapshot"),
             (("--scope", "partition:p9"), "p0, p1"),
+            (("--scope", "p0"), "partition:p0"),
+            (("--only-key", "o-1"), '{"customer": "c-1"}'),
             (("--timeout", 0), "0.1"),
         ],
     )
