@@ -252,6 +252,8 @@ class Target:
             target_alias="t",
             commit_properties=CommitProperties(app_transactions=None if done is None else [done]),
             writer_properties=_written(source.column_names),
+            # The lowest and the highest key of the rows then show which files need not be read.
+            streamed_exec=False,
         ).when_matched_update(columns, "s.order_key > t.order_key").when_not_matched_insert(columns).execute()
 
 
