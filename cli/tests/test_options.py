@@ -287,10 +287,10 @@ PLUGIN = Plugin()
 class TestDeadHost:
     """The first try fails at once; the engine tries again for three seconds."""
 
-    def follow(self, fake, tmp_path, *words):
+    def follow(self, fake, tmp_path, *words, command="tail"):
         (tmp_path / "site" / "fake_provider.py").write_text(DEAD)
         return subprocess.Popen(
-            [sys.executable, "-m", "multiclouddb_cli", "tail", fake, "orders", *words],
+            [sys.executable, "-m", "multiclouddb_cli", command, fake, "orders", *words],
             env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -309,6 +309,12 @@ class TestDeadHost:
             process.terminate()
             out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (143, "", "")
+
+    def test_ends_a_top_too(self, fake, tmp_path):
+        with self.follow(fake, tmp_path, command="top") as process:
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (8, "")
+        assert err.startswith("error: [TRANSIENT_FAILURE] nobody at ")
 
     def test_of_a_run_that_ends_is_its_error_alone(self, fake, tmp_path):
         with self.follow(fake, tmp_path, "--until-idle") as process:
