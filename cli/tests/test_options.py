@@ -98,6 +98,26 @@ class TestSelection:
         words = ("tail", url, "orders", "--from", "beginning", "--type", "DELETE", "--max-events", 1)
         assert run(*words, "--json").stdout.count("DELETE") == 1
 
+    def test_they_are_counted_exactly_with_and_without_a_checkpoint(self, run, url, store, tmp_path):
+        for number in range(6):
+            store.delete("orders", f"o-{number}")
+        words = (
+            "tail",
+            url,
+            "orders",
+            "--from",
+            "beginning",
+            "--type",
+            "delete",
+            "--max-events",
+            4,
+            "--json",
+        )
+        assert len(ids(run(*words).stdout)) == 4
+        kept = (*words, "--checkpoint", tmp_path / "pos")
+        seen = ids(run(*kept).stdout) + ids(run(*kept, "--until-idle").stdout)
+        assert sorted(seen) == [f"o-{number}" for number in range(6)]
+
     def test_a_key_is_a_json_object(self, run, url, store):
         result = run("tail", url, "orders", *EMPTY, "--json", "--only-key", '{"id": "o-4"}')
         assert ids(result.stdout) == ["o-4"]
@@ -190,18 +210,19 @@ class TestRefused:
 
 
 class TestCompletion:
-    def complete(self, line):
-        """What the shell is offered after this line."""
-        env = {
-            "_MULTICLOUDDB_COMPLETE": "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(line.count(" ")),
-        }
-        ran = subprocess.run(
-            [sys.executable, "-m", "multiclouddb_cli"],
-            env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-        return ran.stdout.split()
+    @pytest.fixture
+    def complete(self, run):
+        """What bash is offered after a line."""
+
+        def offered(line):
+            env = {
+                "_MULTICLOUDDB_COMPLETE": "complete_bash",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(line.count(" ")),
+            }
+            return run(env=env).stdout.split()
+
+        return offered
 
     @pytest.mark.parametrize(
         ("end", "offered"),
@@ -215,12 +236,12 @@ class TestCompletion:
             ("--option p", {"poll_seconds="}),
         ],
     )
-    def test_offers_values(self, url, store, end, offered):
-        assert set(self.complete(f"multiclouddb tail {url} orders {end}")) == offered
+    def test_offers_values(self, complete, url, store, end, offered):
+        assert set(complete(f"multiclouddb tail {url} orders {end}")) == offered
 
-    def test_offers_urls_and_collections(self, url, store):
-        assert "embedded:///" in self.complete("multiclouddb tail emb")
-        assert self.complete(f"multiclouddb tail {url} ma") == ["main/orders"]
+    def test_offers_urls_and_collections(self, complete, url, store):
+        assert "embedded:///" in complete("multiclouddb tail emb")
+        assert complete(f"multiclouddb tail {url} ma") == ["main/orders"]
 
 
 class TestWait:
@@ -257,6 +278,9 @@ KNOWN = CapabilitySet({each: CapabilityNote(Support.NATIVE) for each in Capabili
 class Dead(Provider):
     provider_id = "fake"
 
+    def __init__(self, tried_again):
+        self.tried_again = tried_again
+
     def capabilities(self):
         return KNOWN
 
@@ -264,7 +288,8 @@ class Dead(Provider):
         raise ConnectionError("nobody at mongodb://me:a-hidden-key@host/")
 
     def classify(self, error):
-        return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; check the host", retryable=True)
+        return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; check the host", retryable=True,
+                     vendor_retried=self.tried_again)
 
     def close(self):
         pass
@@ -274,7 +299,7 @@ class Plugin(ProviderPlugin):
     provider_id = "fake"
 
     def connect(self, config, native_client):
-        return Dead()
+        return Dead(config.connection["url"].endswith("/once"))
 
     def capabilities(self):
         return KNOWN
@@ -311,13 +336,13 @@ class TestDeadHost:
         assert (process.returncode, out, err) == (143, "", "")
 
     def test_ends_a_top_too(self, fake, tmp_path):
-        with self.follow(fake, tmp_path, command="top") as process:
+        with self.follow(f"{fake}/once", tmp_path, command="top") as process:
             out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (8, "")
         assert err.startswith("error: [TRANSIENT_FAILURE] nobody at ")
 
     def test_of_a_run_that_ends_is_its_error_alone(self, fake, tmp_path):
-        with self.follow(fake, tmp_path, "--until-idle") as process:
+        with self.follow(f"{fake}/once", tmp_path, "--until-idle") as process:
             _, err = process.communicate(timeout=60)
         assert err.startswith("error: [TRANSIENT_FAILURE] ")
         assert err.count("\n") == 1
