@@ -128,14 +128,19 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
     interrupt.stop = changes.stop
     with changes:
         _follow(changes, wish, printer, bookmark)
+    if bookmark is not None and bookmark.is_held and bookmark.load() is None:
+        typer.echo("warning: no checkpoint was saved, because no change before --to came first", err=True)
 
 
 def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeFeedIterator:
     # The engine retries each call, so a run that should end does not also wait for the end of an outage.
     outage = float("inf") if wish.wait else 0.0 if wish.until_idle else _OUTAGE_SECONDS
+    size = wish.page_size(wish.max_events)
+    if bookmark is not None and wish.selection.until is not None and bookmark.load() is None:
+        size = 1  # so that a position is saved before the first event that a later run has to print
     return ChangeFeedIterator(
         contact,
-        attrs.evolve(wish.request, max_page_size=wish.page_size(wish.max_events)),
+        attrs.evolve(wish.request, max_page_size=size),
         timeout_seconds=wish.timeout,
         wait_seconds=0.0 if wish.until_idle or wish.selection.is_of_the_past() else _WAIT_SECONDS,
         until_idle=wish.until_idle,
@@ -159,8 +164,9 @@ def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark
             left -= printer.printed - before
             if left <= 0:
                 changes.stop()
-            else:
-                changes.request = attrs.evolve(changes.request, max_page_size=wish.page_size(left))
+        size = wish.page_size(left)
+        if changes.request.max_page_size != size and (left is None or left > 0):
+            changes.request = attrs.evolve(changes.request, max_page_size=size)
         if wish.selection.is_over(page, asked_at):
             changes.stop()
         asked_at = datetime.now(UTC)

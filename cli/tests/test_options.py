@@ -59,6 +59,20 @@ class TestTime:
         rest = [event_from_json(line) for line in run(*words, "--until-idle").stdout.splitlines()]
         assert {event.event_id for event in first + rest} == {event.event_id for event in events}
 
+    def test_the_end_leaves_a_checkpoint_even_if_one_page_has_it_all(self, run, url, store, tmp_path):
+        kept = ("tail", url, "orders", "--checkpoint", tmp_path / "pos", "--json")
+        run(*kept, "--from", "beginning", "--to", "-29m")
+        assert (tmp_path / "pos").exists()
+        store.put("orders", "o-new", {})
+        assert "o-new" in ids(run(*kept, "--until-idle").stdout)
+
+    def test_without_a_position_before_the_end_it_says_so(self, run, url, store, tmp_path):
+        result = run(
+            "tail", url, "orders", "--checkpoint", tmp_path / "pos", "--from", "beginning", "--to", "-1h"
+        )
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr.startswith("warning: no checkpoint was saved")
+
     def test_an_end_that_is_reached_ends_the_run(self, run, url, store):
         assert len(run("tail", url, "orders", "--from", "beginning", "--to", "now").stdout.splitlines()) == 10
 
