@@ -212,8 +212,9 @@ def described(path):
     element = ELEMENTS[path]
     names = set().union(*sections(element).values())
     text = element.docstring.value if element.docstring else ""
-    if element.is_class:  # the property of that name describes it
+    if element.is_class:  # a property, or the docstring of a field
         names |= {name for name, found in element.attributes.items() if "property" in found.labels}
+        names |= {name for name, found in element.attributes.items() if found.docstring}
     if path.startswith("multiclouddb_spi."):
         names |= set(re.findall(r"`(\w+)`", text))
     if same := re.search(r"(?:Like|as|As|See also) `([\w.]+)`", text):  # the same parameters, described there

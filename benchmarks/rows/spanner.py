@@ -43,7 +43,7 @@ _READ: Final = (
 )
 _LOOP: Final = (
     "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
-    "partition, that makes a dict for each record and one for each change in it, but no event."
+    "partition. It makes a dict for each record, and a dict for each change in the record, but no event."
 )
 
 

@@ -179,8 +179,10 @@ class Fetches:
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
         ):
             self._start(reader, 0.0)
-            # Let the pool's thread send the request: mapping comes next and does not release the interpreter.
-            time.sleep(_SEND_SECONDS)
+            if not self._landed:
+                # Let the pool's thread send the request: mapping comes next and does not release the
+                # interpreter. If another answer has arrived, the service is not what this call waits for.
+                time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
         """Leave unfinished fetches to the next call; after the deadline, cancel those that lose nothing.

@@ -14,7 +14,7 @@ from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, inva
 from pyspark_multiclouddb.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable, Transaction
+    from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties
 
     from pyspark_multiclouddb.checkpoint import Scan
 
@@ -24,6 +24,7 @@ DELETED_AT: Final = "_deleted_at"
 """The column with the time at which the sink merged a delete; the column is null in the row of a document."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
+_DOCUMENT: Final = "new_item_state"
 _SNAPSHOT: Final = "multiclouddb-snapshot"
 """The name of a transaction that says that a snapshot was merged; with the id of one, how far that one is."""
 _BEGUN: Final = 0
@@ -247,6 +248,7 @@ class Target:
             source_alias="s",
             target_alias="t",
             commit_properties=CommitProperties(app_transactions=None if done is None else [done]),
+            writer_properties=_written(source.column_names),
         ).when_matched_update(columns, "s.order_key > t.order_key").when_not_matched_insert(columns).execute()
 
 
@@ -330,6 +332,16 @@ def _missing(where: str) -> MulticloudDbError:
 
 def _foreign(where: str, name: str) -> MulticloudDbError:
     return invalid_request("table_path", f"{where} has no column {name}", "give a table that this sink made")
+
+
+def _written(names: list[str]) -> WriterProperties:
+    """Describe files without dictionaries of unique texts and statistics of documents, as both only cost."""
+    from deltalake import ColumnProperties, WriterProperties
+
+    properties = {name: ColumnProperties(dictionary_enabled=False) for name in _TEXT}
+    if _DOCUMENT in names:
+        properties[_DOCUMENT] = ColumnProperties(statistics_enabled="NONE")
+    return WriterProperties(compression="SNAPPY", column_properties=properties)
 
 
 def _quoted(text: str) -> str:

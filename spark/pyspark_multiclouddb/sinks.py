@@ -213,7 +213,7 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
         )
     if batch.num_rows:
         found = _plan_in(batch) if tells_plan else None
-        yield Piece(_in_utc(_without_older(batch.select(kept))), is_last=True, plan=found)
+        yield Piece(_in_utc(latest_by_key(batch.select(kept))), is_last=True, plan=found)
 
 
 def _plan_in(events: pa.Table) -> str | None:
@@ -233,21 +233,6 @@ def _last_of_each(events: pa.Table) -> pa.Array:
     if len(keys) > 1:
         is_first = pa.concat_arrays([is_first, pc.not_equal(keys[1:], keys[:-1])])
     return order.filter(is_first)
-
-
-def _without_older(events: pa.Table) -> pa.Table:
-    """Return the last change of each key, in any order.
-
-    Only rows that share a key with another row are sorted.
-    """
-    numbers = events["key"].combine_chunks().dictionary_encode().indices
-    counts = pc.value_counts(numbers)
-    several = counts.field(0).filter(pc.greater(counts.field(1), 1))
-    if not len(several):
-        return events
-    again = pc.is_in(numbers, value_set=several)
-    rest = events.filter(again)
-    return pa.concat_tables([events.filter(pc.invert(again)), rest.take(_last_of_each(rest))])
 
 
 def _in_utc(events: pa.Table) -> pa.Table:

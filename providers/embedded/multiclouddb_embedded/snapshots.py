@@ -246,7 +246,7 @@ class SegmentReader(Reader):
         plan_id, seq, ts, self._after, self._end = cast("tuple[str, int, int, str, str]", cursor)
         self._mapper = _Mapper(view, plan_id, seq, ts, self._end)
         self._interrupt = Interrupt()
-        self._rows = _ROWS if view.with_new else _KEYS
+        self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next rows."""
@@ -278,7 +278,9 @@ class SegmentReader(Reader):
         while len(rows) <= max_records and nbytes < max_bytes and more:
             taken = cursor.fetchmany(_PART)
             rows += taken
-            nbytes += sum(len(row[0]) + len(row[1]) + len(row[2] or "") + _ROW_BYTES for row in taken)
+            nbytes += _ROW_BYTES * len(taken)
+            for column in list(zip(*taken, strict=True))[: self._texts]:
+                nbytes += sum(map(len, column))
             more = len(taken) == _PART
         if len(rows) > max_records:
             del rows[max_records:]

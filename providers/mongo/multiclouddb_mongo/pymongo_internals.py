@@ -1,7 +1,7 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
 Optional internals (`buffered`, `inner_cursor`, `interrupt`, `next_answer`) are used with care: if a later
-PyMongo does not have them, reading continues with one more request to the server.
+PyMongo does not have them, reading continues with more requests to the server.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ def stored(cursor):
 
 @st.composite
 def logs(draw):
-    """Commits, some with the same timestamp. The records of transactions with one timestamp come mixed."""
+    """Generate commits, some with the same timestamp.
+
+    The records of transactions with the same timestamp come mixed.
+    """
     found = []
     for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
         sequences = dict.fromkeys("abc"[: draw(st.integers(1, 3))], 0)
@@ -42,7 +45,7 @@ def logs(draw):
 class TestEveryPlace:
     @given(logs(), st.integers(1, 5), st.integers(1, 4), st.lists(st.integers(0, 3)), st.booleans())
     def test_a_new_process_at_any_place_goes_on_exactly_there(self, records, most, message, taken, ends):
-        """Each life fetches once or twice, delivers a part of the records, and ends."""
+        """Each run fetches once or twice, delivers a part of the records, and ends."""
         stream = FakeStream(records, ends=62 if ends else None, message=message)
         stream.calls.time = 70
         cursor, seen = BEGIN, []
