@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.observer import Observer
 
-__all__ = ["Outage", "answered", "still_waiting"]
+if TYPE_CHECKING:
+    from logging import Logger
 
-_log = logging.getLogger("multiclouddb.iterator")
+__all__ = ["Outage", "answered", "still_waiting"]
 
 _FAILING_SECONDS: Final = 0.5
 _SILENT_SECONDS: Final = 1.0
@@ -85,7 +85,7 @@ class Outage:
             return
         seconds = self._now() - self._began
         self._began = self._reason = None
-        _log.info("%s: reads work again after %.1f s", self._address, seconds)
+        _log().info("%s: reads work again after %.1f s", self._address, seconds)
         if self._observer is not None:
             self._tell(self._observer.outage_ended, self._address, seconds)
 
@@ -105,7 +105,7 @@ class Outage:
         self._began = self._asked_at if self._began is None else self._began
         self._reported, self._reason = now, reason
         seconds = now - self._began
-        _log.warning("%s: cannot be read for %.1f s; trying again: %s", self._address, seconds, reason)
+        _log().warning("%s: cannot be read for %.1f s; trying again: %s", self._address, seconds, reason)
         if self._observer is not None:
             self._tell(self._observer.outage, self._address, seconds, reason)
 
@@ -113,7 +113,14 @@ class Outage:
         try:
             method(*args)
         except Exception:  # noqa: BLE001 - the application's code must not end a read
-            _log.exception("the observer's %s failed", method.__name__)
+            _log().exception("the observer's %s failed", method.__name__)
+
+
+def _log() -> Logger:
+    """The logger; imported only in an outage, because importing it takes milliseconds."""
+    import logging
+
+    return logging.getLogger("multiclouddb.iterator")
 
 
 _current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=None)

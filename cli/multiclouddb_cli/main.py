@@ -199,6 +199,7 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to update.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
     on_expired: OnExpired = Expired.FAIL,
+    wait: Wait = False,
     options: ProviderOption = None,
 ) -> None:
     """Show partitions, events/s, lag, watermark and retention headroom.
@@ -211,7 +212,7 @@ def top(
     from multiclouddb_cli.requests import to_request
 
     request = to_request(url, collection, start, scope, Want.OMIT, Want.OMIT, on_expired, options)
-    command.top(to_config(url), request, interval, once=once)
+    command.top(to_config(url), request, interval, once=once, wait=wait)
 
 
 @app.command(short_help="List the collections of a database.")

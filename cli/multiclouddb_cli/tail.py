@@ -74,6 +74,16 @@ class Wish:
         """True if the events may come from several collections."""
         return isinstance(self.request.scope, EntireDatabase | EntireCluster)
 
+    def page_size(self, left: int | None) -> int:
+        """The limit of a page when so many events may still be printed.
+
+        A saved position must not be after an event that was not printed. Without a checkpoint, a selection
+        reads whole pages, because most of their events may be left out.
+        """
+        if left is None or (self.checkpoint is None and self.selection != Selection()):
+            return 0
+        return min(left, _PAGE_EVENTS)
+
 
 def tail(config: ClientConfig, wish: Wish) -> None:
     """Print events until the feed is idle, ends, or the user stops it.
@@ -118,14 +128,19 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
     interrupt.stop = changes.stop
     with changes:
         _follow(changes, wish, printer, bookmark)
+    if bookmark is not None and bookmark.is_held and bookmark.load() is None:
+        typer.echo("warning: no checkpoint was saved, because no change before --to came first", err=True)
 
 
 def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeFeedIterator:
     # The engine retries each call, so a run that should end does not also wait for the end of an outage.
     outage = float("inf") if wish.wait else 0.0 if wish.until_idle else _OUTAGE_SECONDS
+    size = wish.page_size(wish.max_events)
+    if bookmark is not None and wish.selection.until is not None and bookmark.load() is None:
+        size = 1  # so that a position is saved before the first event that a later run has to print
     return ChangeFeedIterator(
         contact,
-        attrs.evolve(wish.request, max_page_size=_page_size(wish.max_events)),
+        attrs.evolve(wish.request, max_page_size=size),
         timeout_seconds=wish.timeout,
         wait_seconds=0.0 if wish.until_idle or wish.selection.is_of_the_past() else _WAIT_SECONDS,
         until_idle=wish.until_idle,
@@ -147,20 +162,17 @@ def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark
         if bookmark is not None and wish.selection.leaves_for_later(page):
             bookmark.hold()
         before = printer.printed
-        printer.page(page)
+        printer.page(page, left)
         if left is not None:
             left -= printer.printed - before
             if left <= 0:
                 changes.stop()
-            else:
-                changes.request = attrs.evolve(changes.request, max_page_size=_page_size(left))
+        size = wish.page_size(left)
+        if changes.request.max_page_size != size and (left is None or left > 0):
+            changes.request = attrs.evolve(changes.request, max_page_size=size)
         if wish.selection.is_over(page, asked_at):
             changes.stop()
         asked_at = datetime.now(UTC)
-
-
-def _page_size(events: int | None) -> int:
-    return 0 if events is None else min(events, _PAGE_EVENTS)
 
 
 class _Printer:
@@ -184,9 +196,9 @@ class _Printer:
             emit(text.encode(sys.stdout.encoding, "backslashreplace"))
         self.printed += len(events)
 
-    def page(self, page: ChangeFeedPage) -> None:
-        """Print events to stdout, and everything else to stderr."""
-        events = self._wish.selection.of(page.events)
+    def page(self, page: ChangeFeedPage, most: int | None) -> None:
+        """Up to `most` events to stdout, everything else to stderr."""
+        events = self._wish.selection.of(page.events)[:most]
         self._progress.clear()
         if events or page.notices:
             self._status.clear()
