@@ -6,11 +6,13 @@ rest.
 
 from __future__ import annotations
 
+import ast
 import inspect
-import re
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,11 +138,14 @@ pages in *Databases* show the roles.
 
 
 def described(kind: type) -> dict[str, str]:
-    """Map each field to its text in the section `Attributes` of a docstring."""
-    found = re.search(r"^Attributes:\n((?:\n|[ ].*\n?)+)", inspect.getdoc(kind) or "", re.MULTILINE)
-    assert found is not None, kind
-    entries = re.split(r"^    (?=\w+: )", found[1], flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries)}
+    """Map each field that a class defines itself to the docstring below it."""
+    (found,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(found, ast.ClassDef)
+    return {
+        ast.unparse(field.target): " ".join(str(ast.literal_eval(below.value)).split())
+        for field, below in pairwise(found.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
 
 
 def _default(field: attrs.Attribute[Any]) -> str:
