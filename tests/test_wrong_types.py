@@ -296,3 +296,63 @@ def wrong_message(error, name, value):
     if not types_in(value).intersection(words) and repr(value) not in error.message:
         return "does not name the type"
     return "" if "; " in error.message else "has no way out"
+
+
+ADDRESS = api.ResourceAddress("main", "orders")
+
+
+class TestWaysOut:
+    """What a user meant is in the message, where it can be told."""
+
+    @pytest.mark.parametrize(
+        ("call", "way_out"),
+        [
+            (
+                lambda _: api.ChangeFeedRequest(ADDRESS, api.Beginning),
+                "not the class Beginning; write Beginning()",
+            ),
+            (lambda _: api.ChangeFeedRequest(ADDRESS, api.AtTime), "write AtTime(…)"),
+            (
+                lambda _: api.ChangeFeedRequest(ADDRESS, api.Now(), new_item_state_mode="omit"),
+                "pass NewItemStateMode.OMIT",
+            ),
+            (
+                lambda client: client.capabilities().is_supported("CHANGE_FEED_POINT_IN_TIME"),
+                "pass Capability.CHANGE_FEED_POINT_IN_TIME",
+            ),
+            (lambda client: client.capabilities()["run_command"], "pass Capability.RUN_COMMAND"),
+            (
+                lambda client: client.iterate_changes(
+                    api.ChangeFeedRequest(ADDRESS, api.Now()), checkpoint_store="cp", checkpoint_name="a"
+                ),
+                'pass a store: FileCheckpointStore("checkpoints")',
+            ),
+            (lambda _: api.connect("embedded:///tmp/none.db", observer=api.Observer), "write Observer()"),
+        ],
+    )
+    def test_is_named(self, call, way_out, instances):
+        with pytest.raises(MulticloudDbError, match=re.escape(way_out)) as caught:
+            call(instances[api.MulticloudDbClient])
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+def test_every_class_that_is_left_out_is_public():
+    there = {
+        each
+        for package in map(importlib.import_module, PACKAGES)
+        for each in vars(package).values()
+        if inspect.isclass(each)
+    }
+    assert LEFT_OUT.keys() <= there
+    assert all(LEFT_OUT.values())
+
+
+def test_a_new_callable_is_covered(monkeypatch):
+    """It is enough to export it."""
+
+    def greet(name: str) -> str:
+        return name
+
+    monkeypatch.setattr(api, "greet", greet, raising=False)
+    monkeypatch.setattr(api, "__all__", [*api.__all__, "greet"])
+    assert ("greet", {"name": str}) in [(title, hints) for title, _, _, hints, _ in entrances()]
