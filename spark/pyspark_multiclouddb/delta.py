@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import check_type, local_path
 from pyspark_multiclouddb.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -272,9 +273,16 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     Raises:
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
-    table = _opened(os.fspath(table_path))
+    path = local_path("table_path", table_path)
+    if columns is not None and not (
+        isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    ):
+        raise invalid_request(
+            "columns", f"must be a list of names, not {columns!r}", 'pass ["key", "order_key"]'
+        )
+    table = _opened(path)
     if table is None:
-        raise _missing(os.fspath(table_path))
+        raise _missing(path)
     dataset = table.to_pyarrow_dataset()
     if columns is None:
         columns = [name for name in dataset.schema.names if name != DELETED_AT]
@@ -309,11 +317,15 @@ def drop_tombstones(
     Raises:
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
+    path = local_path("table_path", table_path)
+    check_type("older_than", older_than, timedelta)
+    if checkpoint is not None:
+        local_path("checkpoint", checkpoint)
     if older_than < timedelta(0):
         raise invalid_request("older_than", "is negative", "give the lifetime of a tombstone")
-    table = _opened(os.fspath(table_path))
+    table = _opened(path)
     if table is None:
-        raise _missing(os.fspath(table_path))
+        raise _missing(path)
     if DELETED_AT not in {field.name for field in table.schema().fields}:
         return 0
     if checkpoint is not None and not Checkpoint(os.fspath(checkpoint)).is_scanned():

@@ -39,7 +39,8 @@ from multiclouddb_spi.scan import plan_id_of
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pyspark_multiclouddb.connection import Connection
+    from pyspark_multiclouddb.arguments import check_has
+from pyspark_multiclouddb.connection import Connection
 
 __all__ = ["Reports", "caught_up", "snapshot_state"]
 
@@ -181,6 +182,7 @@ def caught_up(query: StreamingQuery) -> bool:
         ...     if caught_up(query):
         ...         break
     """
+    check_has("query", query, "lastProgress", "a streaming query")
     progress = query.lastProgress
     if progress is None:
         return True

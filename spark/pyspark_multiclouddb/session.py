@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from multiclouddb_api.validators import check_type
 from pyspark_multiclouddb.java import ensure_java
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
         >>> with local_session("orders") as spark:
         ...     spark.read.format("multiclouddb").option("url", url).option("collection", "orders").load()
     """
+    check_type("app_name", app_name, str)
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_spi.arrow import events_to_arrow
 from multiclouddb_spi.scan import plan_id_of
+from pyspark_multiclouddb.arguments import check_merge, check_rows
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.delta import Target, drop_tombstones, live_rows
 from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
@@ -69,6 +70,7 @@ def latest_by_key(events: _Events) -> _Events:
             table is
         sorted by `key`; a DataFrame is evaluated when you use it, in Spark, and has no order.
     """
+    check_rows("events", events)
     if not isinstance(events, pa.Table):
         return cast("_Events", latest_rows(events))
     if not events.num_rows:
@@ -140,6 +142,10 @@ def merge_into_delta(
     """
     from deltalake import Transaction
 
+    check_merge(
+        batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
+        new_columns=new_columns, max_bytes=max_bytes,
+    )  # fmt: skip
     if (batch_id is None) != (app_id is None):
         raise invalid_request("batch_id", "goes with app_id", "give both, or None for both")
     if max_bytes < 1:
