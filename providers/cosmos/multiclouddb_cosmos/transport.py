@@ -119,7 +119,7 @@ class _Session(requests.Session):
         quarter of the CPU time of a call. A read of azure-cosmos needs none of it: the headers are complete,
         and the service sets no cookies. A request that uses anything else goes the usual way.
         """
-        if method != "GET" or args or not kwargs.keys() <= _PLAIN or kwargs["data"] or kwargs["files"]:
+        if method != "GET" or args or kwargs.keys() != _PLAIN or kwargs["data"] or kwargs["files"]:
             return super().request(method, url, *args, **kwargs)
         settings = self.merge_environment_settings(
             url, kwargs["proxies"] or {}, False, kwargs["verify"], kwargs["cert"]
