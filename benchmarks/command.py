@@ -56,7 +56,7 @@ def bench(
 ) -> None:
     """Measure multiclouddb and compare it with hand-written code; takes some minutes.
 
-    The exit code is 0 when all rows ran, whether they met their goals or not, and 1 when one broke.
+    The exit code is 0 if all rows ran, whether they met their goals or not, and 1 if a row failed.
     """
     if redraw:
         _redraw()
@@ -80,7 +80,7 @@ def bench(
 
 
 def choose(only: Sequence[str] | None) -> list[Row]:
-    """The selected rows, in the order of the table; all by default."""
+    """Return the selected rows, in the order of the table; all rows by default."""
     known = load_rows()
     wanted = [name for names in only or [] for name in names.replace(",", " ").split()]
     for name in wanted:
@@ -90,7 +90,7 @@ def choose(only: Sequence[str] | None) -> list[Row]:
 
 
 def run_all(rows: Sequence[Row], scale: float = 1.0) -> list[Result]:
-    """Run rows one after the other; when one fails, the others still run."""
+    """Run rows one after another; if one fails, the others still run."""
     results = []
     with progress(rows) as begin:
         for row in rows:
@@ -134,6 +134,6 @@ def _keep(kept: Record | None, results: Sequence[Result]) -> None:
 
 
 def _refused(message: str) -> typer.Exit:
-    """An error in one line."""
+    """Format an error as one line."""
     typer.echo(f"error: {message}", err=True)
     return typer.Exit(2)

@@ -31,8 +31,8 @@ class Record:
     """A stored run of the benchmarks.
 
     Attributes:
-        setting: The machine and the versions.
-        results: The results of its rows, by name.
+        setting: The machine, and the versions of the software.
+        results: The results of the rows, by name.
     """
 
     setting: str
@@ -40,7 +40,7 @@ class Record:
 
     @classmethod
     def read(cls, root: Path = ROOT) -> Record | None:
-        """The stored record, if there is one."""
+        """Return the stored record, if there is one."""
         file = _file(root)
         if not file.exists():
             return None
@@ -56,13 +56,13 @@ class Record:
         _file(root).write_text(text + "\n", encoding="utf-8")
 
     def merged(self, new: Record, known: Iterable[str]) -> Record:
-        """A copy of this record in which the rows of a new run replace the old ones.
+        """Return a copy of this record in which the rows of a new run replace the old ones.
 
         A row that failed replaces nothing.
 
         Args:
             new: The new run.
-            known: Names of the existing rows, in their order; others are dropped.
+            known: The names of the existing rows, in order; other rows are dropped.
         """
         fresh = {name: result for name, result in new.results.items() if not result.failed}
         names = list(known)
@@ -73,10 +73,10 @@ class Record:
         return attrs.evolve(self, results={name: results[name] for name in names if name in results})
 
     def check(self, now: str) -> None:
-        """Check that rows of a run in this setting may be mixed with these.
+        """Check that the rows of a run in this setting may be combined with the recorded rows.
 
         Raises:
-            SettingError: The rows and the record come from different settings.
+            SettingError: If the rows and the record come from different settings.
         """
         if self.results and self.setting != now:
             raise SettingError(
@@ -86,7 +86,7 @@ class Record:
 
 
 def setting() -> str:
-    """This machine and the versions that matter."""
+    """Describe this machine and the versions that matter."""
     python = ".".join(map(str, sys.version_info[:2]))
     packages = ", ".join(f"{name} {'.'.join(version(name).split('.')[:2])}" for name in _PACKAGES)
     return (
@@ -96,7 +96,7 @@ def setting() -> str:
 
 
 def _cores() -> int | None:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

@@ -1,6 +1,6 @@
 """The pipeline: a Structured Streaming query that merges each micro-batch into a Delta table.
 
-`python -m demo.pipeline FOLDER` runs it in its own process, so that it can be killed.
+`python -m demo.pipeline FOLDER` runs the pipeline in a separate process, so that it can be killed.
 """
 
 from __future__ import annotations

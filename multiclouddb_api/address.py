@@ -22,10 +22,6 @@ _NAME = [is_a(str, type(None)), not_blank("give its name, or None where the scop
 class ResourceAddress:
     """A collection, table or container, and the database that contains it.
 
-    Attributes:
-        database: Name of the database, or None if the provider has no databases.
-        collection: Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`.
-
     Portability:
         `database` is None on DynamoDB. It is a Spanner, Cosmos DB or MongoDB database elsewhere, and `"main"`
         by default on the embedded store. `collection` is DynamoDB's or Spanner's table, Cosmos DB's container
@@ -33,7 +29,9 @@ class ResourceAddress:
     """
 
     database: str | None = attrs.field(default=None, validator=_NAME)
+    """Name of the database, or None if the provider has no databases."""
     collection: str | None = attrs.field(default=None, validator=_NAME)
+    """Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`."""
 
     def __str__(self) -> str:
         return "/".join(name for name in (self.database, self.collection) if name is not None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from itertools import repeat
@@ -13,6 +12,7 @@ import attrs
 from multiclouddb_api.codec import encode_json
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.slots import Slotted
 from multiclouddb_api.validators import is_a, to_dict
 
 __all__ = ["MulticloudDbKey"]
@@ -37,17 +37,12 @@ def _check_name(name: object) -> None:
 
 
 @attrs.frozen(eq=False, hash=False)
-class MulticloudDbKey:
+class MulticloudDbKey(Slotted):
     """Ordered components that together identify one document; the first ones form the partition key.
 
     Two keys are equal when their components have the same names, order, types and values: `True`, `1` and
     `1.0` are three different keys. MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` are two
     different keys.
-
-    Attributes:
-        components: Maps the name of each component to its value, in the database's own order. The key keeps a
-            copy of this mapping.
-        partition_components: The number of first components that form the partition key; 1 by default.
 
     Examples:
         >>> key = MulticloudDbKey({"customer": "c-1", "order": 7})
@@ -62,7 +57,10 @@ class MulticloudDbKey:
     """
 
     components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)
+    """Maps the name of each component to its value, in the database's own order. The key keeps a copy of
+    this mapping."""
     partition_components: int = attrs.field(default=1, validator=is_a(int))
+    """The number of first components that form the partition key; 1 by default."""
 
     def __attrs_post_init__(self) -> None:
         if not self.components:
@@ -106,8 +104,10 @@ class MulticloudDbKey:
         return hash(self.canonical())
 
 
-_components = MulticloudDbKey.__dict__["components"].__set__
-_count = MulticloudDbKey.__dict__["partition_components"].__set__
+class _Draft(Slotted):
+    """A key while its attributes are set; it has the slots of a key."""
+
+    __slots__ = ("components", "partition_components")
 
 
 def trusted_keys(
@@ -116,9 +116,10 @@ def trusted_keys(
     """Build keys from records that the service sent, without checks and without copies of their `components`.
 
     Use this only in `mapping` modules: a key is built for every event, and the checks would double the cost.
-    The values are passed as columns, because then no Python call is needed for each key.
     """
-    keys = list(map(object.__new__, repeat(MulticloudDbKey, len(components))))
-    deque(map(_components, keys, components), maxlen=0)
-    deque(map(_count, keys, repeat(partition_components)), maxlen=0)
-    return keys
+    drafts: list[Any] = list(map(object.__new__, repeat(_Draft, len(components))))
+    draft: Any
+    for draft, draft.components in zip(drafts, components, strict=True):
+        draft.partition_components = partition_components
+        draft.__class__ = MulticloudDbKey
+    return drafts

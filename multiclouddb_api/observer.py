@@ -92,6 +92,23 @@ class Observer:
             seconds: How long the service will still keep the oldest position among the changes.
         """
 
+    def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
+        """A `ChangeFeedIterator` gets no page; called within 2 seconds, and then every 30 seconds.
+
+        Args:
+            address: The collection that is read.
+            seconds: How long the service has not answered.
+            reason: The last failure, or that the service has not answered yet; one line.
+        """
+
+    def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
+        """A `ChangeFeedIterator` gets pages again.
+
+        Args:
+            address: The collection that is read.
+            seconds: How long the outage was.
+        """
+
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """Called when a position will soon expire, at most once a minute per feed.
 

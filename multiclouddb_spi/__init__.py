@@ -47,6 +47,7 @@ from multiclouddb_spi.faults import (
     unsupported,
 )
 from multiclouddb_spi.gc_pause import collector_paused
+from multiclouddb_spi.listing import SupportsCollections
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
@@ -106,6 +107,7 @@ __all__ = [
     "Step",
     "SupportsBackfill",
     "SupportsChangeMark",
+    "SupportsCollections",
     "SupportsCommands",
     "SupportsHeads",
     "SupportsSnapshot",

@@ -45,6 +45,7 @@ from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.pages import Pages, Reading, finished
 from multiclouddb_spi.reading.partition_reader import Budget
 from multiclouddb_spi.reading.poll import Poll
+from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look, look_again
@@ -99,6 +100,7 @@ class Engine:
             width=config.max_concurrency, page_records=provider.page_records,
             watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
         )  # fmt: skip
+        self._quiet = QuietFeeds(self._opener.feed, self._context)
 
     @property
     def provider(self) -> Provider:
@@ -140,45 +142,62 @@ class Engine:
         """
         began = time.monotonic()
         deadline = Deadline.after(options.timeout_seconds)
-        with (
-            user_errors(self._provider, "read_changes"),
-            self._opener.open(request, spec_of(self._provider, request, "read_changes"), deadline) as session,
-        ):
-            if isinstance(session, Finished):
-                return finished(session)
-            lineage = session.state
-            if isinstance(lineage, Retired):
-                look = look_again(session, lineage, self._fetcher, self._context.watch_seconds, deadline)
-                return self._pages.ended(session, look)
-            if not isinstance(lineage, Lineage):
-                return self._pages.ended(session, Look(lineage))
-            if session.skipped:  # a separate page, so that the notice comes before the records after it
-                return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
-            started = announced(session.feed, lineage)
-            if started is not None:
-                return self._pages.reading(session, lineage, started, deadline, began)
-            result = self._poll(session, lineage, request, options, view, deadline)
-            again = request.on_expired
-            if isinstance(again, Resnapshot) and self._pages.has_expired(result):
-                fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
-                result, lineage = self._pages.begun_again(session, lineage, fresh, result), fresh
-            if not result.count:
-                self._pages.raise_failure(session, lineage, result, deadline)
-            return self._pages.reading(session, lineage, result, deadline, began)
+        with user_errors(self._provider, "read_changes"):
+            spec = spec_of(self._provider, request, "read_changes")
+            check = self._quiet.check(request, spec, options.wait_seconds, deadline)
+            if check.page is not None:
+                return Reading((), check.page)
+            with self._opener.open(request, spec, deadline) as session:
+                if isinstance(session, Finished):
+                    return finished(session)
+                lineage = session.state
+                if isinstance(lineage, Retired):
+                    look = look_again(session, lineage, self._fetcher, self._context.watch_seconds, deadline)
+                    return self._pages.ended(session, look)
+                if not isinstance(lineage, Lineage):
+                    return self._pages.ended(session, Look(lineage))
+                if session.skipped:  # a separate page, so that the notice comes before the records after it
+                    return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
+                started = announced(session.feed, lineage)
+                if started is not None:
+                    return self._pages.reading(session, lineage, started, deadline, began)
+                return self._reading(session, lineage, request, check, view, deadline, began)
+
+    def _reading(
+        self,
+        session: Session,
+        lineage: Lineage,
+        request: ChangeFeedRequest,
+        check: Check,
+        view: Callable[[Batch, int, int], T],
+        deadline: Deadline,
+        began: float,
+    ) -> Reading[T]:
+        result = self._poll(session, lineage, request, check.wait, view, deadline)
+        again = request.on_expired
+        if isinstance(again, Resnapshot) and self._pages.has_expired(result):
+            fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
+            result, lineage = self._pages.begun_again(session, lineage, fresh, result), fresh
+        if not result.count:
+            self._pages.raise_failure(session, lineage, result, deadline)
+        reading = self._pages.reading(session, lineage, result, deadline, began)
+        if result.idle:
+            self._quiet.note(request, session.feed, lineage, reading.page, check)
+        return reading
 
     def _poll(
         self,
         session: Session,
         lineage: Lineage,
         request: ChangeFeedRequest,
-        options: OperationOptions,
+        wait: float,
         view: Callable[[Batch, int, int], T],
         deadline: Deadline,
     ) -> PollResult[T]:
         undiscovered = UndiscoveredParents(session.feed, lineage)
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-            view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
+            view, deadline, wait=wait, on_expired=request.on_expired,
             single=_is_single(request.scope), now=lambda: self._feeds.soon(session.feed, deadline),
         )  # fmt: skip
         try:

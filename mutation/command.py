@@ -57,8 +57,8 @@ def mutate(
 ) -> None:
     """Plant defects in engine, iterator, stores and embedded reader; count those that a test finds.
 
-    The exit code is 0 when at least the required share is killed. It is 1 when less is killed, when too few
-    ran, or when an entry of equivalents.toml is stale.
+    The exit code is 0 if at least the required share of the mutants is killed. The exit code is 1 if fewer
+    are killed, if too few mutants ran, or if an entry of equivalents.toml is out of date.
     """
     settings = Settings.read(FOLDER / chosen, ROOT)
     began = time.monotonic()
@@ -84,7 +84,10 @@ def mutate(
 
 
 def _known(settings: Settings, chosen: str) -> list[Equivalent]:
-    """The listed equivalents; with other settings, only those of the modules that the settings name."""
+    """Return the listed equivalents.
+
+    With other settings, only those of the modules that the settings name.
+    """
     listed = read_equivalents(FOLDER / "equivalents.toml")
     return [entry for entry in listed if chosen == _SETTINGS or entry.file in settings.modules]
 
@@ -103,7 +106,7 @@ def _told(
     least: int,
     goal: float,
 ) -> bool:
-    """Show survivors and figures; True when enough ran and enough of them were killed."""
+    """Show survivors and figures; True if enough mutants ran and enough of them were killed."""
     equivalent = {each.name for each in mutants if each.identity in same}
     show(console(), mutants, equivalent, outcomes)
     figures = tally(mutants, equivalent, outcomes)
@@ -143,7 +146,7 @@ def _traced(settings: Settings, jobs: int) -> Traces:
 def _tried(
     settings: Settings, traces: Traces, mutants: list[Mutant], jobs: int, until: float
 ) -> dict[str, Outcome]:
-    """The outcomes. A kill counts only if its test passes without the defect."""
+    """The outcomes. Try the mutants; a kill counts only if its test passes without the defect."""
     runner = Runner(settings.root, traces.tests)
     slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
     work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]

@@ -1,4 +1,4 @@
-"""Runs in the process of a mutant, forked from one that has loaded pytest but none of our modules."""
+"""Runs in a mutant's process, forked from one that has loaded pytest but no module of the project."""
 
 from __future__ import annotations
 

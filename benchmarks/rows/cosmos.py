@@ -17,13 +17,12 @@ _PAGE: Final = 1_000
 _AT_ONCE: Final = 1_000
 _CLIENT: Final = (
     "The server runs on one core and the client on another. The client needs almost no CPU time: it signs "
-    "each"
-    "request once in advance and parses no answer."
+    "each request once in advance and parses no answer."
 )
 
 
 def reads(wire: Wire, request: bytes, times: int) -> Done:
-    """A list that contains the same request the given number of times."""
+    """Return a list that contains the same request the given number of times."""
     with on_client_core():
         good = wire.repeat(request, times)
     if good != times:
@@ -66,7 +65,7 @@ def _feed_request(wire: Wire, after: str | None) -> bytes:
 
 
 def _walk(wire: Wire) -> tuple[list[bytes], int]:
-    """The requests that read the feed page by page, and the number of items that they return."""
+    """Return the requests that read the feed page by page, and the number of items that they return."""
     requests: list[bytes] = []
     items, after = 0, None
     while True:
@@ -135,13 +134,14 @@ async def _at_once(endpoint: str, key: str, number: int) -> int:
     pairs=1,
     warm_up=False,
     about=(
-        "How many of 1,000 point reads are answered that the asynchronous azure-cosmos sends at once, on "
+        "The number of answered reads out of 1,000 point reads that the asynchronous azure-cosmos sends "
+        "at once, on "
         "1,000 connections and without retries."
     ),
     against="",
 )
 def cosmos_at_once(bench: Bench) -> Iterator[Sides]:
-    """Every read gets an answer."""
+    """This row checks that every read gets an answer."""
     number = bench.size(_AT_ONCE)
     with emulator(1) as (endpoint, key):
         yield Sides(lambda: Done(number, value=float(asyncio.run(_at_once(endpoint, key, number)))))

@@ -19,7 +19,7 @@ _RANGES: Final = 4
 _MANY: Final = 64
 _LATENCY: Final = 0.02
 _CPU: Final = (
-    "24,000 changes of 400 bytes in 4 ranges, in pages of 1,000 items that the emulator has as text. The "
+    "24,000 changes of 400 bytes in 4 ranges, in pages of 1,000 items that the emulator stores as text. The "
     "figure counts CPU time of the client, not wall time. The client runs on one core and the server on "
     "another."
 )
@@ -138,7 +138,8 @@ _WIDE: Final = "The client reads 64 ranges with 20 ms of latency added to each c
     goal=0.8,
     about=_WIDE,
     against=(
-        "The ideal, computed from a run of the same calls with no latency. It is the larger of two times: "
+        "The ideal, computed from a run of the same calls with no latency. The ideal is the larger of two"
+        " times: "
         "calls * latency / 64, and the CPU time of that run."
     ),
 )

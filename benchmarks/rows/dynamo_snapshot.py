@@ -24,7 +24,7 @@ _PARTS: Final = 8
 
 
 def scanning_loop(tables: Any, table: str) -> Done:
-    """The usual parallel scan: a thread for each segment, and items as Python values."""
+    """Run the usual parallel scan: a thread for each segment, and items as Python values."""
     from boto3.dynamodb.types import TypeDeserializer
 
     decode = TypeDeserializer().deserialize

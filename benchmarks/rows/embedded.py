@@ -17,8 +17,8 @@ from multiclouddb_api import ClientConfig, connect
 
 _EVENTS: Final = 200_000
 _BARE: Final = (
-    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no event. It "
-    "keeps no position, knows no partitions, and parses no key."
+    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no event. "
+    "The loop keeps no position, knows no partitions, and parses no key."
 )
 
 
@@ -59,7 +59,7 @@ def through_arrow(path: Path, max_page_size: int) -> Done:
         "Measured by hand: 55 % of the time converts rows to events, and half of that parses documents and "
         "keys, which is most of the baseline's work. The engine takes 17 % of the time, waiting for the "
         "thread that calls SQLite takes 17 %, and freeing events takes 11 %. The two threads share two "
-        "cores with the"
+        "cores with the "
         "other processes of the machine."
     ),
     shown=(bare_loop,),
@@ -90,7 +90,7 @@ def embedded_arrow(bench: Bench) -> Iterator[Sides]:
     "embedded-arrow-1000",
     title="Embedded store, Arrow, small pages",
     goal=1.2,
-    about="The same in pages of 1,000, the provider's default.",
+    about="The engine reads the same events as Arrow batches in pages of 1,000, the provider's default.",
     against=_BARE,
 )
 def embedded_arrow_1000(bench: Bench) -> Iterator[Sides]:

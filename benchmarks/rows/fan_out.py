@@ -20,7 +20,7 @@ _LATENCY: Final = 0.02
 # As many as can be read at once: the engine has at most one running read per partition.
 _WIDTH: Final = _PARTITIONS
 _IDEAL: Final = (
-    "The ideal, computed from a run of the same reads with no latency. It is the larger of two times: "
+    "The ideal, computed from a run of the same reads with no latency. The ideal is the larger of two times: "
     "reads * latency / 64, and the CPU time of that run."
 )
 
@@ -30,7 +30,7 @@ def _engine(provider: Any) -> Engine:
 
 
 def _read(sim: Any, latency: float) -> tuple[Done, int]:
-    """Read everything in a simulated collection; returns the report, and how many reads that took."""
+    """Read everything in a simulated collection; return the report, and how many reads that took."""
     from multiclouddb_conformance.delegating import WrappedProvider, WrappedReader
     from multiclouddb_conformance.simulation import SimulationProvider
 
@@ -55,7 +55,7 @@ def _read(sim: Any, latency: float) -> tuple[Done, int]:
 
 
 def ideal(sim: Any) -> Done:
-    """The larger of two times: the latency on all threads, or the CPU time."""
+    """Return the larger of two times: the latency on all threads, or the CPU time."""
     cpu = time.process_time()
     done, reads = _read(sim, latency=0.0)
     cpu = time.process_time() - cpu
@@ -91,10 +91,11 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     "fan-out-100",
     title="Fan-out, 100 events a read",
     goal=0.8,
-    about="The same with 100 events a read: latency and CPU need about the same time.",
+    about="The same reads with 100 events each: latency and CPU need about the same time.",
     against=_IDEAL,
     reason=(
-        "The ideal lets waiting and computing overlap without a gap. Here both take about the same time. "
+        "The ideal lets waiting and computing overlap without a gap. In this row, waiting and computing "
+        "take about the same time. "
         "An answer that has arrived waits for the interpreter's lock while events of another answer are "
         "mapped, and only then can the next read of its partition begin."
     ),
@@ -108,7 +109,8 @@ def fan_out_100(bench: Bench) -> Iterator[Sides]:
     "fan-out-1000",
     title="Fan-out, 1,000 events a read",
     goal=0.8,
-    about="The same with 1,000 events a read, as in catching up. CPU work accounts for most of the time.",
+    about="The same reads with 1,000 events each, like those of a reader that catches up. "
+    "CPU work accounts for most of the time.",
     against=_IDEAL,
 )
 def fan_out_1000(bench: Bench) -> Iterator[Sides]:

@@ -1,4 +1,4 @@
-"""Peak memory of a process that reads: `python -m benchmarks.rows.memory FILE` is that process."""
+"""Measures the peak memory of a reading process: `python -m benchmarks.rows.memory FILE` is that process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scan_all(path: Path) -> dict[str, Any]:
 
 
 def peak_mebibytes() -> float:
-    """The peak resident memory of this process.
+    """Return the peak resident memory of this process.
 
     On Linux this is not `ru_maxrss`, which starts with the peak of the parent process.
     """

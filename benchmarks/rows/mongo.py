@@ -31,7 +31,7 @@ _READ: Final = (
 )
 _EMPTY: Final = (
     "PyMongo's `for change in collection.watch()` with nothing in the loop, in batches of 500, its best "
-    "size. It decodes each change to a dict and drops it."
+    "size. The loop decodes each change to a dict and drops it."
 )
 
 
@@ -41,7 +41,7 @@ _TYPES: Final = {"insert": ChangeType.CREATE, "update": ChangeType.UPDATE, "dele
 
 
 def empty_loop(client: Any, resume_token: Any, size: int) -> Done:
-    """Changes as PyMongo returns them, counted."""
+    """Count changes as PyMongo returns them."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     with collection.watch(start_after=resume_token, batch_size=BATCH_SIZE) as stream:
         for _ in islice(stream, size):
@@ -95,7 +95,7 @@ def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int)
 def _pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Yields pages after the backlog's token, without end."""
+    """Yield pages after the backlog's token, without end."""
     token = changes.token
     while True:
         page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token), max_page_size=max_page_size))
@@ -117,7 +117,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     """The loop keeps no ids for a comparison, so our side checks its own events.
 
     Raises:
-        ValueError: Our side has missed a change or has read one twice.
+        ValueError: If the library's side has missed a change or has read one twice.
     """
     assert not isinstance(done.ids, int)
     if (different := len(set(done.ids))) != changes.size or done.count != changes.size:
@@ -201,14 +201,14 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
     ),
     against=(
         "A program that opens a change stream for each page, at the end of the previous page, and then "
-        "closes the stream. It reads"
+        "closes the stream. It reads "
         "the first 60 pages: the time for a page does not depend on its position."
     ),
     same_work=False,
     shown=(stream_a_page,),
 )
 def mongo_pages(bench: Bench) -> Iterator[Sides]:
-    """A stream stays open between calls."""
+    """This row checks that a stream stays open between calls."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         reopened = min(_REOPENED, changes.size // _SMALL_PAGE)
         yield Sides(
@@ -218,7 +218,7 @@ def mongo_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def cursors(changes: Backlog, calls: int) -> Done:
-    """How many change streams so many calls open; half of them find nothing."""
+    """Return how many change streams this many calls open; half of the calls find nothing."""
     before, events = changes.aggregates(), 0
     with on_client_core(), connect(changes.config) as client:
         for page in islice(_pages(client.read_changes, changes, _SMALL_PAGE), calls):
@@ -236,11 +236,10 @@ def cursors(changes: Backlog, calls: int) -> Done:
     goal=1,
     at_most=True,
     about=(
-        "Change streams that 100 calls of `read_changes` open, one after the other, each with the token of "
-        "the previous call, in one process: pages of 10, the second half of them after the last change. "
-        "The "
-        "server counts the `aggregate` commands; each opens one stream. The streams that the first call "
-        "needs to get a token are counted separately."
+        "One process makes 100 calls of `read_changes`, each with the token of the previous call, for "
+        "pages of 10 events. The second half of the calls come after the last change. The figure is the "
+        "number of change streams that are opened: the server counts the `aggregate` commands. The streams "
+        "that the first call needs to get a token are counted separately."
     ),
     against="",
     warm_up=False,

@@ -27,7 +27,7 @@ _SAMPLES: Final = 100
 
 
 def _bounds(collection: Any) -> list[Any]:
-    """Returns the keys at which the scan is cut, found by sampling."""
+    """Return the keys at which the scan is divided, found by sampling."""
     found = collection.aggregate(
         [{"$sample": {"size": _SAMPLES * PARTS}}, {"$project": {"_id": 1}}, {"$sort": {"_id": 1}}]
     )

@@ -43,7 +43,7 @@ _READ: Final = (
 )
 _LOOP: Final = (
     "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
-    "partition, that makes a dict for each record and one for each change in it, but no event."
+    "partition. It makes a dict for each record, and a dict for each change in the record, but no event."
 )
 
 
@@ -106,7 +106,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     """Check that each change came once.
 
     Raises:
-        ValueError: A change is missing or came twice.
+        ValueError: If a change is missing or came twice.
     """
     if done.count != changes.size or done.ids not in (0, changes.size):
         raise ValueError(f"read {done.count:,} changes, {done.ids} different, of {changes.size:,}")
@@ -173,7 +173,7 @@ def _milliseconds(changes: Backlog, max_page_size: int, pages: int) -> float:
 
 
 def small_pages(changes: Backlog, pages: int) -> Done:
-    """The additional time that it takes to read the same changes in small pages."""
+    """Return the additional time that it takes to read the same changes in small pages."""
     small = _milliseconds(changes, _SMALL_PAGE, pages)
     large = _milliseconds(changes, 1000, _LARGE_PAGES)
     more = max(1.0, small - large)  # less than a millisecond is noise
@@ -187,14 +187,15 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     goal=250,
     at_most=True,
     about=(
-        "The additional time that 500 pages of 5 take, compared with 3 pages of 1,000. Both read a backlog "
+        "The additional time that 500 pages of 5 take, compared with 3 pages of 1,000. Both sides read a "
+        "backlog "
         "of 2,500 commits with one row each. Each call uses the token of the previous page, in one "
         "process."
     ),
     against="",
 )
 def spanner_pages(bench: Bench) -> Iterator[Sides]:
-    """The server's answer stays open between the calls."""
+    """This row checks that the server's answer stays open between the calls."""
     pages = bench.size(_SMALL_PAGES, 4)
     with backlog(pages * _SMALL_PAGE, 1) as changes:
         yield Sides(lambda: small_pages(changes, pages))
@@ -261,7 +262,7 @@ def spanner_snapshot(bench: Bench) -> Iterator[Sides]:
 
 
 def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> float:
-    """Milliseconds from a commit to its change, for a reader that already waits."""
+    """Return the milliseconds from a commit to its change, for a reader that is already waiting."""
     committed: list[float] = []
 
     def write() -> None:

@@ -15,7 +15,7 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, connect
 
 
 def cores(pid=0):
-    """The cores on which a process may run; empty if the system does not report them."""
+    """Return the cores on which a process may run; empty if the system does not report them."""
     return sorted(getattr(os, "sched_getaffinity", lambda _: ())(pid))
 
 

@@ -30,7 +30,7 @@ CALLS = 2 * SIZE // 10
 
 
 def cores(pid=0):
-    """The cores on which a process may run; empty if the system does not report them."""
+    """Return the cores on which a process may run; empty if the system does not report them."""
     return sorted(getattr(os, "sched_getaffinity", lambda _: ())(pid))
 
 

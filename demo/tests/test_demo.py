@@ -1,4 +1,4 @@
-"""The demo on a small part of its data."""
+"""Tests the demo on a small part of its data."""
 
 from __future__ import annotations
 

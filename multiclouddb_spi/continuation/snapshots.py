@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
@@ -11,7 +12,7 @@ import attrs
 from multiclouddb_api import AtTime, Beginning, Now, Snapshot, SnapshotOrder
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.coverage import begun
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Active, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan, plan_of, shown
 from multiclouddb_spi.continuation.starting import check_not_ahead, not_startable
@@ -19,7 +20,7 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.scan import ScanPlan
 
-__all__ = ["cut_all", "resolve_backfill", "resolve_snapshot", "segment_lineage"]
+__all__ = ["cut_all", "resolve_backfill", "resolve_snapshot", "segment_lineage", "stream_headroom"]
 
 _LONG: Final = 1e12
 
@@ -114,3 +115,24 @@ def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lin
         plan, cursor=None, announced=False, rate=rate, done=0, segments=1, records=shown(segment.records)
     )
     return Lineage([alone, Active(segment.segment_id, segment.cursor, listed=False)], feed.join)
+
+
+def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
+    """How long the service keeps the stream's positions; infinite if the service does not report it.
+
+    Args:
+        feed: The feed of the lineage.
+        lineage: The lineage; partitions that wait for the scan count too.
+        now: The service's time.
+    """
+    least = math.inf
+    for entry in lineage:
+        cursors: Iterable[Cursor] = ()
+        if isinstance(entry, Waiting):
+            cursors = entry.said
+        elif isinstance(entry, Active) and entry.listed:
+            cursors = (entry.cursor,)
+        for cursor in cursors:
+            seconds = feed.headroom(cursor, now)
+            least = least if seconds is None else min(least, seconds)
+    return least

@@ -27,7 +27,7 @@ from multiclouddb_api import (
     SkipToOldest,
     Snapshot,
 )
-from multiclouddb_spi.batch import Continue, Outcome, goes_on
+from multiclouddb_spi.batch import Outcome, goes_on
 from multiclouddb_spi.continuation.coverage import is_audit_due
 from multiclouddb_spi.continuation.entry import Active, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -39,18 +39,15 @@ from multiclouddb_spi.contract import Feed, FeedStart, Head, Provider, SupportsH
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.faults import RecordFault
 from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
-from multiclouddb_spi.planning.ranges import Range, RangeReading
-from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_step
+from multiclouddb_spi.planning.ranges import read_head
+from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_beside, scan_step, stream_limit
 from multiclouddb_spi.planning.step import Step, Target
 from multiclouddb_spi.retry import directly
 
 __all__ = ["Planner"]
 
 _AT_ONCE: Final = 256
-_RECORDS: Final = 10_000
-_SPARE_SECONDS: Final = 30.0
 _AUDIT_SECONDS: Final = 10.0
 _MOST_SKIPS: Final = 3
 _log = logging.getLogger("multiclouddb.planner")
@@ -85,13 +82,13 @@ class Planner:
         """Resolve a start.
 
         Args:
-            position: The start position. Return the lineage of a start; the scan of a snapshot is read before
-                any change, in whole segments.
+            position: The start position. A snapshot's scan is read in whole segments.
             deadline: The time limit.
             field: The caller's name for the time in `AtTime`, used in the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a time in the future or an `INTERLEAVED` snapshot.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future; `UNSUPPORTED_CAPABILITY` for an
+                `INTERLEAVED` snapshot where rows have no floor.
         """
         if isinstance(position, Snapshot):
             return plan_snapshot(self._feed, position, deadline)
@@ -197,8 +194,24 @@ class Planner:
         target: Target | None,
         allow_empty: bool,
     ) -> Step:
-        if before.plan is not None:
+        if before.plan is None:
+            return self._stream_step(before, wanted, max_records, deadline, target, allow_empty)
+        if before.plan.holds:
             return scan_step(self._feed, before, max_records, deadline)
+        stream = {name: cursor for name, cursor in wanted.items() if not before.is_segment(name)}
+        limit = stream_limit(before, max_records)
+        step = self._stream_step(before, stream, limit, deadline, target, allow_empty)
+        return scan_beside(self._feed, step, max_records, deadline)
+
+    def _stream_step(
+        self,
+        before: Lineage,
+        wanted: dict[str, Cursor],
+        max_records: int | None,
+        deadline: Deadline,
+        target: Target | None,
+        allow_empty: bool,
+    ) -> Step:
         after = before.copy()
         self._skipped: list[str] = []
         mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
@@ -302,7 +315,7 @@ class Planner:
                     found = dict(self._feed.heads(left, most, deadline))
                 for failed, cursor in left.items():
                     if failed not in found:
-                        found[failed] = self._read_head(failed, cursor, most, deadline)
+                        found[failed] = read_head(self._provider, self._feed, failed, cursor, most, deadline)
                 return {name: found[name] for name in left}
             except Exception as error:
                 fault = fault_of(self._provider, error)
@@ -339,27 +352,6 @@ class Planner:
             self._feed.spec.address,
             place,
         )
-
-    def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
-        """Find a partition's head by reading, if the feed offers no cheaper way."""
-        reading = RangeReading(self._provider, self._feed, Range(name, cursor, None))
-        count, outcome = 0, Continue()
-        try:
-            # If records arrive faster than they are read, the records read by the deadline also form a step.
-            while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
-                wanted = _RECORDS if most is None else min(_RECORDS, most - count)
-                batch = reading.fetch(wanted, deadline)
-                count += len(batch)
-                cursor = batch.cursor_after(len(batch))
-                if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
-                    return Head(cursor, count, batch.outcome)
-        except RecordFault:
-            # The records before a poison record are delivered first.
-            if not count:
-                raise
-        finally:
-            reading.close()
-        return Head(cursor, count, outcome)
 
 
 def _end(mover: Mover, name: str, outcome: Outcome) -> tuple[str, ...] | None:

@@ -10,19 +10,30 @@ from typing import Final, assert_never
 import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
-from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
-from multiclouddb_spi.contract import Feed, Provider, Reader
+from multiclouddb_spi.batch import (
+    Awaiting,
+    Batch,
+    Continue,
+    Drained,
+    Ended,
+    Outcome,
+    Reached,
+    Scanned,
+    goes_on,
+)
+from multiclouddb_spi.contract import Feed, Head, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
-from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.retry import Tries
 
-__all__ = ["Range", "RangeReading", "read_range"]
+__all__ = ["Range", "RangeReading", "read_head", "read_range"]
 
 _FETCH_SECONDS: Final = 120.0
 _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
+_SPARE_SECONDS: Final = 30.0
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
 _log = logging.getLogger("multiclouddb.planner")
@@ -191,6 +202,39 @@ class RangeReading:
                 _log.warning("%s: what it held after %s was lost to retention", where, text)
                 return part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
         return False
+
+
+def read_head(
+    provider: Provider, feed: Feed, name: str, cursor: Cursor, most: int | None, deadline: Deadline
+) -> Head:
+    """Find a head by reading, if the feed offers no cheaper way.
+
+    Args:
+        provider: Classifies failures.
+        feed: The opened feed.
+        name: The partition.
+        cursor: The position to read from.
+        most: The maximum number of records; None = up to the present end.
+        deadline: The time limit. If records arrive faster than they are read, what was read shortly before
+            it is the head.
+    """
+    reading = RangeReading(provider, feed, Range(name, cursor, None))
+    count, outcome = 0, Continue()
+    try:
+        while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
+            wanted = _RECORDS if most is None else min(_RECORDS, most - count)
+            batch = reading.fetch(wanted, deadline)
+            count += len(batch)
+            cursor = batch.cursor_after(len(batch))
+            if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
+                return Head(cursor, count, batch.outcome)
+    except RecordFault:
+        # The records before a poison record are delivered first.
+        if not count:
+            raise
+    finally:
+        reading.close()
+    return Head(cursor, count, outcome)
 
 
 def _sleep(seconds: float) -> None:

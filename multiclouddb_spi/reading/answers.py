@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
+from multiclouddb_api.outage import answered
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.coverage import is_audit_due
 from multiclouddb_spi.continuation.entry import AwaitingChildren
@@ -79,6 +80,7 @@ class Answers(Generic[T]):
             Exception: The error with which the fetch ended.
         """
         batch, result = reader.land(), self.result
+        answered()
         result.moved = True
         result.requests += batch.requests
         result.retries += reader.retries

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import attrs
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.outage import answered, still_waiting
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
@@ -112,17 +113,20 @@ class Fetcher:
         future: Future[T] = self._submit(tries.call, operation, deadline)
         while not future.done():
             wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
+            still_waiting(lambda: self.fault(failures[-1]).message if failures else None)
             if self._closed.is_set():
                 raise closed_fault()
             if deadline.passed() and not future.done():
                 future.cancel()
                 raise failures[-1] if failures else ProviderFault(late_fault())
         try:
-            return future.result()
+            result = future.result()
         except Exception as error:
             if self._closed.is_set():  # any error that the vendor's client raised because it was closed
                 raise closed_fault() from error
             raise
+        answered()
+        return result
 
     def rest(self) -> None:
         """Pause briefly, so that the caller does not repeat its request at once."""

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import Final
 
+from multiclouddb_api.outage import still_waiting
 from multiclouddb_api.wakeup import Wakeup
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
@@ -160,7 +161,14 @@ class Fetches:
             left = until - time.monotonic()
             if left <= 0:
                 return None
-            self._wakeup.wait(min(_LOOK_SECONDS, left))
+            if not self._wakeup.wait(min(_LOOK_SECONDS, left)):
+                still_waiting(self._trouble)
+
+    def _trouble(self) -> str | None:
+        """Why a fetch in flight was last retried."""
+        readers = [turn.reader for turn in self._turns.asked.values() if turn.reader]
+        failures = [reader.trouble for reader in readers if reader.trouble is not None]
+        return self._context.fetcher.fault(failures[-1]).message if failures else None
 
     def prefetch(self, reader: PartitionReader) -> None:
         """Begin the next read of a partition that has more records, if there is room for them."""
@@ -171,8 +179,10 @@ class Fetches:
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
         ):
             self._start(reader, 0.0)
-            # Let the pool's thread send the request: mapping comes next and does not release the interpreter.
-            time.sleep(_SEND_SECONDS)
+            if not self._landed:
+                # Let the pool's thread send the request: mapping comes next and does not release the
+                # interpreter. If another answer has arrived, the service is not what this call waits for.
+                time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
         """Leave unfinished fetches to the next call; after the deadline, cancel those that lose nothing.

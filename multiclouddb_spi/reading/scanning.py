@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import BackfillDone
 from multiclouddb_spi.batch import Batch, Segment
-from multiclouddb_spi.continuation.entry import Active, Waiting
+from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.continuation.snapshots import stream_headroom
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
@@ -89,7 +90,7 @@ class Scanning:
     def _begin(self, plan: Plan, now: Clock) -> None:
         lineage = self._lineage
         moment = now()
-        left = math.inf if moment is None else self._headroom(moment)
+        left = math.inf if moment is None else stream_headroom(self._feed, lineage, moment)
         if plan.retention is None and left < math.inf:
             lineage.change_plan(retention=max(0, int(min(left, _LONG))))
         worn = plan.retention is not None and left <= plan.retention / 2
@@ -106,23 +107,6 @@ class Scanning:
 
     def _age(self, entry: Active) -> datetime:
         return self._feed.describe(entry.cursor).time or _LATE
-
-    def _headroom(self, now: datetime) -> float:
-        """Return how long the service keeps the stream's positions.
-
-        Infinite if the service does not report it.
-        """
-        least = math.inf
-        for entry in self._lineage:
-            cursors: Iterable[Cursor] = ()
-            if isinstance(entry, Waiting):
-                cursors = entry.said
-            elif isinstance(entry, Active) and entry.listed:
-                cursors = (entry.cursor,)
-            for cursor in cursors:
-                seconds = self._feed.headroom(cursor, now)
-                least = least if seconds is None else min(least, seconds)
-        return least
 
     # -- Places on the page
 

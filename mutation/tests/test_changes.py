@@ -9,7 +9,7 @@ from mutation.mutant import mutants_of, sample
 
 @pytest.fixture
 def changed(tmp_path):
-    """Pairs of a line before and after, for a module with this source."""
+    """Return pairs of a line before and after, for a module with this source."""
 
     def find(source):
         (tmp_path / "module.py").write_text(textwrap.dedent(source))

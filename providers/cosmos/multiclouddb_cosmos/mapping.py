@@ -1,4 +1,4 @@
-"""Items of a change feed as events and as Arrow; pure."""
+"""Maps the items of a change feed to events and to Arrow; pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["CosmosMapper"]
 _TYPES: Final = dict(zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE), strict=True))
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
-"""What the service adds to a document."""
+"""The properties that the service adds to a document."""
 
 
 def _events(records: Records, view: View) -> list[ChangeEvent]:
@@ -106,7 +106,7 @@ def _event_ids(
 
 
 def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
-    """The times. Items of the same second share one object."""
+    """The times. Convert seconds to times; items of the same second share one object."""
     previous, moment, moments = None, None, []
     for data in datas:
         seconds = data["crts"]
@@ -117,7 +117,7 @@ def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
 
 
 def _states(items: Sequence[Item], datas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-    """The documents as they were written, without the properties that the service added."""
+    """Return the documents as they were written, without the properties that the service added."""
     states: list[dict[str, Any] | None] = []
     for item, data in zip(items, datas, strict=True):
         if data["operationType"] == "delete":
@@ -166,7 +166,7 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
 
 
 def _texts(values: Sequence[Mapping[str, Any] | None]) -> list[bytes | None]:
-    """The texts that `encode_json` writes."""
+    """Return the texts that `encode_json` writes."""
     try:
         texts = list(map(orjson.dumps, values))
     except TypeError:  # an integer over 64 bits
@@ -209,13 +209,13 @@ class CosmosMapper(Mapper):
     """Maps the records of one range.
 
     Attributes:
-        view: The properties that their events share.
+        view: The properties that all events of the range share.
     """
 
     view: View
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
-        """The position after the first `count` records."""
+        """Return the position after the first `count` records."""
         return cursor_of(place_after(records, count))
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:

@@ -1,8 +1,9 @@
-"""How we use azure-cosmos: our client, the observations of its transport, and one-range continuations.
+"""How this provider uses azure-cosmos: its own client, its observing transport, and one-range continuations.
 
 azure-cosmos nests its retries of a page, and some of its retries have no limit. It cannot always resume from
-its own continuations, and it silently widens a range that spans several partitions. Therefore we give it one
-range per call. Our transport ends a call at the first answer that only we can handle correctly.
+its own continuations, and it silently widens a range that spans several partitions. Therefore this provider
+passes only one range per call. The provider's transport ends a call at the first answer that only the
+provider can handle correctly.
 """
 
 from __future__ import annotations
@@ -62,14 +63,16 @@ _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """The range now lies in several partitions, so azure-cosmos would read a different range."""
+    """Raised if a range now lies in several partitions, so that azure-cosmos would read another range."""
 
 
 class _EndedError(Exception):
-    """Ends a call that azure-cosmos would otherwise retry. None of its retries catches this class.
+    """Ends a call that azure-cosmos would otherwise retry.
+
+    None of the retries in azure-cosmos catches this class.
 
     Args:
-        answer: The answer of the service.
+        answer: The answer that the service sent.
     """
 
     def __init__(self, answer: CosmosHttpResponseError) -> None:
@@ -79,11 +82,11 @@ class _EndedError(Exception):
 
 @attrs.define
 class Watch:
-    """What the transport observed during one call.
+    """The observations of the transport during one call.
 
     Attributes:
-        body: The page as it was received; None before a page is received.
-        answered: True after a page or "nothing new" was received.
+        body: The page, unchanged from the service; None until a page is received.
+        answered: True after a page or an answer "nothing new" was received.
         requests: The number of requests that were made.
     """
 
@@ -93,10 +96,10 @@ class Watch:
 
 
 class _Session(requests.Session):
-    """A session that reads the environment once for each host, and never a `.netrc`.
+    """A requests session that reads the environment once for each host, and never reads a `.netrc` file.
 
-    By default, for each request, the library requests searches all variables for a proxy. It also asks
-    `.netrc` for an authorization to replace the one that azure-cosmos has made.
+    By default, the library requests searches all environment variables for a proxy before each request. It
+    also reads `.netrc`, whose authorization would replace the one that azure-cosmos has made.
     """
 
     def __init__(self) -> None:
@@ -106,7 +109,7 @@ class _Session(requests.Session):
         self._urls: dict[str, str] = {}
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """As in requests, but the result is remembered."""
+        """Merge the settings as requests does, but remember the result."""
         asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
         if asked not in self._settings:
             self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
@@ -160,7 +163,9 @@ def _unchanged(request: Any) -> Any:
 
 
 class Transport(RequestsTransport):  # type: ignore[misc]
-    """The transport of our client, which observes the requests of a page. Several threads can use it.
+    """The transport of the provider's own client; it observes the requests for a page.
+
+    Several threads can use it.
 
     Args:
         connections: The number of connections that are kept open.
@@ -183,8 +188,8 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         """Observe the calls of this thread.
 
         Raises:
-            CosmosHttpResponseError: An answer that azure-cosmos must not retry.
-            MovedError: A second page was requested.
+            CosmosHttpResponseError: If the service sends an answer that azure-cosmos must not retry.
+            MovedError: If a second page was requested.
         """
         self._local.watch = watch = Watch()
         try:
@@ -195,7 +200,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send a request. If it is for a page, examine the answer first."""
+        """Send a request; if it is for a page, examine the answer first."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
             return super().send(request, **kwargs)
@@ -227,9 +232,9 @@ def _substatus(answer: Any) -> int:
 
 
 def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
-    """Make a client. azure-cosmos requests the account's regions here.
+    """Make a client; azure-cosmos requests the account's regions during this call.
 
-    The client retries nothing by itself, except in another region of the account.
+    The client does not retry by itself, except in another region of the account.
 
     Args:
         config: The account.
@@ -262,7 +267,10 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
 
 
 def _no_retries() -> Any:
-    """The options that disable the retry of 429; None if azure-cosmos has moved their class."""
+    """Return the options that disable the retry of a 429 answer.
+
+    None if azure-cosmos has moved their class.
+    """
     try:
         from azure.cosmos._retry_options import RetryOptions
     except ImportError:  # pragma: no cover - a later version
@@ -271,7 +279,7 @@ def _no_retries() -> Any:
 
 
 def close_client(client: CosmosClient) -> None:
-    """Close a client that we made, after the thread that checks the account's regions has ended."""
+    """Close a client that the library made, after the thread that checks the account's regions has ended."""
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join(0.5)
@@ -279,14 +287,14 @@ def close_client(client: CosmosClient) -> None:
 
 
 def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, start: dict[str, Any]) -> str:
-    """The continuation for one range, in the format of azure-cosmos.
+    """Return the continuation for one range, in the format of azure-cosmos.
 
     Args:
-        rid: The container's resource id.
+        rid: The resource id of the container.
         place: The range.
-        etag: The LSN to read after; None if nothing was read yet.
+        etag: The LSN after which to read; None if nothing was read yet.
         mode: `ALL_VERSIONS` or `LATEST`.
-        start: Where reading began, in the format of azure-cosmos.
+        start: The start of the read, in the format of azure-cosmos.
     """
     span = {"min": place.low, "max": place.high, "isMinInclusive": True, "isMaxInclusive": False}
     body = {
@@ -305,7 +313,7 @@ def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, star
 
 
 def start_of(since: int | None) -> dict[str, Any]:
-    """Where the feed of latest versions begins, in the format of azure-cosmos.
+    """Return the start of the feed of latest versions, in the format of azure-cosmos.
 
     The service's times are only precise to a few seconds, so the caller must leave out earlier items.
 
@@ -320,9 +328,9 @@ def start_of(since: int | None) -> dict[str, Any]:
 
 @cache
 def _takes_milliseconds() -> bool:
-    """True if this azure-cosmos reads times in milliseconds, as it writes them.
+    """Return True if this azure-cosmos reads times in milliseconds, as it writes them.
 
-    Some versions expect seconds.
+    Some versions of azure-cosmos expect seconds.
     """
     from azure.cosmos._change_feed.change_feed_start_from import ChangeFeedStartFromPointInTime
 
@@ -334,6 +342,6 @@ def _takes_milliseconds() -> bool:
 
 
 def ranges_in(continuation: str) -> list[KeyRange]:
-    """The ranges that a continuation of azure-cosmos contains."""
+    """Return the ranges that a continuation of azure-cosmos contains."""
     queue = json.loads(base64.b64decode(continuation))["continuation"]["continuation"]
     return [KeyRange(each["range"]["min"], each["range"]["max"]) for each in queue]

@@ -1,4 +1,4 @@
-"""Spark over a container that is written meanwhile: the sink holds what the source holds."""
+"""Tests that Spark reads a container during writes: in the end the sink equals the source."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from .world import DATABASE, NAME
 
 
 def write(world, count, seed=0):
-    """Creates, updates and deletes, and a split."""
+    """Write creates, updates and deletes, and make a split."""
     dice = random.Random(seed)
     for number in range(count):
         key = f"k{dice.randrange(40)}"
@@ -37,7 +37,7 @@ def options_of(world, **options):
 
 
 def run(spark, world, folder, **options):
-    """A query that ends by itself; the next one continues where it stopped."""
+    """Run a query that ends by itself. The next query continues where this one stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(world, **options))
@@ -52,7 +52,8 @@ def run(spark, world, folder, **options):
 
 
 def check(spark, world, folder):
-    """The sink has no change twice, and the last of each key is what the container holds."""
+    """Check that the sink has each change once, and that the last change of each key equals the item in the
+    container."""
     rows = spark.read.parquet(str(folder / "rows")).orderBy("order_key").collect()
     assert len({row.event_id for row in rows}) == len(rows)
     last = {row.key: row for row in rows}
@@ -63,7 +64,7 @@ def check(spark, world, folder):
 
 
 def test_runs_hold_what_the_container_holds(spark, world, tmp_path):
-    """Bounded and unbounded runs continue where the run before them stopped, through splits."""
+    """Bounded and unbounded runs continue where the previous run stopped, even through splits."""
     run(spark, world, tmp_path)
     write(world, 60)
     writer = threading.Thread(target=write, args=(world, 100, 1))

@@ -1,9 +1,9 @@
-"""The items of a scan as events and as Arrow, and positions among them; pure.
+"""Maps the items of a scan to events and to Arrow, and defines positions among the items; pure.
 
-A plan's cursor is `[plan id, s, segments, items in a segment, next segment]`. A segment's cursor is `[s,
-segments, …]`: `…` is nothing before the first item, `"."` after the last item, and otherwise the key of the
-last item. The key is one text for each attribute, with the letter of its type and its value. `s` is the
-snapshot's time in seconds since 1970. The segment's id contains the plan's id and the segment's number.
+The cursor of a plan is `[plan id, s, segments, items in a segment, next segment]`. The cursor of a segment is
+`[s, segments, …]`: `…` is nothing before the first item, `"."` after the last item, and otherwise the key of
+the last item. The key contains one text for each attribute, with the letter of its type and its value. `s` is
+the snapshot's time in seconds since 1970. The segment's id contains the plan's id and the segment's number.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["FLOOR", "MOST_SEGMENTS", "Item", "Part", "RowMapper", "is_segment", "moment_of"]
 
 FLOOR: Final = "00"
-"""Below the `order_key` of every change, which begins with the count of its digits."""
+"""The floor; every change's `order_key` is greater, because it begins with the count of its digits."""
 MOST_SEGMENTS: Final = 1_000_000
 """The service's bound."""
 
 Item: TypeAlias = Mapping[str, Any]
-"""Attribute → value in typed JSON."""
+"""Maps each attribute to its value in typed JSON."""
 
 _Mapped = TypeVar("_Mapped")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -65,14 +65,14 @@ def moment_of(seconds: int) -> datetime:
 
 @attrs.frozen
 class Part:
-    """A place in a segment.
+    """A position in a segment of a scan.
 
     Attributes:
         plan_id: The snapshot's id.
-        seconds: Its time, in seconds since 1970.
+        seconds: The time of the snapshot, in seconds since 1970.
         total: The number of segments.
-        segment: The number of this one.
-        key: The last key that was read, in the form of the cursor; empty at the start.
+        segment: The number of this segment.
+        key: The last key that was read, in the form of the cursor; empty at the start of the segment.
     """
 
     plan_id: str
@@ -83,14 +83,14 @@ class Part:
 
     @classmethod
     def of(cls, segment_id: str, cursor: Cursor) -> Part:
-        """The place of a cursor.
+        """Return the position that a cursor represents.
 
         Args:
             segment_id: The segment's id.
             cursor: In this segment.
 
         Raises:
-            InvalidCursor: The cursor does not belong to a segment.
+            InvalidCursor: If the cursor does not belong to a segment.
         """
         plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
         if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
@@ -107,23 +107,23 @@ class Part:
 
     @property
     def cursor(self) -> Cursor:
-        """The form in a token."""
+        """Return the position in the form that a token stores."""
         return [self.seconds, self.total, *self.key]
 
     @property
     def is_over(self) -> bool:
-        """True after the last item."""
+        """Return True after the last item of the segment."""
         return self.key == (_END,)
 
     def at_end(self) -> Part:
-        """The place after the last item."""
+        """Return the position after the last item."""
         return attrs.evolve(self, key=(_END,))
 
     def after(self, item: Item, names: tuple[str, ...]) -> Part:
-        """The place after an item, or after a key.
+        """Return the position after an item, or after a key.
 
         Raises:
-            ProviderFault: The item has no key, so nothing after it can be read.
+            ProviderFault: If the item has no key, so that nothing after it can be read.
         """
         try:
             return attrs.evolve(self, key=tuple(_key_text(item[name]) for name in names))
@@ -134,10 +134,12 @@ class Part:
             ) from None
 
     def start_key(self, names: tuple[str, ...]) -> dict[str, Any] | None:
-        """The key to read after, in typed JSON with binary values as bytes; None at the start.
+        """Return the key after which to read, in typed JSON with binary values as bytes.
+
+        None at the start of the segment.
 
         Raises:
-            InvalidCursor: The table's key has a different number of attributes.
+            InvalidCursor: If the table's key has a different number of attributes.
         """
         if not self.key:
             return None
@@ -152,7 +154,7 @@ class Part:
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """True if a cursor belongs to a segment, not to a shard."""
+    """Return True if a cursor belongs to a segment and not to a shard."""
     match cursor:
         case [int() as seconds, int() as total, *key]:
             return 0 <= seconds <= MOST_SECONDS and 0 < total <= MOST_SEGMENTS and _is_key(key)
@@ -193,15 +195,15 @@ class RowMapper(Mapper):
     """Maps the items of one segment.
 
     Attributes:
-        view: What their events share.
-        part: Their place in the scan.
+        view: The properties that all events of the segment share.
+        part: The position of the items in the scan.
     """
 
     view: View
     part: Part
 
     def cursor_after(self, records: Sequence[Item], count: int) -> Cursor:
-        """The position after the first `count` items."""
+        """Return the position after the first `count` items."""
         return self.part.after(records[count - 1], self.view.key_names).cursor
 
     def events(self, records: Sequence[Item], start: int, stop: int) -> list[ChangeEvent]:
@@ -209,7 +211,7 @@ class RowMapper(Mapper):
         return self._mapped(records, start, stop, self._events)
 
     def arrow(self, records: Sequence[Item], start: int, stop: int) -> pa.RecordBatch:
-        """Map items to Arrow. They become JSON text directly, without events."""
+        """Map items to Arrow. Items are converted to JSON text directly, without events."""
         return self._mapped(records, start, stop, self._arrow)
 
     def _mapped(

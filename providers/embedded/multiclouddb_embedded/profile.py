@@ -1,14 +1,14 @@
-"""Profiles, which make a store behave like one of the services when its feed is read.
+"""Defines profiles, which make a store behave like one of the services when its feed is read.
 
-Portable code that runs against a store with `profile="dynamo"` meets the same refusals as on DynamoDB, on a
+Portable code that reads a store with `profile="dynamo"` gets the same refusals as from DynamoDB, even on a
 laptop. A profile limits the requests that the store accepts. It changes neither the file nor the content of
 the log.
 
 Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
 `spanner`, `cosmos` or no profile is valid under the others, if the rest of the request is allowed there.
-`mongo` has one partition for the whole collection, whereas the others have the store's partitions. Therefore
-a token or partition id from `mongo` is `INVALID_REQUEST` under the others, and their tokens and ids are
-`INVALID_REQUEST` under `mongo`.
+Under `mongo`, the whole collection is one partition, whereas the other profiles show the store's partitions.
+Therefore a token or partition id made under `mongo` is `INVALID_REQUEST` under the other profiles, and their
+tokens and ids are `INVALID_REQUEST` under `mongo`.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Profile:
 
     Attributes:
         name: The value of `profile=`; empty for no limits.
-        capabilities: The capabilities under the profile.
-        precision: `AtTime` is rounded down to a multiple of this many microseconds. It may be early by less
-            than that, and is never late.
+        capabilities: The capabilities of the provider under this profile.
+        precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded time may be
+            early by less than that, and is never late.
         whole: True if a collection is shown as one partition, `0`, regardless of the store's splits and
             merges.
     """
@@ -210,14 +210,14 @@ _MONGO: Final = _profile(
 )
 
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, _DYNAMO, _MONGO, _SPANNER)}
-"""The profiles by name; `PLAIN` has no name."""
+"""Maps the name of each profile to the profile; `PLAIN` has no name and is not included."""
 
 
 def check_spec(profile: Profile, spec: FeedSpec) -> None:
     """Refuse a feed that the profile does not support, even if the engine's `gate` did not check it.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
     """
     match spec.scope:
         case EntireDatabase():
@@ -239,7 +239,7 @@ def check_start(profile: Profile, position: FeedStart, options: ProviderOptions 
     """Refuse a start that the profile does not support, or supports only with an option.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
     """
     match position:
         case Beginning():

@@ -31,14 +31,14 @@ class SegmentReader(Reader):
     """Reads the rows of a segment in the order of their `_id`, with one cursor that stays open.
 
     The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
-    by its name, so the UUID is checked for each new cursor, after its first answer.
+    by name, so the UUID is checked for each new cursor, after its first answer.
 
     Args:
         source: The scanned collection.
-        view: The properties that its events share.
+        view: The properties that all events of the segment share.
         plan_id: The snapshot's id.
         start: The start position.
-        look: Called in each fetch to compare the position of the stream with the log.
+        look: A function that each fetch calls to compare the position of the stream with the log.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class SegmentReader(Reader):
         self._requests = 0
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows, from the rest of the server's last answer or from one more answer.
+        """Return the next rows, from the rest of the server's last answer or from one more answer.
 
         An answer has at most 16 MB, whatever `max_bytes` says. If the cursor is lost, a new cursor is opened
-        after the last row, once.
+        after the last row, but only once.
         """
         start, self._requests = self._place, 0
         rows: list[bytes] = []
@@ -83,7 +83,7 @@ class SegmentReader(Reader):
         )
 
     def cancel(self) -> None:
-        """Close the cursor of a running fetch. The server immediately stops its work on an answer."""
+        """Close the cursor that a running fetch reads. The server immediately stops its work on an answer."""
         self.halt()
         self._close_cursor()
 
@@ -92,7 +92,7 @@ class SegmentReader(Reader):
         self._cancelled.set()
 
     def close(self) -> None:
-        """Close the cursor, on the server too."""
+        """Close the cursor, also on the server."""
         self._close_cursor()
         self._rows = []
 
@@ -103,7 +103,7 @@ class SegmentReader(Reader):
         return rows
 
     def _answer(self, max_records: int) -> None:
-        """Take one answer of the server. PyMongo retries a `find`, but not a `getMore`."""
+        """Take one answer from the server. PyMongo retries a `find`, but not a `getMore`."""
         lost = self._cursor is not None
         while True:
             if self._cancelled.is_set():
@@ -150,7 +150,7 @@ class SegmentReader(Reader):
             self._cursor = self._source.rows(self._place, self._session, size)
 
     def _ended_by(self, error: PyMongoError) -> bool:
-        """True if the server refuses to continue because the collection is gone."""
+        """Return True if the server refuses to continue because the collection no longer exists."""
         if not isinstance(error, OperationFailure) or not self._source.may_be_gone(error):
             return False
         notice = self._source.gone(self._place)

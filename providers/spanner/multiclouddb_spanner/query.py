@@ -1,4 +1,4 @@
-"""The query of a change stream, for one partition or for the list of partitions."""
+"""Runs the query of a change stream, for one partition or for the list of partitions."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def begin_query(
     Args:
         calls: The database.
         found: The change stream.
-        token: The partition; None for the list of the partitions that are alive at `start`.
-        start: Read from this time on.
-        end: Read up to this time.
-        deadline: When gRPC ends the call.
+        token: The partition; The partition to read; None for the list of the partitions that are alive at
+            `start`.
+        start: The time from which to read.
+        end: The time up to which to read.
+        deadline: The time at which gRPC ends the call.
         hold: The caller.
     """
     values = [
@@ -58,7 +59,7 @@ def begin_query(
 
 
 def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
-    """The tokens of the partitions that are alive at a given time.
+    """Return the tokens of the partitions that are alive at a given time.
 
     Raises:
         Exception: The error that gRPC raised; `is_past` is True if the stream no longer keeps changes of that
@@ -85,8 +86,8 @@ class Window:
 
     Args:
         answer: Its answer.
-        table: The table whose changes are wanted.
-        shapes: The shapes of the feed.
+        table: The table whose changes are requested.
+        shapes: The columns of the feed's records, with their converters.
         end: All changes up to this time are returned.
         waits: The number of seconds that this time was ahead of the clock; 0.0 if it had passed.
         current: True if this time is the answer that the service's clock gave for this read.
@@ -102,14 +103,16 @@ class Window:
 
     @property
     def expires(self) -> float:
-        """`time.monotonic()` at which gRPC ends the call."""
+        """Return the value of `time.monotonic()` at which gRPC ends the call."""
         return self._answer.expires
 
     def next(self) -> list[Item] | None:
-        """The records of the next message; None after the last message. This blocks until there is a message.
+        """Return the records of the next message; None after the last message.
+
+        The method blocks until there is a message.
 
         Raises:
-            Exception: The error that gRPC raised.
+            Exception: The error that gRPC raised for the query.
         """
         return next(self._messages, None)
 

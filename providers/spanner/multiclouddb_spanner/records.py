@@ -1,8 +1,8 @@
-"""Parses change records as a query returns them; pure.
+"""Parses change records in the form that a query returns; pure.
 
-A query of a change stream has one column. In GoogleSQL the column is a list of structs with three lists, and
-one of these lists contains the record. In PostgreSQL the column is a JSON object. Both give the same items
-here.
+The result of a query on a change stream has one column. In GoogleSQL the column is a list of structs with
+three lists, and one of these lists contains the record. In PostgreSQL the column is a JSON object. Both
+dialects give the same items here.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MOD_BYTES: Final = 400
 
 
 class Mod(NamedTuple):
-    """One change of one row, as JSON texts, or as values if the service sent them parsed.
+    """One change of one row, as JSON texts, or as values if the service sent the change parsed.
 
     Attributes:
         keys: The primary key.
-        new: The new values, without the key.
-        old: The old values, without the key.
+        new: The new values of the row, without the key.
+        old: The old values of the row, without the key.
     """
 
     keys: Any
@@ -53,13 +53,14 @@ class Mod(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Shape:
-    """The columns of a record.
+    """The columns of a record, with their converters.
 
     Attributes:
         names: Their names.
-        python: Column → the function that converts its value to a Python value, if conversion is needed.
-        json: Column → the same for our JSON format.
-        problem: Why the columns cannot be read, or None.
+        python: Maps a column to the function that converts its value to a Python value, if conversion is
+            needed.
+        json: Maps a column to the function that converts its value for the library's JSON.
+        problem: The reason why the columns cannot be read, or None.
     """
 
     names: tuple[str, ...]
@@ -70,21 +71,22 @@ class Shape:
 
 @attrs.frozen(eq=False)
 class DataRecord:
-    """Changes of one transaction to one table, of one kind and with the same columns.
+    """Changes that one transaction made to one table, of one kind and with the same columns.
 
     Attributes:
         at: The commit timestamp, in microseconds since 1970.
-        commit: The commit timestamp as the service wrote it.
-        sequence: The record's place in its transaction in its partition.
+        commit: The commit timestamp, as the service wrote it.
+        sequence: The place of the record in its transaction in its partition.
         transaction: The transaction's id.
         table: The table.
         shape: Its columns.
         mods: The changes.
         kind: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type that the stream had when the changes were made.
-        by_expiry: True when a row deletion policy deleted the rows; None if the service deleted them and does
+        by_expiry: True if a row deletion policy deleted the rows; None if the service deleted them and does
             not give the reason.
-        native: Gives the fields of the record as the service sent them, without the changes.
+        native: A function that returns the fields of the record as the service sent them, without the
+            changes.
         nbytes: Its approximate memory.
     """
 
@@ -104,10 +106,10 @@ class DataRecord:
 
 @attrs.frozen
 class Heartbeat:
-    """All changes up to a given time were sent.
+    """A record which says that all changes up to a given time were sent.
 
     Attributes:
-        at: The time, in microseconds since 1970.
+        at: The given time, in microseconds since 1970.
     """
 
     at: int
@@ -115,11 +117,11 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """The partition ends and is followed by these partitions.
+    """A record which says that the partition ends and is followed by these partitions.
 
     Attributes:
-        at: Where they start, in microseconds since 1970.
-        parents: Child → all its parents.
+        at: The time at which the children start, in microseconds since 1970.
+        parents: Maps each child to all its parents.
     """
 
     at: int
@@ -148,17 +150,20 @@ _EXPIRY_TAG: Final = "RowDeletionPolicy"
 
 
 class Shapes:
-    """The columns of records. Each set is parsed once and shared by the threads of one feed."""
+    """The column descriptions (shapes) of records.
+
+    Each set of columns is parsed once and shared by the threads of one feed.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, Shape] = {}
 
     def find(self, key: bytes, columns: Callable[[], Iterable[tuple[str, Any]]]) -> Shape:
-        """The shape of some columns.
+        """Return the shape (columns and converters) of some columns.
 
         Args:
-            key: The columns as bytes, in any form.
-            columns: Parses them: name and type.
+            key: The column descriptions as bytes, in any form.
+            columns: A function that parses the bytes to names and types.
         """
         shape = self._known.get(key)
         if shape is None:
@@ -169,10 +174,10 @@ class Shapes:
 
 
 def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
-    """The shape of some columns.
+    """Make the shape (columns and converters) of some columns.
 
     Args:
-        columns: Name and type of each.
+        columns: The name and type of each column.
     """
     columns = tuple(columns)
     names = tuple(name for name, _ in columns)
@@ -189,7 +194,7 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
 
 
 def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
-    """The undecoded rows of a query's answer, message by message.
+    """Return the undecoded rows of a query's answer, message by message.
 
     Args:
         messages: The answer.
@@ -206,7 +211,7 @@ def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[li
 
     Args:
         messages: The answer.
-        columns: The number of columns of a row.
+        columns: The number of columns in a row.
     """
     values: list[Any] = []
     cut = False
@@ -228,7 +233,7 @@ def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[li
 def _merged(first: Any, second: Any) -> Any:
     """Join two texts, or two lists.
 
-    For lists, the last element of one and the first of the other are joined too.
+    If lists are joined, the last element of one and the first element of the other are joined too.
     """
     made = type(first)()
     if first.HasField("string_value"):
@@ -247,12 +252,12 @@ def _is_mergeable(first: Any, second: Any) -> bool:
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:
-    """The items in the rows of a change stream, without the changes of other tables.
+    """Return the items in the rows of a change stream, without the changes of other tables.
 
     Args:
-        rows: The rows; each has one column.
-        table: The table whose changes are wanted.
-        shapes: The shapes of the feed.
+        rows: The rows of the answer; each has one column.
+        table: The table whose changes are requested.
+        shapes: The column descriptions (shapes) of the feed's records.
     """
     for (value,) in rows:
         if value.HasField("string_value"):
@@ -338,7 +343,7 @@ def _native_of_struct(fields: Sequence[Any]) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A value of protobuf in the form that JSON has for it."""
+    """Convert a value of protobuf to the form that JSON has for it."""
     kind = value.WhichOneof("kind")
     if kind == "list_value":
         return [plain_value(each) for each in value.list_value.values]

@@ -39,7 +39,7 @@ from multiclouddb_spi import (
 __all__ = ["SegmentReader"]
 
 Row: TypeAlias = Sequence[Any]
-"""A row: values of protobuf, in the order of the columns, those of the key first."""
+"""A row: values of protobuf, in the order of the columns, with the key columns first."""
 
 
 @attrs.frozen(eq=False)
@@ -81,11 +81,11 @@ _NO_ROWS: Final = _Rows([], 1)
 
 @attrs.frozen(eq=False)
 class _Columns:
-    """The columns of an answer.
+    """The columns of an answer to a read.
 
     Attributes:
-        shape: Their names, and how their values are converted.
-        codes: The codes of their types.
+        shape: The names of the columns, and the functions that convert their values.
+        codes: The codes of the columns' types.
     """
 
     shape: Shape
@@ -119,7 +119,7 @@ class _Columns:
 
 
 def _kind(type_: Any) -> dict[str, Any]:
-    """A type in the form of a change record."""
+    """Return a type in the form of a change record."""
     code = TypeCode(type_.code).name
     if code == "ARRAY":
         return {"code": code, "array_element_type": _kind(type_.array_element_type)}
@@ -128,11 +128,11 @@ def _kind(type_: Any) -> dict[str, Any]:
 
 @attrs.frozen(eq=False)
 class _Mapper(Mapper):
-    """Maps rows that were read at the same time.
+    """Maps rows that were read as of the same time.
 
     Attributes:
-        view: What their events share.
-        span: The segment. Its `after` has no meaning here.
+        view: The properties that all events of the segment share.
+        span: The segment. The position of the segment; its `after` has no meaning here.
         columns: The columns of the rows.
     """
 
@@ -194,9 +194,9 @@ class SegmentReader(Reader):
     """Reads one segment forward with one read of its key range, which stays open between fetches.
 
     Args:
-        scans: The scans of the feed.
-        view: The properties that its events share.
-        span: The segment and the start position in it.
+        scans: The scans of the feed, which share information about the table.
+        view: The properties that all events of the segment share.
+        span: The segment, and the start position in it.
     """
 
     def __init__(self, scans: Scans, view: View, span: Span) -> None:
@@ -222,7 +222,8 @@ class SegmentReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next rows.
 
-        An answer with more rows than requested stays open for the next call, as long as its deadline allows.
+        Return the next rows; an answer with more rows than requested stays open for the next call, as long as
+        its deadline allows.
         """
         self._hold.check()
         begin = self._span.cursor()
@@ -247,18 +248,21 @@ class SegmentReader(Reader):
         return self._batch(begin, taken, nbytes)
 
     def cancel(self) -> None:
-        """End the call in flight. The fetch ends immediately."""
+        """Cancel the running call. The fetch ends immediately."""
         self._hold.cancel()
 
     def close(self) -> None:
-        """End the answer that is open."""
+        """Cancel the answer that is still open."""
         self._end_answer()
         self._source.readers.discard(self)
 
     # -- The answer
 
     def _look_at(self, *, whole: bool) -> None:
-        """A stream that does not watch all columns has no rows, and in that case the scan has none either."""
+        """Check the stream.
+
+        If it does not watch all columns, its events have no rows, and then the scan has none either.
+        """
         if whole != self._view.whole:
             self._end_answer()
             self._rows, self._used = _NO_ROWS, 0
@@ -293,7 +297,7 @@ class SegmentReader(Reader):
             self._source.slots.give()
 
     def _keep_answer(self) -> None:
-        """An answer with more rows stays open if a slot is free. The received rows are kept in any case."""
+        """Keep an answer with more rows open, if a slot is free. The received rows are kept in any case."""
         if self._answer is not None and not self._kept:
             self._kept = self._source.slots.take()
             if not self._kept:
