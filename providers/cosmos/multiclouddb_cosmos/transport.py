@@ -124,7 +124,7 @@ class _Session(requests.Session):
         headers are complete, and the service sets no cookies. A request that uses anything else is sent in
         the usual way.
         """
-        if method != "GET" or args or not kwargs.keys() <= _PLAIN or kwargs["data"] or kwargs["files"]:
+        if method != "GET" or args or kwargs.keys() != _PLAIN or kwargs["data"] or kwargs["files"]:
             return super().request(method, url, *args, **kwargs)
         settings = self.merge_environment_settings(
             url, kwargs["proxies"] or {}, False, kwargs["verify"], kwargs["cert"]
