@@ -75,7 +75,7 @@ FeedStart: TypeAlias = Beginning | Now | AtTime
 """A start that the provider resolves; the engine itself resolves continuation tokens."""
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class FeedSpec:
     """The properties of a feed; two equal specs share one `Feed`.
 

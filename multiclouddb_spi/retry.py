@@ -23,6 +23,7 @@ T = TypeVar("T")
 ATTEMPTS: Final = 6
 """The tries of one call, including the first. The waits total about 3 s unless the service asks for more."""
 
+
 class Call(Protocol):
     """Makes a call to a provider or its feed: `Tries.call`, `Fetcher.call`, or `directly`."""
 
