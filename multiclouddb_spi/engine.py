@@ -1,4 +1,4 @@
-"""The engine: it makes pages from a provider's partitions."""
+"""The engine builds pages from a provider's partitions."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.pages import Pages, Reading, finished
 from multiclouddb_spi.reading.partition_reader import Budget
 from multiclouddb_spi.reading.poll import Poll
+from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look, look_again
@@ -63,12 +64,12 @@ class Engine:
     """Does all work of a client except the provider's part; implements `multiclouddb_api.backend.Backend`.
 
     Args:
-        provider: The connected database; closed with the engine.
+        provider: The connected provider, which is closed together with the engine.
         config: Bounds.
-        observer: The application's, or None.
-        executor: Where blocking calls run; a pool of threads by default.
-        attempts: The number of tries of one call; 1 if the application's own client retries.
-        pause: Waits between tries; tests pass a function that does not wait.
+        observer: The observer of the application, or None.
+        executor: The executor for blocking calls; a pool of threads by default.
+        attempts: The largest number of attempts of one call; 1 if the application's own client retries.
+        pause: Waits between attempts; tests pass a function that does not wait.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Engine:
             width=config.max_concurrency, page_records=provider.page_records,
             watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
         )  # fmt: skip
+        self._quiet = QuietFeeds(self._opener.feed, self._context)
 
     @property
     def provider(self) -> Provider:
@@ -107,11 +109,11 @@ class Engine:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were fetched or requested but are not returned yet."""
+        """The number of bytes that were fetched or requested but not returned yet."""
         return self._context.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """As `MulticloudDbClient.read_changes`: one page of events."""
+        """Return one page of events, as `MulticloudDbClient.read_changes` does."""
 
         def view(batch: Batch, start: int, stop: int) -> list[ChangeEvent]:
             return batch.events(start, stop)
@@ -125,57 +127,77 @@ class Engine:
     def read(
         self, request: ChangeFeedRequest, options: OperationOptions, view: Callable[[Batch, int, int], T]
     ) -> Reading[T]:
-        """One page with the values that `view(batch, start, stop)` makes; `view` may raise `RecordFault`.
+        """Return one page with the values that `view(batch, start, stop)` makes.
+
+        `view` may raise `RecordFault`.
 
         Args:
             request: The request.
             options: Time limits.
-            view: Makes the returned values from the records `start` to `stop` (exclusive) of a batch.
+            view: A function that makes the returned values from the records `start` to `stop` (exclusive) of
+                a batch.
 
         Raises:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.
         """
         began = time.monotonic()
         deadline = Deadline.after(options.timeout_seconds)
-        with (
-            user_errors(self._provider, "read_changes"),
-            self._opener.open(request, spec_of(self._provider, request, "read_changes"), deadline) as session,
-        ):
-            if isinstance(session, Finished):
-                return finished(session)
-            lineage = session.state
-            if isinstance(lineage, Retired):
-                look = look_again(session, lineage, self._fetcher, self._context.watch_seconds, deadline)
-                return self._pages.ended(session, look)
-            if not isinstance(lineage, Lineage):
-                return self._pages.ended(session, Look(lineage))
-            if session.skipped:  # a separate page, so that the notice comes before the records after it
-                return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
-            started = announced(session.feed, lineage)
-            if started is not None:
-                return self._pages.reading(session, lineage, started, deadline, began)
-            result = self._poll(session, lineage, request, options, view, deadline)
-            again = request.on_expired
-            if isinstance(again, Resnapshot) and self._pages.has_expired(result):
-                fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
-                result, lineage = self._pages.begun_again(session, lineage, fresh, result), fresh
-            if not result.count:
-                self._pages.raise_failure(session, lineage, result, deadline)
-            return self._pages.reading(session, lineage, result, deadline, began)
+        with user_errors(self._provider, "read_changes"):
+            spec = spec_of(self._provider, request, "read_changes")
+            check = self._quiet.check(request, spec, options.wait_seconds, deadline)
+            if check.page is not None:
+                return Reading((), check.page)
+            with self._opener.open(request, spec, deadline) as session:
+                if isinstance(session, Finished):
+                    return finished(session)
+                lineage = session.state
+                if isinstance(lineage, Retired):
+                    look = look_again(session, lineage, self._fetcher, self._context.watch_seconds, deadline)
+                    return self._pages.ended(session, look)
+                if not isinstance(lineage, Lineage):
+                    return self._pages.ended(session, Look(lineage))
+                if session.skipped:  # a separate page, so that the notice comes before the records after it
+                    return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
+                started = announced(session.feed, lineage)
+                if started is not None:
+                    return self._pages.reading(session, lineage, started, deadline, began)
+                return self._reading(session, lineage, request, check, view, deadline, began)
+
+    def _reading(
+        self,
+        session: Session,
+        lineage: Lineage,
+        request: ChangeFeedRequest,
+        check: Check,
+        view: Callable[[Batch, int, int], T],
+        deadline: Deadline,
+        began: float,
+    ) -> Reading[T]:
+        result = self._poll(session, lineage, request, check.wait, view, deadline)
+        again = request.on_expired
+        if isinstance(again, Resnapshot) and self._pages.has_expired(result):
+            fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
+            result, lineage = self._pages.begun_again(session, lineage, fresh, result), fresh
+        if not result.count:
+            self._pages.raise_failure(session, lineage, result, deadline)
+        reading = self._pages.reading(session, lineage, result, deadline, began)
+        if result.idle:
+            self._quiet.note(request, session.feed, lineage, reading.page, check)
+        return reading
 
     def _poll(
         self,
         session: Session,
         lineage: Lineage,
         request: ChangeFeedRequest,
-        options: OperationOptions,
+        wait: float,
         view: Callable[[Batch, int, int], T],
         deadline: Deadline,
     ) -> PollResult[T]:
         undiscovered = UndiscoveredParents(session.feed, lineage)
         poll = Poll(
             self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-            view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
+            view, deadline, wait=wait, on_expired=request.on_expired,
             single=_is_single(request.scope), now=lambda: self._feeds.soon(session.feed, deadline),
         )  # fmt: skip
         try:
@@ -192,7 +214,7 @@ class Engine:
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
     ) -> tuple[str, ...]:
-        """As `MulticloudDbClient.list_physical_partitions`: ids of the open partitions."""
+        """Return the ids of the open partitions, as `MulticloudDbClient.list_physical_partitions` does."""
         deadline = Deadline.after(options.timeout_seconds)
 
         def listed(feed: Feed) -> tuple[str, ...]:
@@ -210,7 +232,7 @@ class Engine:
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool = False
     ) -> tuple[tuple[str, str], ...]:
-        """As `MulticloudDbClient.plan_partitions`: one token per partition, from one resolved start."""
+        """Return one token per partition, as `MulticloudDbClient.plan_partitions` does."""
         if not isinstance(request.scope, EntireCollection):
             raise invalid_request(
                 "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"
@@ -241,14 +263,14 @@ class Engine:
             )
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """As `MulticloudDbClient.run_command`: pass one command through, once."""
+        """Pass one command to the service once, as `MulticloudDbClient.run_command` does."""
         with user_errors(self._provider, "run_command"):
             return self._commands("run_command").run_command(database, command, options)
 
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """As `MulticloudDbClient.run_cursor_command`: pass one cursor command through, once."""
+        """Pass one cursor command to the service once, as `MulticloudDbClient.run_cursor_command` does."""
         with user_errors(self._provider, "run_cursor_command"):
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 

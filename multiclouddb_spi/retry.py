@@ -1,4 +1,4 @@
-"""Retries a failed call; decides whether, how soon and how often."""
+"""Decides whether, how soon and how often a failed call is retried, and retries it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import attrs
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_before_delay,
-    wait_random_exponential,
-)
 
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 
 if TYPE_CHECKING:
+    from tenacity import RetryCallState, Retrying
+
     from multiclouddb_spi.contract import Provider
 
 __all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
@@ -27,9 +21,10 @@ __all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
 T = TypeVar("T")
 
 ATTEMPTS: Final = 6
-"""The tries of one call, including the first. The waits total about 3 s unless the service asks for more."""
+"""The number of attempts of one call, including the first.
 
-_FULL_JITTER: Final = wait_random_exponential(multiplier=0.1, max=2.0)
+The waits between them total about 3 s, unless the service asks for more.
+"""
 
 
 class Call(Protocol):
@@ -39,17 +34,17 @@ class Call(Protocol):
         """Make the call.
 
         Args:
-            ask: The call; it may be made several times.
+            ask: The function to call; it may be called several times.
             deadline: The time limit of all attempts.
 
         Raises:
-            Exception: The error of the last attempt.
+            Exception: The error that the last attempt raised.
         """
         ...
 
 
 def directly(ask: Callable[[], T], deadline: Deadline) -> T:
-    """Call once, because the caller is itself retried as a whole."""
+    """Call the function only once, because the caller is itself retried as a whole."""
     del deadline
     return ask()
 
@@ -64,17 +59,17 @@ def _untold(attempt: int, seconds: float, error: Exception) -> None:
 
 @attrs.frozen(eq=False)
 class Tries:
-    """Repeats a failed call in the caller's own thread, with full jitter, and raises the last failure.
+    """Repeats a failed call in the caller's own thread, with random waits, and raises the last failure.
 
-    It waits for the full `retry_after` of the service, plus jitter. It does not retry a failure that is not
-    retryable or that the vendor's client has already retried.
+    If the service returns `retry_after`, the full time is waited, plus a random time. A failure is not
+    retried if it is not retryable or if the vendor's client has already retried it.
 
     Attributes:
         provider: Classifies failures.
-        attempts: The number of tries, including the first; 1 to leave retries to the application's own
+        attempts: The number of attempts, including the first; 1 leaves retries to the application's own
             client.
         pause: Waits for the given number of seconds, or less if the client is closed.
-        on_retry: Called before each wait with the number of the try, the seconds and the failure.
+        on_retry: Called before each wait with the number of the attempt, the seconds and the failure.
     """
 
     provider: Provider
@@ -83,7 +78,7 @@ class Tries:
     on_retry: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
-        """See `Call`; no try begins after the deadline."""
+        """Call the function as `Call` describes; no attempt starts after the deadline."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001 - raised again below, where it is the first try of the policy
@@ -94,10 +89,17 @@ class Tries:
                 raise failed.pop()
             return ask()
 
-        # The policy costs as much as an empty fetch, so only failures use it.
-        return self._policy(deadline)(again)
+        # The policy costs as much as an empty fetch, and its package a fifth of the start of a program. So
+        # only failures use it.
+        try:
+            policy = self._policy(deadline)
+        except (ImportError, OSError):  # a system without free file handles cannot load it
+            raise failed.pop() from None
+        return policy(again)
 
     def _policy(self, deadline: Deadline) -> Retrying:
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_before_delay
+
         return Retrying(
             retry=retry_if_exception(self._may_pass),
             wait=self._wait,
@@ -114,8 +116,10 @@ class Tries:
         return fault.retryable and not fault.vendor_retried
 
     def _wait(self, state: RetryCallState) -> float:
+        from tenacity import wait_random_exponential
+
         asked = fault_of(self.provider, _failure(state)).retry_after
-        jitter = _FULL_JITTER(state)
+        jitter = wait_random_exponential(multiplier=0.1, max=2.0)(state)
         return asked + jitter / 4 if asked else jitter
 
     def _sleep(self, seconds: float) -> None:
@@ -126,7 +130,7 @@ class Tries:
 
 
 def _failure(state: RetryCallState) -> Exception:
-    """The error of the failed try; only failures that `Tries` has classified are passed here."""
+    """Return the error of the failed attempt; only failures that `Tries` has classified are passed here."""
     error = state.outcome and state.outcome.exception()
     assert isinstance(error, Exception)
     return error

@@ -1,4 +1,4 @@
-"""Every row works, on a small part of its data; its sides have then read the same events."""
+"""Tests that every row works on a small part of its data, and that both sides read the same events."""
 
 import json
 from functools import partial
@@ -66,7 +66,7 @@ class TestWorkIsChecked:
             _fresh_process(stores[1], 151)
 
     def test_peak_memory_is_the_process_own(self, stores):
-        """The peak of a child is not that of the large process that starts it."""
+        """The peak memory of a child does not include the peak of the large process that starts it."""
         ballast = bytearray(400 * 2**20)
         ballast[:: 2**12] = b"x" * len(ballast[:: 2**12])
         from benchmarks.rows.memory import _fresh_process

@@ -1,6 +1,6 @@
-"""The fetches of one call. They start when threads and bytes are free.
+"""Manages the fetches of one call. Fetches start when threads and bytes are free.
 
-Unfinished ones are kept for the next call.
+Fetches that are not finished are kept for the next call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import Final
 
+from multiclouddb_api.outage import still_waiting
 from multiclouddb_api.wakeup import Wakeup
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
@@ -28,19 +29,20 @@ _SEND_SECONDS: Final = 50e-6
 
 
 class Fetches:
-    """The fetches of one call, and the readers that it has taken out of the cache for them.
+    """The fetches of one call, and the readers that the call has taken out of the cache for them.
 
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
         turns: The call's partitions.
-        active: How many partitions share the budget.
-        limit: The page's limit. A first read asks for no more than this; later reads ask for more and more.
+        active: The number of partitions that share the budget.
+        limit: The page's limit. A first read requests at most this many bytes; later reads request more and
+            more.
         deadline: The time limit of the call.
 
     Attributes:
-        overtaken: Partitions that wait for bytes while the records of others are returned. They keep their
-            place in the lineage, so they are asked first when bytes become free.
+        overtaken: Partitions that wait for free bytes while the records of other partitions are returned.
+            Such partitions keep their place in the lineage, so they are read first when bytes become free.
     """
 
     def __init__(
@@ -57,20 +59,23 @@ class Fetches:
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
-        """Whether one more partition can be asked now; the call may change which partition is first."""
+        """Return whether one more partition can be read now; the call may change which partition is first."""
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
         return self._has_room() or self._may_ask_without()
 
     def _full(self) -> bool:
-        """Whether enough partitions are being asked; slow ones do not count, so that others are asked."""
+        """Return whether enough partitions are being read.
+
+        Slow ones do not count, so that others are read too.
+        """
         slow, asked = time.monotonic() - HEAD_SECONDS, self._turns.asked.values()
         return sum(turn.reader.asked_at > slow for turn in asked if turn.reader) >= self._context.width
 
     def _has_room(self) -> bool:
-        """Whether there are bytes left for one more answer.
+        """Return whether enough bytes are left for one more answer.
 
-        It does not evict records that this call or another consumer will return next, because fetching them
+        Records that this call or another consumer will return next are not evicted, because fetching them
         again would cost more than waiting until they are returned.
         """
         reserve = max(self._share, self._budget.expected)
@@ -81,10 +86,10 @@ class Fetches:
         return self._budget.over(reserve) <= 0
 
     def _may_ask_without(self) -> bool:
-        """Whether a partition may be asked although no bytes are left for an answer.
+        """Return whether a partition may be read although no bytes are left for an answer.
 
-        Partitions that already hold records go first, so that these are returned and free their bytes.
-        If no partition holds records, one partition is asked alone, whatever its size.
+        Partitions that already hold records go first, so that their records are returned and free bytes.
+        If no partition holds records, one partition is read alone, whatever the size of its answer.
         """
         due = self._turns.due
         if not self._sorted:
@@ -102,12 +107,12 @@ class Fetches:
         return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
 
     def ask_held(self) -> None:
-        """Ask the partitions that have records left, because the page may have room for these now."""
+        """Read from partitions that have records left, because the page may have room for these now."""
         self._turns.ask(list(self._turns.held))
         self._sorted = False
 
     def take(self, partition_id: str, cursor: Cursor) -> PartitionReader:
-        """The reader that an earlier call left at this position, or a new one."""
+        """Return the reader that an earlier call left at this position, or a new reader."""
         reader = self._cache.pop(self._feed, partition_id, cursor)
         if reader is None:
             reader = PartitionReader(self._feed, partition_id, cursor, self._budget, self._context.observing)
@@ -117,13 +122,13 @@ class Fetches:
         return reader
 
     def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
-        """Ask a partition; the fetch lands when the answer arrives, or at once if records are left.
+        """Start a fetch of a partition; it finishes when the answer arrives, or at once if records are left.
 
         Args:
             turn: The partition.
             reader: From `take`.
-            wait: Seconds that the service may take to wait for news.
-            most: The most records to ask for, or None.
+            wait: The number of seconds that the service may wait for new records.
+            most: The largest number of records to request, or None.
         """
         self._turns.launched(turn, reader, waits=wait > 0)
         if reader.batch is not None:
@@ -134,17 +139,17 @@ class Fetches:
         assert reader.future is not None
 
         def arrived(_: object) -> None:
-            """Called from any thread."""
+            """Record that an answer arrived; any thread may call this."""
             self._landed.append(turn)
             self._wakeup.send()
 
         reader.future.add_done_callback(arrived)
 
     def land(self, patience: float) -> Turn | None:
-        """The next partition that has answered, or None after `patience` seconds.
+        """Return the next partition that has answered, or None after `patience` seconds.
 
         Raises:
-            ProviderFault: The client was closed.
+            ProviderFault: If the client was closed.
         """
         until = time.monotonic() + patience
         while True:
@@ -156,10 +161,17 @@ class Fetches:
             left = until - time.monotonic()
             if left <= 0:
                 return None
-            self._wakeup.wait(min(_LOOK_SECONDS, left))
+            if not self._wakeup.wait(min(_LOOK_SECONDS, left)):
+                still_waiting(self._trouble)
+
+    def _trouble(self) -> str | None:
+        """Why a fetch in flight was last retried."""
+        readers = [turn.reader for turn in self._turns.asked.values() if turn.reader]
+        failures = [reader.trouble for reader in readers if reader.trouble is not None]
+        return self._context.fetcher.fault(failures[-1]).message if failures else None
 
     def prefetch(self, reader: PartitionReader) -> None:
-        """Begin the next read of a partition that has more, if there is room for it."""
+        """Begin the next read of a partition that has more records, if there is room for them."""
         if (
             reader.future is None
             and len(self._turns.asked) < self._context.width
@@ -167,14 +179,16 @@ class Fetches:
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
         ):
             self._start(reader, 0.0)
-            # Let the pool's thread send the request: mapping comes next and does not release the interpreter.
-            time.sleep(_SEND_SECONDS)
+            if not self._landed:
+                # Let the pool's thread send the request: mapping comes next and does not release the
+                # interpreter. If another answer has arrived, the service is not what this call waits for.
+                time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave fetches in flight to the next call; after the deadline, cancel those that lose nothing.
+        """Leave unfinished fetches to the next call; after the deadline, cancel those that lose nothing.
 
         Returns:
-            The partitions whose answer is late, with the failure of their fetch so far.
+            The partitions whose answers are late, with the failure of each fetch so far.
         """
         passed = self._deadline.passed()
         late: dict[str, Exception | None] = {}
@@ -192,7 +206,7 @@ class Fetches:
         return late
 
     def abandon(self) -> None:
-        """Cancel everything in flight."""
+        """Cancel every unfinished fetch."""
         for turn in self._turns.asked.values():
             if turn.reader is not None:
                 turn.reader.discard()

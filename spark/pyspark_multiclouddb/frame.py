@@ -1,4 +1,4 @@
-"""Pages of an iterator as a DataFrame."""
+"""Converts the pages of an iterator to a DataFrame."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ __all__ = ["pages_to_dataframe"]
 def pages_to_dataframe(
     spark: SparkSession, pages: Iterable[ChangeFeedPage], schema: StructType | str | None = None
 ) -> DataFrame:
-    """The events of some pages as a DataFrame with the columns of the data source.
+    """Return the events of some pages as a DataFrame with the columns of the data source.
 
-    Use it to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark if they fit into the
-    memory of the driver. If they do not fit, use the stream.
+    Use this function to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark if they fit
+    into the memory of the driver. If they do not fit, use the stream.
 
     Args:
         spark: The session.
-        pages: The pages. They are read to the end, so they must end: `iterate_changes(…, until_idle=True)`.
+        pages: The pages. The pages are read to the end, so they must end: `iterate_changes(…,
+            until_idle=True)`.
         schema: The schema of documents, as `StructType` or DDL. With a schema, `new_item_state` is a struct.
             By default it stays JSON text, in which values that have no JSON type are objects, such as
             `{"$decimal": "1.50"}`.

@@ -1,4 +1,4 @@
-"""A listener that prints the progress of queries as a table."""
+"""Provides a listener that prints the progress of queries as a table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ProgressTable(StreamingQueryListener):
         """
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Print a line for each source of ours.
+        """Print a line for each source of this library.
 
         Args:
             event: The event; Spark passes it.
@@ -105,7 +105,7 @@ class ProgressTable(StreamingQueryListener):
 
 
 def _report(text: str | None) -> dict[str, Any]:
-    """The report of our source, or an empty report if another source has put an offset there."""
+    """Return the report of this source, or an empty report if another source has put an offset there."""
     try:
         value = json.loads(text or "null")
     except ValueError:

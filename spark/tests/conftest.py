@@ -1,4 +1,4 @@
-"""One Spark session per process, one embedded store per test, and the readers of its feed."""
+"""Fixtures: one Spark session per process, one embedded store per test, and readers of the store's feed."""
 
 import random
 
@@ -14,11 +14,11 @@ COLLECTION = "orders"
 
 
 class Source:
-    """A collection with its complete history, and the options for Spark to find it.
+    """A collection with its complete history, and the options with which Spark finds it.
 
     Attributes:
         store: The store.
-        truth: Every change so far: (type, key, document).
+        truth: Every change made so far: (type, key, document).
     """
 
     def __init__(self, store):
@@ -31,7 +31,7 @@ class Source:
         return {"url": f"embedded://{self.store.path}", "collection": COLLECTION, **more}
 
     def write(self, count, seed=0, keys=40):
-        """Some creates, updates and deletes."""
+        """Write some creates, updates and deletes."""
         dice = random.Random(f"{seed} {len(self.truth)}")
         for _ in range(count):
             key, number = f"k{dice.randrange(keys)}", len(self.truth)

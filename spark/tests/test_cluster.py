@@ -27,7 +27,7 @@ DATABASES = ("embedded", "dynamo", "mongo")
 
 @pytest.fixture
 def processes():
-    """Starts programs; kills what is left of them, and of what they started, at the end."""
+    """Start programs; at the end, kill what is left of them and of their child processes."""
     with ExitStack() as stack:
 
         def start(log, *command):
@@ -48,7 +48,7 @@ def processes():
 
 
 def end(process):
-    """The session of a program is its own, so that nothing else is in its group."""
+    """Kill the session of a program; each program has its own session, so its group contains nothing else."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -59,7 +59,7 @@ def parent_of(pid):
 
 
 def executor_above(pid):
-    """The JVM that runs a task, from the process that its Python worker was forked from."""
+    """Return the JVM that runs a task, found from the process that its Python worker was forked from."""
     while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = parent_of(pid)
     return pid

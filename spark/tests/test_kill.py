@@ -22,7 +22,7 @@ SECONDS = 300
 
 
 class Follower:
-    """The program, and its progress."""
+    """The running program, and its progress."""
 
     def __init__(self, folder, argument="", program=PROGRAM):
         self.folder = folder
@@ -33,7 +33,7 @@ class Follower:
         )
 
     def noise(self):
-        """Its output without the warnings of Java's launcher, which cannot be switched off."""
+        """Return the program's output without the unavoidable warnings of Java's launcher."""
         lines = (self.folder / "log").read_text()[self.printed :].splitlines()
         return [line for line in lines if not line.startswith("WARNING: ")]
 
@@ -46,7 +46,7 @@ class Follower:
             time.sleep(0.002)
 
     def files(self):
-        """How many commits and marks there are: the progress of a run."""
+        """Return the number of commits and marks, which show the progress of a run."""
         places = ("table/_delta_log/*.json", "checkpoint/offsets/*", "checkpoint/commits/*")
         return sum(len(list(self.folder.glob(place))) for place in places)
 
@@ -76,7 +76,7 @@ def table_of(folder):
 
 
 def deleted_in(folder):
-    """The keys of the tombstones."""
+    """Return the keys of the tombstones."""
     table = DeltaTable(folder / "table").to_pyarrow_dataset().scanner(use_threads=False).to_table()
     return {json.loads(row["key"])["id"] for row in table.to_pylist() if row["_deleted_at"] is not None}
 

@@ -1,5 +1,6 @@
-"""A failed call is made again by one policy for pages, plans, Spark and the command line."""
+"""Tests the one retry policy for pages, plans, Spark and the command line."""
 
+import sys
 from collections import Counter
 
 import pytest
@@ -41,7 +42,7 @@ class Counting(SimulationProvider):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Records how long each pause would be, without waiting."""
+    """Record how long each pause would be, without waiting."""
     waited = []
     monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", waited.append)
     return waited
@@ -52,8 +53,10 @@ def opened(provider, sim, tries):
 
 
 def failing(error, times=None):
-    """A call that fails `times` times and then returns its number of attempts; None means that it always
-    fails."""
+    """Make a call that fails `times` times and then returns its number of attempts.
+
+    None means that the call always fails.
+    """
     made = []
 
     def ask(deadline=None):
@@ -181,7 +184,7 @@ class TestClassifiedOnce:
     """Each error has one meaning, so the provider classifies it once, whoever needs the result."""
 
     def trouble(self, bench, operation="fetch"):
-        """Every failure is a new exception, as a vendor's exceptions are."""
+        """Return a new exception for every failure, as a vendor's client does."""
         for number in range(50):
             bench.sim.fail_next(None, ServerError(f"503, number {number}"), 1, operation)
 
@@ -229,3 +232,18 @@ class TestClassifiedOnce:
         with pytest.raises(MulticloudDbError), user_errors(provider, "read"):
             raise error
         assert provider.classified == [error]
+
+
+def test_a_failure_is_raised_if_the_retries_cannot_be_loaded(make_bench, monkeypatch):
+    """They are loaded at the first failure; a system without free file handles cannot load anything then."""
+    monkeypatch.setitem(sys.modules, "tenacity", None)
+    bench = make_bench(1)
+    tries = Tries(SimulationProvider(bench.sim))
+    error = ThrottledError("slow down")
+
+    def fails():
+        raise error
+
+    with pytest.raises(ThrottledError) as caught:
+        tries.call(fails, Deadline.after(SOON))
+    assert caught.value is error

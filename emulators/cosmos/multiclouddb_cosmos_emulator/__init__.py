@@ -1,4 +1,4 @@
-"""A Cosmos DB that runs on your machine, for the unmodified azure-cosmos.
+"""A Cosmos DB emulator that runs on your machine, for the unmodified azure-cosmos.
 
 server      `CosmosEmulator`, the whole emulator     http       its HTTP server
 service     answers a request                       query      the subset of SQL

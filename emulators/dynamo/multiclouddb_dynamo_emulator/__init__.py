@@ -1,4 +1,4 @@
-"""A scripted DynamoDB with streams: a server for the unmodified boto3.
+"""A scripted DynamoDB server with streams, for the unmodified boto3.
 
 habits      what it does by itself             clock      its clock
 troubles    failures on demand                 journal    the calls that it received

@@ -1,4 +1,4 @@
-"""A scripted Cloud Spanner with change streams: over gRPC, for the unmodified google-cloud-spanner.
+"""A scripted Cloud Spanner server with change streams, over gRPC, for the unmodified google-cloud-spanner.
 
 habits      what it does in its own way        clock      its clock
 troubles    what goes wrong on demand          journal    what was asked of it

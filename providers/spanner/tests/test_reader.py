@@ -1,4 +1,5 @@
-"""Reading one partition: nothing is lost and nothing comes twice, wherever a page or a process ends."""
+"""Tests reads of one partition: nothing is lost and nothing comes twice, wherever a page or a process
+ends."""
 
 import json
 
@@ -27,7 +28,10 @@ def stored(cursor):
 
 @st.composite
 def logs(draw):
-    """Commits, some at the same time; the records of transactions at one time come mixed."""
+    """Generate commits, some with the same timestamp.
+
+    The records of transactions with the same timestamp come mixed.
+    """
     found = []
     for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
         sequences = dict.fromkeys("abc"[: draw(st.integers(1, 3))], 0)
@@ -41,7 +45,7 @@ def logs(draw):
 class TestEveryPlace:
     @given(logs(), st.integers(1, 5), st.integers(1, 4), st.lists(st.integers(0, 3)), st.booleans())
     def test_a_new_process_at_any_place_goes_on_exactly_there(self, records, most, message, taken, ends):
-        """Each life fetches once or twice, hands out a part of it, and dies."""
+        """Each run fetches once or twice, delivers a part of the records, and ends."""
         stream = FakeStream(records, ends=62 if ends else None, message=message)
         stream.calls.time = 70
         cursor, seen = BEGIN, []
@@ -152,7 +156,7 @@ class TestWindows:
             assert stream.windows[-1] == (0, 10 + ahead)
 
     def test_a_wait_that_ends_too_early_proves_nothing(self):
-        """The machine has slept: the moment had passed when it was asked for."""
+        """The machine was suspended, so the requested time had already passed."""
         stream = FakeStream([])
         assert fetch(stream.reader(BEGIN), wait=2.0).caught_up is False
 

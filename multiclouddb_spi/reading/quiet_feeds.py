@@ -1,0 +1,165 @@
+"""Repeats the idle page of a feed with many partitions, if one call shows that nothing has changed since."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import closing
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, FeedScope, FromContinuationToken
+from multiclouddb_spi.change_mark import SupportsChangeMark
+from multiclouddb_spi.continuation.coverage import is_audit_due
+from multiclouddb_spi.continuation.entry import Active, Audited
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.contract import Feed, FeedSpec
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.reading.context import ReadContext
+from multiclouddb_spi.reading.fetcher import closed_fault
+from multiclouddb_spi.reading.waiting import Waiting
+
+__all__ = ["Check", "QuietFeeds"]
+
+_MOST: Final = 16
+
+
+@attrs.frozen
+class _Idle:
+    """An idle page, and the state of its feed.
+
+    Attributes:
+        page: The page.
+        feed: The feed that it is of.
+        spec: The spec of the feed.
+        scope: The scope of the request; a token of one scope must be refused for another.
+        audited: The audit data of the lineage.
+        mark: The mark of the feed before the page was read; None = it was not asked for.
+    """
+
+    page: ChangeFeedPage
+    feed: Feed
+    spec: FeedSpec
+    scope: FeedScope
+    audited: Audited | None
+    mark: Hashable
+
+
+@attrs.frozen
+class Check:
+    """The result of one check.
+
+    Attributes:
+        wait: How many of the requested seconds are left to wait for a first event.
+        page: The page to return, because nothing has changed; otherwise None.
+        feed: The feed that was asked; None if none was asked.
+        mark: Its mark before anything is read.
+    """
+
+    wait: float
+    page: ChangeFeedPage | None = None
+    feed: Feed | None = None
+    mark: Hashable = None
+
+
+class QuietFeeds:
+    """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
+
+    A mark is asked for only if the page before was idle, so a busy feed needs no call more. It is asked for
+    before the partitions are read. So a change during the reading gives another mark at the next call.
+
+    Args:
+        open_feed: Gives the feed of a spec for the duration of a call.
+        context: The objects that all calls share.
+    """
+
+    def __init__(self, open_feed: Callable[[FeedSpec, Deadline], OpenFeed], context: ReadContext) -> None:
+        self._open_feed, self._context = open_feed, context
+        self._idle: OrderedDict[str, _Idle] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def check(self, request: ChangeFeedRequest, spec: FeedSpec, wait: float, deadline: Deadline) -> Check:
+        """Find out whether the page before this request can be returned again.
+
+        Args:
+            request: The request.
+            spec: The spec of its feed.
+            wait: How many seconds to wait for a first event.
+            deadline: The time limit of the call.
+        """
+        known = self._known(request, spec)
+        if known is None:
+            return Check(wait)
+        with closing(self._open_feed(spec, deadline)) as opened:
+            feed = opened.feed
+            if feed is not known.feed:
+                return Check(wait)
+            assert isinstance(feed, SupportsChangeMark)
+            ask, waiting, requests = feed.change_mark, Waiting(deadline, wait, feed.longest_wait()), 0
+            while True:
+                try:
+                    mark = self._context.fetcher.call(lambda: ask(deadline), deadline)
+                except Exception:  # noqa: BLE001 - the reading reports why the service does not answer
+                    return Check(wait)
+                requests += 1
+                left = max(0.0, waiting.until - time.monotonic())
+                if known.mark is None or mark != known.mark:
+                    return Check(left, None, feed, mark)
+                if not left:
+                    return Check(0.0, self._again(known, requests, time.monotonic() - waiting.began))
+                if self._context.closed.wait(waiting.before_round()):
+                    raise closed_fault()
+                waiting.begin_round()
+
+    def note(
+        self, request: ChangeFeedRequest, feed: Feed, lineage: Lineage, page: ChangeFeedPage, check: Check
+    ) -> None:
+        """Remember a page that was read, if it is idle and the next one may be the same.
+
+        Args:
+            request: The request.
+            feed: The feed.
+            lineage: The state in the page's token.
+            page: The page.
+            check: The result of the check before the reading.
+        """
+        if len(lineage) <= self._context.width or not page.idle or page.notices:
+            return
+        if page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
+            return
+        # Others have something to do at each call: a scan, a search for children, a partition to read first.
+        if not all(type(entry) is Active and entry.listed and not entry.failed_last for entry in lineage):
+            return
+        mark = check.mark if check.feed is feed else None
+        self._keep(_Idle(page, feed, feed.spec, request.scope, lineage.audited, mark))
+
+    def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
+        """The idle page that ended with the token of a request, unless an audit is due."""
+        position = request.start_position
+        if not self._idle or not isinstance(position, FromContinuationToken):
+            return None
+        with self._lock:
+            known = self._idle.get(position.token)
+        if known is None or known.spec != spec or known.scope != request.scope:
+            return None
+        return None if is_audit_due(known.audited, self._context.audit_seconds) else known
+
+    def _again(self, known: _Idle, requests: int, elapsed: float) -> ChangeFeedPage:
+        """The same page; its token stays, because no position has moved."""
+        self._keep(known)
+        diagnostics = attrs.evolve(
+            known.page.diagnostics, requests=requests, retries=0, native_charge=None, found_late=0,
+            elapsed_seconds=elapsed,
+        )  # fmt: skip
+        return attrs.evolve(known.page, diagnostics=diagnostics)
+
+    def _keep(self, idle: _Idle) -> None:
+        with self._lock:
+            self._idle[idle.page.continuation_token] = idle
+            self._idle.move_to_end(idle.page.continuation_token)
+            if len(self._idle) > _MOST:
+                self._idle.popitem(last=False)

@@ -1,0 +1,269 @@
+"""Tests that a feed of many partitions is polled with one call while nothing changes, and that no change is
+missed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbClient,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_embedded import EmbeddedStore, Put
+from multiclouddb_embedded.feed import EmbeddedFeed
+from multiclouddb_embedded.reader import EmbeddedReader
+
+PARTITIONS = 8
+ADDRESS = ResourceAddress("main", "orders")
+
+
+@pytest.fixture
+def store(tmp_path: Any) -> Iterator[EmbeddedStore]:
+    with EmbeddedStore(tmp_path / "store.db", durable=False) as store:
+        store.create_collection("orders", PARTITIONS, retention=timedelta(days=1))
+        store.batch("orders", [Put(f"o-{number}", {"n": number}) for number in range(40)])
+        yield store
+
+
+class Consumer:
+    """Reads page after page, each from the token of the previous page."""
+
+    def __init__(self, client: MulticloudDbClient) -> None:
+        self.client = client
+        self.page = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+        self.seen = [event.event_id for event in self.page.events]
+
+    def next(self, wait: float = 0.0, **request: Any) -> ChangeFeedPage:
+        position = FromContinuationToken(self.page.continuation_token)
+        options = OperationOptions(wait_seconds=wait)
+        self.page = self.client.read_changes(ChangeFeedRequest(ADDRESS, position, **request), options)
+        self.seen += [event.event_id for event in self.page.events]
+        return self.page
+
+    def until_quiet(self) -> ChangeFeedPage:
+        """Read until the partitions are not asked any more."""
+        for _ in range(20):
+            page = self.next()
+            if page.idle and page.diagnostics.requests == 1:
+                return page
+        raise AssertionError("every page has asked the partitions")
+
+
+@pytest.fixture
+def consumer(store: EmbeddedStore) -> Iterator[Consumer]:
+    with connect(config(store)) as client:
+        yield Consumer(client)
+
+
+def config(store: EmbeddedStore, **settings: Any) -> ClientConfig:
+    return ClientConfig("embedded", {"path": store.path}, **{"max_concurrency": 2, **settings})
+
+
+def test_a_quiet_feed_takes_one_call(consumer: Consumer):
+    before = consumer.until_quiet()
+    for _ in range(5):
+        page = consumer.next()
+        assert page.idle
+        assert page.diagnostics.requests == 1
+        assert page.continuation_token == before.continuation_token
+        assert page.diagnostics.watermark == before.diagnostics.watermark
+        assert page.diagnostics.retention_headroom_seconds == 86400
+        assert page.diagnostics.lag_seconds == 0
+
+
+def test_its_token_is_an_ordinary_one(store: EmbeddedStore, consumer: Consumer):
+    """Another process resumes from this token."""
+    token = consumer.until_quiet().continuation_token
+    store.put("orders", "o-1", {"n": -1})
+    with connect(config(store)) as client:
+        page = client.read_changes(ChangeFeedRequest(ADDRESS, FromContinuationToken(token)))
+    assert [event.new_item_state for event in page.events] == [{"n": -1}]
+
+
+def test_a_feed_with_few_partitions_is_read(store: EmbeddedStore):
+    """One call reads all partitions at once."""
+    with connect(config(store, max_concurrency=PARTITIONS)) as client:
+        consumer = Consumer(client)
+        assert {consumer.next().diagnostics.requests for _ in range(6)} == {PARTITIONS}
+
+
+def test_a_busy_feed_needs_no_call_more(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
+    asked: list[object] = []
+    mark = EmbeddedFeed.change_mark
+    monkeypatch.setattr(
+        EmbeddedFeed, "change_mark", lambda self, deadline: (asked.append(self), mark(self, deadline))[1]
+    )
+    for number in range(5):
+        store.put("orders", f"o-{number}", {"n": -number})
+        while not consumer.next().events:
+            pass
+        asked.clear()
+        store.put("orders", f"o-{number}", {"n": number})
+        consumer.next()
+    assert asked == []
+
+
+def test_every_write_is_read(store: EmbeddedStore, consumer: Consumer):
+    for number in range(30):
+        consumer.until_quiet()
+        store.put("orders", f"o-{number}", {"n": -number})
+        consumer.next()
+    assert len(set(consumer.seen)) == len(consumer.seen) == 70
+
+
+def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
+    """The mark is made before the read, so it differs from the next mark."""
+    fetch, written = EmbeddedReader.fetch, list[str]()
+    while not consumer.next().idle:
+        pass
+
+    def late(self: EmbeddedReader, *args: Any) -> Any:
+        batch = fetch(self, *args)
+        if not written:  # this partition has answered that it has nothing
+            written.append(self._name)
+            found = {row.partition_id: (row.low, row.high) for row in store.partitions("orders")}
+            low, high = found[self._name]
+            store.batch("orders", [Put(key_in(store, low, high), {"late": True})])
+        return batch
+
+    monkeypatch.setattr(EmbeddedReader, "fetch", late)
+    for _ in range(6):
+        consumer.next()
+    assert written
+    assert len(consumer.seen) == 41
+
+
+def key_in(store: EmbeddedStore, low: int, high: int) -> str:
+    """Return a key whose hash is in the range."""
+    from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
+
+    names = (f"late-{number}" for number in range(10_000))
+    return next(
+        name
+        for name in names
+        if low <= partition_hash(partition_identity(MulticloudDbKey({"id": name}))) < high
+    )
+
+
+def test_splits_and_merges_are_followed(store: EmbeddedStore, consumer: Consumer):
+    consumer.until_quiet()
+    halves = store.split("orders", "p3")
+    for number in range(40):
+        store.put("orders", f"o-{number}", {"n": -number})
+    for _ in range(6):
+        consumer.next()
+    consumer.until_quiet()
+    store.merge("orders", *halves)
+    for number in range(40):
+        store.put("orders", f"o-{number}", {"n": number})
+    for _ in range(6):
+        consumer.next()
+    assert len(set(consumer.seen)) == len(consumer.seen) == 120
+
+
+def test_a_dropped_collection_is_reported(store: EmbeddedStore, consumer: Consumer):
+    consumer.until_quiet()
+    store.drop_collection("orders")
+    with pytest.raises(MulticloudDbError) as caught:
+        consumer.next()
+    assert caught.value.category == ErrorCategory.NOT_FOUND
+
+
+def test_a_recreated_collection_is_refused(store: EmbeddedStore, consumer: Consumer):
+    consumer.until_quiet()
+    store.create_collection("orders", PARTITIONS, recreate=True)
+    with pytest.raises(MulticloudDbError, match="was dropped"):
+        consumer.next()
+    with pytest.raises(MulticloudDbError, match="recreated"):
+        consumer.next()
+
+
+def test_the_token_is_still_refused_for_another_scope(consumer: Consumer):
+    consumer.until_quiet()
+    with pytest.raises(MulticloudDbError, match="scope"):
+        consumer.next(scope=LogicalPartition(MulticloudDbKey({"id": "o-1"})))
+
+
+def test_another_request_is_read(consumer: Consumer):
+    consumer.until_quiet()
+    page = consumer.next(new_item_state_mode=NewItemStateMode.OMIT)
+    assert page.idle
+    assert page.diagnostics.requests == PARTITIONS
+
+
+def test_a_feed_whose_audit_is_due_is_read(store: EmbeddedStore):
+    with connect(config(store, coverage_audit_seconds=0)) as client:
+        consumer = Consumer(client)
+        for _ in range(6):
+            assert consumer.next().diagnostics.requests >= PARTITIONS
+
+
+def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatch: Any):
+    consumer.until_quiet()
+
+    def fails(self: EmbeddedFeed, deadline: object) -> object:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(EmbeddedFeed, "change_mark", fails)
+    page = consumer.next()
+    assert page.idle
+    assert page.diagnostics.requests == PARTITIONS
+
+
+def test_a_call_waits_for_the_first_change(store: EmbeddedStore, consumer: Consumer):
+    consumer.until_quiet()
+    asked = threading.Event()
+    mark = EmbeddedFeed.change_mark
+
+    def told(self: EmbeddedFeed, deadline: Any) -> Any:
+        asked.set()
+        return mark(self, deadline)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(EmbeddedFeed, "change_mark", told)
+
+        def write() -> None:
+            assert asked.wait(30)
+            store.put("orders", "o-1", {"n": -1})
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        page = consumer.next(wait=20)
+        writer.join()
+    assert [event.new_item_state for event in page.events] == [{"n": -1}]
+
+
+def test_a_call_that_waits_in_vain_is_idle(consumer: Consumer):
+    consumer.until_quiet()
+    page = consumer.next(wait=0.1)
+    assert page.idle
+    assert page.diagnostics.requests > 1
+
+
+def test_closing_ends_the_wait(store: EmbeddedStore):
+    with connect(config(store)) as client:
+        consumer = Consumer(client)
+        consumer.until_quiet()
+        timer = threading.Timer(0.05, client.close)
+        timer.start()
+        with pytest.raises(MulticloudDbError, match="closed"):
+            consumer.next(wait=20)
+        timer.join()
