@@ -76,7 +76,7 @@ FeedStart: TypeAlias = Beginning | Now | AtTime
 """A start position that the provider resolves; continuation tokens are resolved by the engine itself."""
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class FeedSpec:
     """The properties of a feed; two equal specs share one `Feed`.
 

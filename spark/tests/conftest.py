@@ -1,6 +1,5 @@
 """Fixtures: one Spark session per process, one embedded store per test, and readers of the store's feed."""
 
-import os
 import random
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb.connection import close_connections
 
-from .databases import Cosmos, Dynamo, Embedded, Mongo, Spanner, credentials, has_spanner
+from .databases import Cosmos, Dynamo, Embedded, Mongo, credentials
 from .queries import Queries
 
 COLLECTION = "orders"
@@ -63,18 +62,13 @@ def source(tmp_path):
 
 @pytest.fixture(scope="session")
 def databases(tmp_path_factory):
-    """Servers for queries in separate processes, by name; each is started when it is first used.
-
-    No package registry offers the emulator of Spanner. If CI is set, the emulator must be available.
-    """
-    kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos, Spanner)}
-    if os.environ.get("CI") != "true" and not has_spanner():
-        del kinds["spanner"]
+    """Makes feeds for queries in processes of their own; each server is started at its first use."""
+    kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos)}
     servers = {}
 
     def feeds(name, *wanted):
-        """Make a feed with this name in each database, or in some of them."""
-        for kind in wanted or kinds:
+        """A feed with this name of each of these databases."""
+        for kind in wanted:
             if kind not in servers:
                 servers[kind] = kinds[kind](tmp_path_factory.mktemp(kind))
             yield servers[kind].feed(name)

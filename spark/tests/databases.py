@@ -18,6 +18,7 @@ from multiclouddb_embedded import EmbeddedStore
 
 EVENTS = 120
 KEYS = 40
+PARTS = 3
 
 
 @attrs.define
@@ -26,11 +27,11 @@ class Feed:
 
     Attributes:
         name: The database's.
-        url: The configuration for `connect`, and for the option.
-        address: The address of the collection.
-        write: A function that makes the events, through splits if a test can cause them.
-        secrets: The texts that must not be shown anywhere.
-        position: The position at which a query starts.
+        url: For `connect`, and the option.
+        address: Where the collection is.
+        write: Makes its events, or one of three parts of them, through splits where a test can cause them.
+        secrets: What nothing may show.
+        position: Where a query starts.
     """
 
     name: str
@@ -59,6 +60,12 @@ class Feed:
         return {**place, "startingPosition": self.position}
 
 
+def numbers_of(part):
+    """The numbers of the events of a part; None for all."""
+    size = EVENTS // PARTS
+    return range(EVENTS) if part is None else range(part * size, (part + 1) * size)
+
+
 class Embedded:
     """The embedded store uses files; its splits and merges are real."""
 
@@ -70,9 +77,9 @@ class Embedded:
         with store:
             store.create_collection("items", partitions=3)
 
-        def write():
+        def write(part=None):
             with EmbeddedStore(store.path, durable=False) as opened:
-                for number in range(EVENTS):
+                for number in numbers_of(part):
                     opened.put("items", f"k{number % KEYS}", {"n": number})
                     parts = [part.partition_id for part in opened.partitions("items")]
                     if number == EVENTS // 3:
@@ -97,8 +104,8 @@ class Dynamo:
     def feed(self, name):
         self.server.create_table(name)
 
-        def write():
-            for number in range(EVENTS):
+        def write(part=None):
+            for number in numbers_of(part):
                 item = {"pk": {"S": f"k{number % KEYS}"}, "n": {"N": str(number)}}
                 self.server.client().put_item(TableName=name, Item=item)
                 if number == EVENTS // 2:
@@ -124,10 +131,14 @@ class Mongo:
         items = self.server.client()["shop"][name]
         items.database.create_collection(name)
 
-        def write():
-            items.insert_many([{"_id": number, "n": number} for number in range(EVENTS - 20)])
-            items.update_many({"_id": {"$lt": 10}}, {"$set": {"n": -1}})
-            items.delete_many({"_id": {"$gte": EVENTS - 30}})
+        def write(part=None):
+            for number in numbers_of(part):
+                if number < EVENTS - 20:
+                    items.insert_one({"_id": number, "n": number})
+                elif number < EVENTS - 10:
+                    items.update_one({"_id": number - 40}, {"$set": {"n": -1}})
+                else:
+                    items.delete_one({"_id": number - 40})
 
         assert self.secrets[1] in self.server.uri()
         return Feed("mongo", self.server.uri(), ResourceAddress("shop", name), write, self.secrets)
@@ -143,59 +154,31 @@ class Cosmos:
         del folder
         self.server = CosmosEmulator()
         self.server.__enter__()
+        self.natives = []
 
     def feed(self, name):
         native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
+        self.natives.append(native)
         database = native.create_database_if_not_exists("shop")
         items = database.create_container(name, PartitionKey("/id"), offer_throughput=20_000)
 
-        def write():
-            for number in range(EVENTS):
+        def write(part=None):
+            for number in numbers_of(part):
                 items.upsert_item({"id": f"k{number % KEYS}", "n": number})
                 if number == EVENTS // 2:
                     (first, *_) = self.server.partitions("shop", name)
                     self.server.split("shop", name, first["id"])
-            native.close()
 
         url = f"cosmos://{self.server.endpoint.split('/')[2]}?tls=false"
         # The service tells of no change before a query's first batch.
         return Feed("cosmos", url, ResourceAddress("shop", name), write, (self.server.key,), "now")
 
     def close(self):
+        for native in self.natives:
+            native.close()
         self.server.__exit__(None, None, None)
-
-
-class Spanner:
-    """Google's emulator, whose partitions move, split and merge by themselves."""
-
-    def __init__(self, folder):
-        del folder
-        module = server_module("spanner", "emulator")
-        self.server = module.Emulator(module.HASTY)
-
-    def feed(self, name):
-        made = self.server.database(
-            f"CREATE TABLE {name} (id STRING(MAX) NOT NULL, n INT64) PRIMARY KEY (id)",
-            f"CREATE CHANGE STREAM changes FOR {name} OPTIONS (value_capture_type = 'NEW_ROW')",
-        )
-
-        def write():
-            for first in range(0, EVENTS, 5):
-                with made.batch() as batch:
-                    rows = [[f"k{number % KEYS}", number] for number in range(first, first + 5)]
-                    batch.insert_or_update(name, ("id", "n"), rows)
-
-        return Feed("spanner", self.server.url, ResourceAddress(made.database_id, name), write)
-
-    def close(self):
-        self.server.stop()
 
 
 def credentials():
     """The credentials for DynamoDB Local, which processes find in their environment."""
     return server_module("dynamo", "server").CREDENTIALS
-
-
-def has_spanner():
-    """Return whether this machine has the emulator, which no package registry offers."""
-    return server_module("spanner", "emulator").program() is not None

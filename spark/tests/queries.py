@@ -43,11 +43,11 @@ class Queries:
         with self.log.open("a") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
-    def write(self):
-        """Wait until every query has fixed its start, then change the databases."""
+    def write(self, part=None):
+        """Every query has fixed its start, then the databases change."""
         self.wait(lambda place: (place / "checkpoint" / "commits" / "0").exists())
         for feed in self.feeds:
-            feed.write()
+            feed.write(part)
 
     def places(self):
         return [self.folder / feed.name for feed in self.feeds]
@@ -85,6 +85,10 @@ class Queries:
             os.kill(pid, signal.SIGKILL)
         self.clean()
 
+    def wait_for_more(self, than):
+        """Every query has delivered more events."""
+        self.wait(lambda place: len(rows_of(place)) > than)
+
     def clean(self):
         """End everything that the driver has started; the driver is the leader of a session."""
         if self.process is None:
@@ -101,7 +105,7 @@ class Queries:
         limit.
         """
         for feed, place in zip(self.feeds, self.places(), strict=True):
-            rows = [row for file in (place / "rows").iterdir() for row in json.loads(file.read_text())]
+            rows = rows_of(place)
             assert sorted(rows) == feed.ids()
             assert len(rows) == EVENTS
             came = {}
@@ -109,6 +113,10 @@ class Queries:
                 came.setdefault(file.name.partition("-")[0], []).append(json.loads(file.read_text()))
             assert all(again == first for first, *rest in came.values() for again in rest)
             assert max(len(first) for first, *_ in came.values()) <= LIMIT
+
+
+def rows_of(place):
+    return [row for file in (place / "rows").iterdir() for row in json.loads(file.read_text())]
 
 
 def marks(place, kind):

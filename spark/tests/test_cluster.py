@@ -18,6 +18,7 @@ import pytest
 from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ensure_java
 
+from .databases import EVENTS, PARTS
 from .queries import SECONDS
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -51,10 +52,6 @@ def end(process):
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def batches(place):
-    return len(list((place / "rows").iterdir()))
 
 
 def parent_of(pid):
@@ -103,14 +100,17 @@ def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
     wait_until(lambda: log.read_text().count("Registering worker") == 2, seconds=SECONDS)
 
     queries = start_queries(feeds, master=master)
+    # The driver waits for the parts that are not written yet.
+    part = EVENTS // PARTS
     queries.start("task")
-    queries.write()
+    queries.write(0)
     kill_executors(queries)
-    queries.wait(lambda place: batches(place) >= 4)
+    queries.wait_for_more(part - 1)
     end(workers[0])
-    before = {place: batches(place) for place in queries.places()}
-    queries.wait(lambda place: batches(place) > before[place])
+    queries.write(1)
+    queries.wait_for_more(part)
     queries.kill()
     queries.start()
+    queries.write(2)
     queries.end()
     queries.check()
