@@ -133,10 +133,10 @@ class Verdict:
     @property
     def headroom(self) -> float | None:
         """The number of seconds until the token's oldest position expires, if the service reports it."""
-        told = [answer.headroom for answer in self.answers]
+        headrooms = [answer.headroom for answer in self.answers]
         if self.page is not None:
-            told.append(self.page.diagnostics.retention_headroom_seconds)
-        return min((seconds for seconds in told if seconds is not None), default=None)
+            headrooms.append(self.page.diagnostics.retention_headroom_seconds)
+        return min((seconds for seconds in headrooms if seconds is not None), default=None)
 
 
 def check(
@@ -275,10 +275,10 @@ def _ask_each(
         return list(pool.map(ask, standings))
 
 
-def _answer(standing: Standing, told: ChangeFeedPage | MulticloudDbError) -> Answer:
-    if isinstance(told, ChangeFeedPage):
-        return Answer(standing, told)
-    return Answer(standing, error=told)
+def _answer(standing: Standing, result: ChangeFeedPage | MulticloudDbError) -> Answer:
+    if isinstance(result, ChangeFeedPage):
+        return Answer(standing, result)
+    return Answer(standing, error=result)
 
 
 def _print(session: Session, verdict: Verdict) -> None:

@@ -52,12 +52,12 @@ def _traces(error: BaseException) -> str:
     The library's message contains the vendor's text if that text is safe to show. Only the class of the
     vendor's exception is printed, because its text may quote the refused request, including a session token.
     """
-    told = isinstance(error, MulticloudDbError)
+    is_ours = isinstance(error, MulticloudDbError)
     parts: list[str] = []
     link: BaseException | None = error
     while link is not None:
         lines = traceback.format_exception(link, chain=False)
-        if told and not isinstance(link, MulticloudDbError):
+        if is_ours and not isinstance(link, MulticloudDbError):
             kind = f"{type(link).__module__}.{type(link).__qualname__}\n"
             lines = [_BEGIN, *traceback.format_tb(link.__traceback__), kind]
         parts.append("".join(lines))

@@ -55,12 +55,12 @@ class StatusLine:
         typer.echo(f"{_CLEAR}{shorter(self._line(page), width() - 1)}", err=True, nl=False)
 
     def _line(self, page: ChangeFeedPage) -> str:
-        told = page.diagnostics
-        position = told.watermark or self._newest
+        diagnostics = page.diagnostics
+        position = diagnostics.watermark or self._newest
         words = [
             "idle" if page.idle else "reading",
             f"at {moment(datetime.now(UTC))[11:19]}",
-            f"lag {duration(told.lag_seconds)}",
+            f"lag {duration(diagnostics.lag_seconds)}",
             counted(self._events, "event"),
             "nothing yet" if position is None else f"read up to {moment(position)}",
         ]

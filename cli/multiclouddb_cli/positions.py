@@ -42,11 +42,11 @@ class Standing:
         Nothing after the position is older than this time.
         """
         try:
-            told = [feed.describe(cursor) for cursor in self.cursors]
+            positions = [feed.describe(cursor) for cursor in self.cursors]
         except InvalidCursor:
             return "unreadable", None
-        times = [position.time for position in told if position.time is not None]
-        return ", ".join(position.text for position in told), min(times, default=None)
+        times = [position.time for position in positions if position.time is not None]
+        return ", ".join(position.text for position in positions), min(times, default=None)
 
 
 def read_standings(envelope: Envelope) -> list[Standing]:

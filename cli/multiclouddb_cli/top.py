@@ -129,7 +129,7 @@ class Board:
 
     def summary(self) -> str:
         """Return the summary of the whole feed on one line."""
-        told = self._diagnostics
+        diagnostics = self._diagnostics
         new = self._counts.total() - self._before.total()
         names = [self._session.feed.public_id(item.partition_id) for item in self._standings()]
         kept = [self._meter.headroom[name] for name in names if name in self._meter.headroom]
@@ -137,8 +137,8 @@ class Board:
             counted(len(names), "partition"),
             counted(self._counts.total(), "event"),
             f"{self._rate(new)} events/s",
-            f"lag {duration(told.lag_seconds)}",
-            f"watermark {moment(told.watermark)}",
+            f"lag {duration(diagnostics.lag_seconds)}",
+            f"watermark {moment(diagnostics.watermark)}",
             f"kept for {duration(min(kept, default=None))}",
             f"{self._meter.retries} retries",
             counted(len(self._troubles), "error"),

@@ -287,11 +287,11 @@ while True:
         for _ in range(5):
             run = subprocess.Popen(command, stdout=subprocess.PIPE)
             assert run.stdout is not None
-            told = [int(run.stdout.readline()) for _ in range(5)]
+            saved = [int(run.stdout.readline()) for _ in range(5)]
             run.kill()
-            told += map(int, run.communicate()[0].split())
+            saved += map(int, run.communicate()[0].split())
             number, _, rest = loaded(store).token.partition("-")
-            assert int(number) >= told[-1]
+            assert int(number) >= saved[-1]
             assert rest == "x" * 200_000
         assert len(list(folder.iterdir())) <= 3
 

@@ -178,10 +178,10 @@ def check_watermarks(
                 if event.timestamp < mark
             ]
         known.update(identify(event) for event in fresh)
-        told = page.diagnostics.watermark
-        if told is not None and mark is not None and told < mark:
-            found.append(f"page {number}: the watermark went back from {mark} to {told}")
-        mark = told if mark is None else max(mark, told or mark)
+        watermark = page.diagnostics.watermark
+        if watermark is not None and mark is not None and watermark < mark:
+            found.append(f"page {number}: the watermark went back from {mark} to {watermark}")
+        mark = watermark if mark is None else max(mark, watermark or mark)
     return found
 
 

@@ -92,10 +92,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Use the counts of one worker, because all workers collect the same tests."""
     del error
-    told = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
-    if told:
+    counts = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
+    if counts:
         node.config.stash[LACKING].clear()
-        node.config.stash[LACKING].update(told)
+        node.config.stash[LACKING].update(counts)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

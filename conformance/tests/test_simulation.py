@@ -926,11 +926,11 @@ class TestTroubles:
             )
             fill(sim)
             sim.split("p0")
-            feed, told = opened(sim), []
+            feed, pages = opened(sim), []
             for name, seed_ in sorted(seeds(feed).items()):
                 events, batches = drain(feed, name, seed_.cursor, most=3)
-                told.append([[event.event_id for event in events], [batch.outcome for batch in batches]])
-            return told, feed.calls.fetches
+                pages.append([[event.event_id for event in events], [batch.outcome for batch in batches]])
+            return pages, feed.calls.fetches
 
         assert course(1) == course(1)
         assert course(1)[1] != course(2)[1]

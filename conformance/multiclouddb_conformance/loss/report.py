@@ -128,10 +128,10 @@ class LossReport:
             for row in rows
         ]
         lines.append("verdict: " + self._verdict())
-        told = [f"  {run.name}: {finding}" for run in self.runs for finding in run.findings()]
-        if len(told) > _SHOWN:
-            told = [*told[:_SHOWN], f"  … and {len(told) - _SHOWN} more"]
-        return "\n".join([*lines, *told])
+        findings = [f"  {run.name}: {finding}" for run in self.runs for finding in run.findings()]
+        if len(findings) > _SHOWN:
+            findings = [*findings[:_SHOWN], f"  … and {len(findings) - _SHOWN} more"]
+        return "\n".join([*lines, *findings])
 
     def _row(self, name: str, runs: Iterable[RunReport]) -> tuple[str, ...]:
         chosen = list(runs)

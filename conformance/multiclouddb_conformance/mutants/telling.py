@@ -140,8 +140,8 @@ class WatermarkGoesBack(_ChangesPages):
         mark = page.diagnostics.watermark
         if mark is None or number % 2 == 0:
             return page
-        told = attrs.evolve(page.diagnostics, watermark=mark - timedelta(minutes=1))
-        return attrs.evolve(page, diagnostics=told)
+        diagnostics = attrs.evolve(page.diagnostics, watermark=mark - timedelta(minutes=1))
+        return attrs.evolve(page, diagnostics=diagnostics)
 
 
 class PagesTooLong(Mutant):

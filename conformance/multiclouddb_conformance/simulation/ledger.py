@@ -44,11 +44,11 @@ class Ledger:
         assert not limit or len(page.events) <= limit, f"{len(page.events)} events on a page of {limit}"
         for event in page.events:
             self._take(event)
-        told = page.diagnostics.watermark
+        watermark = page.diagnostics.watermark
         # A child that is not named yet may have older events than the watermark.
-        if told is not None and not self.sim.behaviour.late_siblings:
-            assert self._watermark is None or told >= self._watermark, "the watermark went back"
-            self._watermark = told
+        if watermark is not None and not self.sim.behaviour.late_siblings:
+            assert self._watermark is None or watermark >= self._watermark, "the watermark went back"
+            self._watermark = watermark
         if page.idle and not page.notices and self.sim.names_all():
             assert not self.missing(), f"idle, but {self.missing()} events are missing"
 

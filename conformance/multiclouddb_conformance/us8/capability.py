@@ -29,16 +29,18 @@ class TestCapabilities:
     def test_a_client_reports_what_the_harness_says(
         self, harness: Harness, client: MulticloudDbClient
     ) -> None:
-        told = client.capabilities()
-        assert told == harness.plugin.capabilities()
-        assert {each: told[each].support for each in Capability} == {
+        reported = client.capabilities()
+        assert reported == harness.plugin.capabilities()
+        assert {each: reported[each].support for each in Capability} == {
             each: harness.capabilities[each].support for each in Capability
         }
 
     def test_what_is_missing_or_emulated_has_a_note_to_act_on(self, client: MulticloudDbClient) -> None:
-        told = client.capabilities()
+        reported = client.capabilities()
         bare = [
-            each for each in Capability if told[each].support is not Support.NATIVE and not told[each].note
+            each
+            for each in Capability
+            if reported[each].support is not Support.NATIVE and not reported[each].note
         ]
         assert bare == []
 

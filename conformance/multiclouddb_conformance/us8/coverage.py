@@ -53,8 +53,8 @@ class TestUncovered:
                 pages = list(collection.pages(token, client=client))
                 token = pages[-1].continuation_token
                 for page in pages:
-                    told = [each for each in page.notices if isinstance(each, PartitionFoundLate)]
-                    found = [each.partition_id for each in told]
+                    notices = [each for each in page.notices if isinstance(each, PartitionFoundLate)]
+                    found = [each.partition_id for each in notices]
                     assert {event.partition_id for event in page.events}.isdisjoint(found)
                     late += found
                     events += ids(page.events)

@@ -156,8 +156,8 @@ class TestRecreated:
             collection.fill(5)
             for _ in range(2):
                 refused: ErrorCategory | None = None
-                start, told, until = token, False, Deadline.after(_END_SECONDS)
-                while not told:
+                start, reported, until = token, False, Deadline.after(_END_SECONDS)
+                while not reported:
                     assert not until.passed(), "no notice reports the end of the feed"
                     try:
                         page = collection.page(start, client=client)
@@ -166,7 +166,7 @@ class TestRecreated:
                         break
                     assert page.events == ()
                     start = page.continuation_token
-                    told = any(isinstance(notice, Dropped | FeedEnded) for notice in page.notices)
+                    reported = any(isinstance(notice, Dropped | FeedEnded) for notice in page.notices)
                 assert refused in (None, _WRONG, ErrorCategory.NOT_FOUND)
 
     @pytest.mark.needs("alone")

@@ -123,9 +123,9 @@ class TestWatermark:
                 token = page.continuation_token
                 marks.append(page.diagnostics.watermark)
             collection.restart()
-        told = [mark for mark in marks if mark is not None]
-        assert told
-        assert told == sorted(told)
+        reported = [mark for mark in marks if mark is not None]
+        assert reported
+        assert reported == sorted(reported)
 
     @pytest.mark.parametrize("size", [1, 3, 0])
     def test_no_later_event_is_older(self, collection: Collection, size: int) -> None:

@@ -105,9 +105,9 @@ class TestNotices:
         collection.trim()
         collection.fill(10, start=10)
         walked = _walk(collection, collection.begin, 3, restart=True, on_expired=SkipToOldest())
-        told = [(token, page) for token, page in walked if _gaps(page)]
-        assert told
-        for token, page in told:
+        with_gaps = [(token, page) for token, page in walked if _gaps(page)]
+        assert with_gaps
+        for token, page in with_gaps:
             before = [_gaps(each) for each in collection.pages(token, on_expired=SkipToOldest())]
             assert set().union(*before) >= _gaps(page)
             rest = collection.pages(page.continuation_token, on_expired=SkipToOldest())
@@ -119,17 +119,17 @@ class TestNotices:
         self, collection: Collection
     ) -> None:
         token = _skip_token(collection)
-        told = []
+        skipped = []
         for _ in range(2):  # a consumer that crashes with the page gets it again
             collection.restart()
             page = collection.page(token)
-            told.append(_skipped(page))
-            assert {notice.partition_id for notice in told[-1]}.isdisjoint(
+            skipped.append(_skipped(page))
+            assert {notice.partition_id for notice in skipped[-1]}.isdisjoint(
                 event.partition_id for event in page.events
             )
             assert not page.idle
-        assert told[0] == told[1]
-        assert len(told[0]) == 1
+        assert skipped[0] == skipped[1]
+        assert len(skipped[0]) == 1
         rest = list(collection.pages(page.continuation_token))
         assert [_skipped(each) for each in rest] == [[] for _ in rest]
         assert len({name for each in rest for name in ids(each.events)}) == 1

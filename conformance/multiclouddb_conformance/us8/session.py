@@ -196,13 +196,13 @@ class TestSharing:
             running = [pool.submit(read, size) for size in (0, 1, 3, 4)]
             try:
                 started.wait(SOON)
-                told = [_count_in_child(collection) for _ in range(4)]
+                in_children = [_count_in_child(collection) for _ in range(4)]
                 collection.fill(5, start=10)
                 assert len(collection.read(collection.begin, 15)) == 15
             finally:
                 over.set()
             counts = [run.result() for run in running]
-        assert told == ["10"] * 4
+        assert in_children == ["10"] * 4
         assert all(set(each) <= set(range(10, 16)) and each == sorted(each) for each in counts)
 
 
