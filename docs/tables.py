@@ -173,8 +173,9 @@ def _default(field: attrs.Attribute[Any]) -> str:
 
 def _rows(kind: type) -> Iterator[list[str]]:
     texts = described(kind)
+    repeated = set(attrs.fields_dict(_BASES[kind])) if kind in _BASES else set()
     for field in attrs.fields(kind):
-        if field.init and field.name in texts:
+        if field.init and field.name in texts and field.name not in repeated:
             text = texts[field.name].replace("|", "\\|")
             yield [f"`{field.name}`", _default(field), text[0].upper() + text[1:]]
 
