@@ -267,12 +267,9 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
     path = local_path("table_path", table_path)
-    if columns is not None and not (
-        isinstance(columns, list) and all(isinstance(name, str) for name in columns)
-    ):
-        raise invalid_request(
-            "columns", f"must be a list of names, not {columns!r}", 'pass ["key", "order_key"]'
-        )
+    check_type("columns", columns, list, type(None))
+    for name in columns or ():
+        check_type("columns", name, str)
     table = _opened(path)
     if table is None:
         raise _missing(path)
