@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
+import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,14 +139,24 @@ pages in *Databases* show the roles.
 
 
 def described(kind: type) -> dict[str, str]:
-    """Map each field that a class defines itself to the docstring below it."""
-    (found,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(found, ast.ClassDef)
-    return {
-        ast.unparse(field.target): " ".join(str(ast.literal_eval(below.value)).split())
-        for field, below in pairwise(found.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
-    }
+    """Map each field to its text: in the docstring below the field, or in the section `Attributes`."""
+    found = re.search(r"^Attributes:\n((?:\n|[ ].*\n?)+)", inspect.getdoc(kind) or "", re.MULTILINE)
+    entries = re.split(r"^    (?=\w+: )", found[1], flags=re.MULTILINE)[1:] if found else []
+    texts = dict(_below_fields(kind))
+    texts |= {name: text for name, _, text in (entry.partition(": ") for entry in entries)}
+    return {name: " ".join(text.split()) for name, text in texts.items()}
+
+
+def _below_fields(kind: type) -> Iterator[tuple[str, str]]:
+    for base in kind.__mro__:
+        if not base.__module__.startswith("multiclouddb_"):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in itertools.pairwise(tree.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    yield name, words
 
 
 def _default(field: attrs.Attribute[Any]) -> str:

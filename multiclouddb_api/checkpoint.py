@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,8 +51,8 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: If the checkpoint exists but cannot be used. An implementation must not return
-                None in that case, because the reader would silently start again.
+            MulticloudDbError: Raised if the checkpoint exists but cannot be used. An implementation must not
+                return None in that case, because the reader would silently start again.
         """
         ...
 
@@ -219,7 +218,7 @@ def sync_folder(folder: Path) -> None:
 def next_version(found: Checkpoint | None) -> str:
     """Return the next version: a count for people, and a nonce so that a recreated file never matches."""
     count, _, _ = ("0" if found is None else found.version).partition("-")
-    return f"{int(count) + 1 if count.isdecimal() else 1}-{secrets.token_hex(4)}"
+    return f"{int(count) + 1 if count.isdecimal() else 1}-{os.urandom(4).hex()}"
 
 
 def _checksum(fields: dict[str, Any]) -> str:

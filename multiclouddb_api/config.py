@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -170,6 +169,8 @@ def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:
 
 
 def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
+    import tomllib  # only a configuration in a file needs it
+
     try:
         table = tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -106,11 +106,11 @@ class ChangeFeedIterator:
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     """True for a bounded run: end after the first idle page."""
     idle_backoff_seconds: float = attrs.field(
-        default=0.1,
+        default=0.005,
         kw_only=True,
         validator=[is_a(int, float), at_least(0.001, "give the seconds of the first wait")],
     )
-    """How long to wait after the first idle page, in seconds; 0.1 by default. Each further idle page
+    """How long to wait after the first idle page, in seconds; 0.005 by default. Each further idle page
     doubles the upper limit of the wait, and the first event resets this limit."""
     max_idle_backoff_seconds: float = attrs.field(
         default=5.0, kw_only=True, validator=[is_a(int, float), _not_below_the_first]
@@ -269,7 +269,7 @@ class ChangeFeedIterator:
         return None
 
     def _wait_until(self, due: float) -> bool:
-        """Wait, and report an outage meanwhile; True if `stop` was not called."""
+        """Wait, and report an outage during the wait; True if `stop` was not called."""
         assert self._outage is not None
         while (step := self._outage.until_next()) < due - self._timer.now():
             if not self._timer.wait(step):

@@ -20,7 +20,7 @@ class IteratorSettings(TypedDict, total=False):
     until_idle: bool
     """True for a bounded run: end after the first idle page."""
     idle_backoff_seconds: float
-    """How long to wait after the first idle page, in seconds; 0.1 by default. Each further idle page
+    """How long to wait after the first idle page, in seconds; 0.005 by default. Each further idle page
     doubles the upper limit of the wait, and the first event resets this limit."""
     max_idle_backoff_seconds: float
     """The longest wait after an idle page, in seconds; 5 by default."""

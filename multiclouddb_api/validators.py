@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import Any
 
 import attrs
@@ -155,6 +154,8 @@ def local_path(field: str, value: object) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` if a similar name is known, else the list of known names."""
+    from difflib import get_close_matches  # only errors need it
+
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     if close:

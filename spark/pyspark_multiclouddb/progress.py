@@ -51,7 +51,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Reports:
     """Makes the reports of one run of a query.
 
-    It requests the service's time at most once every 30 seconds.
+    The service's time is requested at most once every 30 seconds.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def snapshot_state(
     Args:
         known: The snapshot from the offset before the step, or None.
         before: The lineage before the step.
-        after: The lineage after it.
+        after: The lineage after the step.
         whole: True if the scan begins here and reads every row that exists.
     """
     plan = before.plan

@@ -37,7 +37,7 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
         The session. The session's master is `local[*]`, and a task that fails is tried a second time.
 
     Raises:
-        RuntimeError: If there is no usable Java.
+        RuntimeError: Raised if there is no usable Java.
 
     Examples:
         >>> with local_session("orders") as spark:

@@ -104,10 +104,10 @@ def merge_into_delta(
 
     A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if its
     options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. The
-    offsets there show which snapshot a batch belongs to and whether its scan is over. A snapshot then repairs
-    the table: what it shows wins over older rows, and after its last row the documents that it has not shown
-    become tombstones. So the table must belong to this collection alone. Without `checkpoint`, a snapshot
-    into a table with older rows is refused.
+    offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is over.
+    A snapshot then repairs the table: its rows win over older rows, and after its last row the documents that
+    it has not contained become tombstones. So the table must belong to this collection alone. Without
+    `checkpoint`, a snapshot into a table with older rows is refused.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
@@ -116,13 +116,14 @@ def merge_into_delta(
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
-            or a page is one commit.
-        batch_id: The number that Spark passes. None for changes that have no number. They are always merged,
-            and a repetition changes nothing.
-        table_path: A folder, or a URL that `deltalake` supports. Only one process may write at a time.
-        app_id: Identifies the query and its checkpoint. With a new checkpoint directory the numbers begin
-            again, so use another `app_id`. Otherwise the first batches count as replays and are left out.
-            None if, and only if, there is no number.
+            or a page is merged in one commit.
+        batch_id: The number of the batch that Spark passes. None for changes that have no batch number. Such
+            changes are always merged, and repeating them changes nothing.
+        table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
+            time.
+        app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
+            numbers begin again, so use another `app_id`. Otherwise the first batches count as replays and are
+            left out. Must be None if there is no batch number, and only then.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
         new_columns: What to do with a column that the batch has and the table does not have: `"add"` adds the
@@ -137,7 +138,7 @@ def merge_into_delta(
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
             or is new and refused; if a snapshot needs `checkpoint`, or the checkpoint is of another query;
             `NOT_FOUND` if the table does not exist and `create` is False. In these cases no row was written.
-        ImportError: `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
+        ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
 
@@ -174,7 +175,7 @@ def merge_into_delta(
 def _scan_of(
     batch: DataFrame | pa.Table | ChangeFeedPage, batch_id: int | None, checkpoint: str
 ) -> Scan | None:
-    """The snapshot that the batch belongs to."""
+    """Return the snapshot to which the batch belongs."""
     if batch_id is None:
         raise invalid_request("checkpoint", "goes with batch_id", "give both, or leave both out")
     if isinstance(batch, pa.Table | ChangeFeedPage):
@@ -183,7 +184,7 @@ def _scan_of(
 
 
 def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
-    """Begin or accept the snapshot of which a batch has rows."""
+    """Begin or accept the snapshot to which rows of a batch belong."""
     if scan is not None:
         if plan not in (None, scan.plan):
             raise invalid_request(
@@ -197,7 +198,7 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
 
 
 def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[Piece]:
-    """The last changes of the batch, in the columns of the target and `type`."""
+    """Return the last changes of the batch, in the columns of the target and `type`."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
@@ -219,11 +220,11 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
         )
     if batch.num_rows:
         found = _plan_in(batch) if tells_plan else None
-        yield Piece(_in_utc(_without_older(batch.select(kept))), is_last=True, plan=found)
+        yield Piece(_in_utc(latest_by_key(batch.select(kept))), is_last=True, plan=found)
 
 
 def _plan_in(events: pa.Table) -> str | None:
-    """The id of the snapshot of which there are rows, from the id of one of them."""
+    """Return the id of the snapshot to which rows belong, from the id of one of these rows."""
     backfilled = events["backfilled"]
     where = pc.index(backfilled, True).as_py()
     if where < 0:
@@ -239,21 +240,6 @@ def _last_of_each(events: pa.Table) -> pa.Array:
     if len(keys) > 1:
         is_first = pa.concat_arrays([is_first, pc.not_equal(keys[1:], keys[:-1])])
     return order.filter(is_first)
-
-
-def _without_older(events: pa.Table) -> pa.Table:
-    """Return the last change of each key, in any order.
-
-    Only rows that share a key with another row are sorted.
-    """
-    numbers = events["key"].combine_chunks().dictionary_encode().indices
-    counts = pc.value_counts(numbers)
-    several = counts.field(0).filter(pc.greater(counts.field(1), 1))
-    if not len(several):
-        return events
-    again = pc.is_in(numbers, value_set=several)
-    rest = events.filter(again)
-    return pa.concat_tables([events.filter(pc.invert(again)), rest.take(_last_of_each(rest))])
 
 
 def _in_utc(events: pa.Table) -> pa.Table:
