@@ -29,7 +29,8 @@ INSTALL = re.compile(r'pip install "(multiclouddb\[[a-z,]+\])"')
 # A Java of the machine says so whenever Spark starts.
 BY_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
-LONG = 240
+# With Spark, on a machine that does much else.
+LONG = 600
 
 
 @attrs.frozen
@@ -167,6 +168,8 @@ def follow(machine, block, service, number):
     service.put(f"between-{number}")
 
 
+# The first run of a user fetches about 1.2 GB of packages.
+@pytest.mark.timeout(3 * LONG)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_works_as_printed_twice(page, machine):
     blocks = blocks_of((ROOT / page).read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ def check_rows(name: str, value: object, *, or_page: bool = False) -> None:
 
 
 def check_merge(batch: object, table_path: object, **rest: Any) -> None:
-    """Refuse arguments of wrong types for `merge_into_delta`.
+    """Refuse arguments for `merge_into_delta` that are of wrong types or do not fit together.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the argument.
@@ -53,3 +53,7 @@ def check_merge(batch: object, table_path: object, **rest: Any) -> None:
         raise invalid_request(
             "new_columns", f"is {rest['new_columns']!r}, a {kind}", 'pass "add" or "refuse"'
         )
+    if (rest["batch_id"] is None) != (rest["app_id"] is None):
+        raise invalid_request("batch_id", "goes with app_id", "give both, or None for both")
+    if rest["max_bytes"] < 1:
+        raise invalid_request("max_bytes", "is less than 1", "give the bytes that a piece may have")

@@ -274,11 +274,9 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
     path = local_path("table_path", table_path)
-    given: object = columns
-    if given is not None and not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
-        raise invalid_request(
-            "columns", f"must be a list of names, not {columns!r}", 'pass ["key", "order_key"]'
-        )
+    check_type("columns", columns, list, type(None))
+    for name in columns or ():
+        check_type("columns", name, str)
     table = _opened(path)
     if table is None:
         raise _missing(path)

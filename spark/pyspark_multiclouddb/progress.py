@@ -35,12 +35,12 @@ from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi import Cursor, Lineage, Step
 from multiclouddb_spi.continuation.entry import Waiting
 from multiclouddb_spi.scan import plan_id_of
+from pyspark_multiclouddb.arguments import check_has
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pyspark_multiclouddb.arguments import check_has
-from pyspark_multiclouddb.connection import Connection
+    from pyspark_multiclouddb.connection import Connection
 
 __all__ = ["Reports", "caught_up", "snapshot_state"]
 

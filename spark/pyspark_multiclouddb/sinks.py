@@ -146,10 +146,6 @@ def merge_into_delta(
         batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
         new_columns=new_columns, max_bytes=max_bytes,
     )  # fmt: skip
-    if (batch_id is None) != (app_id is None):
-        raise invalid_request("batch_id", "goes with app_id", "give both, or None for both")
-    if max_bytes < 1:
-        raise invalid_request("max_bytes", "is less than 1", "give the bytes that a piece may have")
     scan = None if checkpoint is None else _scan_of(batch, batch_id, os.fspath(checkpoint))
     target = Target(os.fspath(table_path), create=create, new_columns=new_columns)
     done = None if batch_id is None or app_id is None else Transaction(app_id, batch_id)
