@@ -171,7 +171,7 @@ def tail(
     """Print changes as they happen.
 
     The checkpoint is saved after the events before it are printed: the next run resumes without a gap,
-    however this one ended. START and --last apply when there is no checkpoint yet.
+    however this one ended. START and --last apply only if there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
     from multiclouddb_cli.arguments import to_checkpoint, to_config
@@ -217,7 +217,7 @@ def top(
 
 @app.command(short_help="List the collections of a database.")
 def collections(url: Url, database: Database = None, as_json: Json = False) -> None:
-    """List the collections of a database, one per line, as the other commands take them."""
+    """List the collections of a database, one per line, in the form that the other commands accept."""
     from multiclouddb_cli import listing
     from multiclouddb_cli.arguments import to_config
 
@@ -310,7 +310,7 @@ def run() -> None:
 
 
 def _end(code: int) -> None:
-    """End at once: a call to a host that does not answer would keep its thread, and so the process, alive."""
+    """End the process at once, because a call to a silent host would keep its thread alive."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError, ValueError):

@@ -43,19 +43,19 @@ _PAGE_EVENTS: Final = 1000
 
 @attrs.frozen
 class Wish:
-    """The settings of a tail: what to read, and what to print.
+    """The settings of a `tail` command: what to read, and what to print.
 
     Attributes:
-        request: The read; its start is used when there is no checkpoint.
-        render: How an event is printed.
-        selection: Which events are printed.
-        last: How many of the newest events are printed first, or None.
-        checkpoint: The file that keeps the position, or None.
-        until_idle: End after the first idle page.
-        max_events: End after this many printed events, or None.
-        skip_poison: Skip records that cannot be decoded.
-        wait: Keep trying while the feed cannot be read.
-        timeout: Seconds for one call.
+        request: The request to read; its start is used only if there is no checkpoint.
+        render: A function that makes the text of an event.
+        selection: The selection of the events to print.
+        last: The number of newest events to print first, or None.
+        checkpoint: The file that stores the position, or None.
+        until_idle: True to end after the first idle page.
+        max_events: The number of printed events after which to end, or None.
+        skip_poison: True to skip records that cannot be decoded.
+        wait: True to keep trying while the feed cannot be read.
+        timeout: The time limit of one call, in seconds.
     """
 
     request: ChangeFeedRequest
@@ -89,9 +89,9 @@ def tail(config: ClientConfig, wish: Wish) -> None:
     """Print events until the feed is idle, ends, or the user stops it.
 
     Raises:
-        MulticloudDbError: If a read or the checkpoint failed.
-        BrokenPipeError: If the output has no reader.
-        typer.Exit: If a signal ended the command.
+        MulticloudDbError: Raised if a read or the checkpoint failed.
+        BrokenPipeError: Raised if the output has no reader.
+        typer.Exit: Raised if a signal ended the command.
     """
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)
@@ -152,7 +152,10 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
 
 
 def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark: Bookmark | None) -> None:
-    """Print pages. The iterator saves the position after a page when it is asked for the next one."""
+    """Print pages. Print the pages.
+
+    The iterator saves the position after a page when the next page is requested.
+    """
     left = None if wish.max_events is None else wish.max_events - printer.printed
     asked_at = datetime.now(UTC)
     for page in changes.pages():
@@ -173,10 +176,10 @@ def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark
 
 
 class _Printer:
-    """Prints pages; the output has left this process when a method returns.
+    """Prints pages; when a method returns, the output has left this process.
 
     Attributes:
-        printed: How many events were printed.
+        printed: The number of events that were printed.
     """
 
     def __init__(self, wish: Wish, status: StatusLine) -> None:

@@ -67,7 +67,7 @@ class Meter(Observer):
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """Record the headroom of a partition.
 
-        Called for every partition, because the limit is infinite here.
+        Record the headroom of a partition; called for every partition, because the limit is infinite here.
         """
         with self._lock:
             self.headroom[partition_id] = seconds
@@ -199,15 +199,15 @@ def top(
     """Show the feed until it is over or the user stops it.
 
     Args:
-        config: How to reach the database.
-        request: The feed and the start position.
-        interval: Seconds between two tables.
+        config: The configuration for reaching the database.
+        request: The feed to show and the start position.
+        interval: The number of seconds between two tables.
         once: One table only.
         wait: Keep trying while the feed cannot be read.
 
     Raises:
         MulticloudDbError: An error that a retry does not fix.
-        BrokenPipeError: If the output has no reader.
+        BrokenPipeError: Raised if the output has no reader.
     """
     meter = Meter()
     told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))

@@ -1,4 +1,4 @@
-"""The options of `tail`: times, templates, selection, completion, and what a wrong value says."""
+"""Tests the options of `tail`: times, templates, selection, completion, and the errors for wrong values."""
 
 import json
 import subprocess
