@@ -27,7 +27,6 @@ The waits between them total about 3 s, unless the service asks for more.
 """
 
 
-
 class Call(Protocol):
     """Makes a call to a provider or its feed: `Tries.call`, `Fetcher.call`, or `directly`."""
 

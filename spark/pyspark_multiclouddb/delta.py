@@ -274,9 +274,8 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
     path = local_path("table_path", table_path)
-    if columns is not None and not (
-        isinstance(columns, list) and all(isinstance(name, str) for name in columns)
-    ):
+    given: object = columns
+    if given is not None and not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
         raise invalid_request(
             "columns", f"must be a list of names, not {columns!r}", 'pass ["key", "order_key"]'
         )
