@@ -87,7 +87,8 @@ class ChangeFeedIterator:
     client: ReadsChanges = attrs.field(
         repr=False, validator=has_methods("read_changes", advice="pass a client")
     )
-    """Reads the pages. The client stays open when the iterator is closed."""
+    """Reads the pages. The client stays open when the iterator is closed. If it has an `observer`, as a
+    client does, outages are reported to the observer."""
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
     """The request. A stored checkpoint takes precedence over the request's `start_position`."""
     timeout_seconds: float = attrs.field(

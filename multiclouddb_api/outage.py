@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Outage", "answered", "still_waiting"]
 
 _FAILING_SECONDS: Final = 0.5
-_SILENT_SECONDS: Final = 1.0
+_SILENT_SECONDS: Final = 1.6
 _AGAIN_SECONDS: Final = 30.0
 _SILENCE: Final = "the service has not answered yet"
 
@@ -64,9 +64,11 @@ class Outage:
         `reason` is the failure of its last attempt, or None.
         """
         now = self._now()
-        if now - self._asked_at < _FAILING_SECONDS or not self._is_due(now):
+        if now - self._asked_at < _FAILING_SECONDS:
             return
         failure = reason()
+        if not self._is_due(now, failure):
+            return
         is_silent = now - self._silent_from >= _SILENT_SECONDS
         # A service that is only slow must not fill the log.
         if failure is None and self._began is None and not (is_silent and self._is_long_ago(now)):
@@ -76,7 +78,7 @@ class Outage:
     def failed(self, reason: str) -> None:
         """Record that a read has failed and will be repeated."""
         now = self._now()
-        if self._is_due(now):
+        if self._is_due(now, reason):
             self._report(now, reason)
 
     def ended(self) -> None:
@@ -95,8 +97,9 @@ class Outage:
             return float("inf")
         return max(0.0, self._reported + _AGAIN_SECONDS - self._now())
 
-    def _is_due(self, now: float) -> bool:
-        return self._began is None or self._is_long_ago(now)
+    def _is_due(self, now: float, failure: str | None) -> bool:
+        is_news = failure is not None and self._reason == _SILENCE
+        return self._began is None or is_news or self._is_long_ago(now)
 
     def _is_long_ago(self, now: float) -> bool:
         return self._reported is None or now - self._reported >= _AGAIN_SECONDS

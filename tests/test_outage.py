@@ -146,6 +146,10 @@ class TestARunningRead:
         assert seconds < 2
         assert "not answered" in reason
 
+    def test_a_reason_that_comes_later_is_told_too(self):
+        told = run(waits(3, then=failure("no host")))
+        assert [reason for _, reason in told.outages][1:] == ["no host"]
+
     def test_that_fails_for_a_moment_is_not(self):
         told = run(waits(0.3, "busy"))
         assert (told.outages, told.ends) == ([], [])

@@ -22,7 +22,7 @@ from multiclouddb_api import ChangeEvent, event_from_json
 from multiclouddb_conformance.loss.life import plain_key
 from multiclouddb_conformance.waiting import SOON, wait_until
 
-__all__ = ["Tail", "Writer", "assert_refused", "facts", "follow", "run", "said"]
+__all__ = ["Tail", "Writer", "apart_from_silence", "assert_refused", "facts", "follow", "run", "said"]
 
 _PROGRAM: Final = (sys.executable, "-m", "multiclouddb_cli")
 
@@ -74,6 +74,18 @@ def assert_refused(
     assert line.startswith(f"error: [{category}] ")
     assert [word for word in words if word not in line] == []
     assert [secret for secret in hidden if secret in ran.stderr] == []
+
+
+def apart_from_silence(stderr: str) -> str:
+    """What a command printed on stderr, without the reports that a service did not answer for a moment.
+
+    A busy machine is enough for such a report.
+
+    Args:
+        stderr: The output.
+    """
+    silence = ("warning: the service has not answered yet;", "notice: reads work again after ")
+    return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith(silence))
 
 
 class Tail:
