@@ -61,6 +61,7 @@ class Scanning:
 
     Attributes:
         active: The partitions and segments to ask, in this order.
+        runs: False without a plan; then the methods need not be called for each partition.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Scanning:
         self._stream_first = False
         self.active = lineage.active()
         plan = lineage.plan
+        self.runs = plan is not None
         if plan is not None:
             self._begin(plan, now)
 
@@ -198,8 +200,8 @@ class Scanning:
         self._context.rates.spend(plan.partition_id, most / plan.rate)
         return most
 
-    def landed(self, turn: Turn, batch: Batch) -> Batch:
-        """A partition or segment has answered; returns its batch, whose cost counts for the rate of a scan.
+    def landed(self, turn: Turn, batch: Batch) -> None:
+        """Count the cost of an answer of a partition or segment for the rate of the scan.
 
         Args:
             turn: The partition or segment.
@@ -207,14 +209,13 @@ class Scanning:
         """
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
-            return batch
+            return
         cost = len(batch) if batch.charge is None else batch.charge
         self._context.rates.spend(plan.partition_id, (cost - self._reserved(plan.rate)) / plan.rate)
         soonest = self._context.rates.not_before(plan.partition_id)
         for other in self._result.turns.paced.values():  # the read has cost less than was reserved
             if self._lineage.is_segment(other.partition_id):
                 other.not_before = min(other.not_before, soonest)
-        return batch
 
     def _reserved(self, rate: float) -> int:
         """About the rows of one second, but never more than one fetch asks for."""

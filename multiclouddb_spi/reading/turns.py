@@ -43,6 +43,8 @@ class Stage(Enum):
     ANSWERED = auto()
     """It has answered, and there is no reason to ask it again."""
 
+    __hash__ = object.__hash__  # equality is identity, and the hash of `Enum` is a Python function
+
 
 @attrs.define(eq=False)
 class Turn:
