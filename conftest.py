@@ -2,7 +2,11 @@
 
 import gc
 import os
+import subprocess
+import sys
+import tomllib
 from collections import deque
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,7 +36,7 @@ os.environ.setdefault("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
 JVM_TESTS = (
     "demo/",
     "spark/",
-    "benchmarks/tests/test_rows.py::TestRows::test_the_row_of_spark_runs",
+    "benchmarks/tests/test_rows.py::TestRows::test_the_rows_of_spark_run",
     "providers/cosmos/tests/test_spark.py",
     "providers/mongo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_dropped.py",
@@ -45,16 +49,19 @@ JVM_PAGE = "-jvm]"
 JVM = "jvm"
 # Those that start Spark in processes of their own, one after the other: they go to another worker.
 JVM_TESTS_APART = (
-    "providers/cosmos/tests/test_spark_life.py",
-    "providers/dynamo/tests/test_spark.py",
-    "providers/mongo/tests/test_spark_secrets.py",
+    "docs/tests/test_printed_blocks.py",
+    "providers/dynamo/tests/test_spark_delta.py",
+    "providers/mongo/tests/test_spark_delta.py",
     "spark/tests/test_cluster.py",
     "spark/tests/test_connect.py",
+    "spark/tests/test_databases.py",
     "spark/tests/test_versions.py",
+    # It starts none: it goes where the other one is that needs all wheels.
+    "tests/test_wheels.py",
 )
 JVM_APART = "jvm apart"
 JVMS = (JVM, JVM_APART)
-# Files whose tests share what takes long to make: the site, the wheels, a server or three.
+# Files whose tests share what takes long to make: the site, a server or three.
 TOGETHER = frozenset(
     {
         "docs/tests/test_mongodb.py",
@@ -63,7 +70,6 @@ TOGETHER = frozenset(
         "providers/mongo/tests/test_failover.py",
         "providers/mongo/tests/test_rollover.py",
         "providers/mongo/tests/test_us8_three.py",
-        "tests/test_wheels.py",
     }
 )
 
@@ -73,6 +79,7 @@ WAITING = (
     "docs/tests/test_dynamodb.py",
     "docs/tests/test_mongodb.py",
     "docs/tests/test_mongodb_rows.py",
+    "docs/tests/test_moving.py",
     "providers/dynamo/tests/test_command_line.py",
     "providers/cosmos/tests/test_command_line.py",
     "providers/dynamo/tests/test_local.py",
@@ -124,7 +131,6 @@ LONG = (
     "tests/engine/test_snapshot_lives.py",
     "tests/engine/test_stateful.py",
     "tests/engine/test_token_bounds.py",
-    "tests/test_wheels.py",
 )
 # Workers that wait: each starts servers of its own, which take about a gigabyte.
 MOST_WAITING = 3
@@ -132,14 +138,16 @@ MOST_COMPUTING = 6
 
 
 class TwoKindsScheduling(LoadScopeScheduling):
-    """Tests that wait run beside tests that compute, and tests that share something go to one worker.
+    """Runs tests that wait at the same time as tests that compute.
 
-    Half of the workers, three at most, begin with what waits, the others with what computes, so that no core
-    is idle while there is something to compute. Who has nothing left of its own kind helps with the other.
+    Tests that share something run in one worker. Half of the workers, at most three, begin with tests that
+    wait, and the others with tests that compute. So no core is idle while there is something to compute. A
+    worker that has no tests of its own kind left runs tests of the other kind.
 
-    All that need a JVM go to two workers, for more JVMs at a time do not fit on a small machine. So do the
-    tests of a file that is in `TOGETHER`, which then makes what they share once. (The mark `xdist_group` says
-    the same, but pytest 9.2 makes it do nothing: https://github.com/pytest-dev/pytest-xdist/issues/1386.)
+    All tests that need a JVM run in two workers, because more JVMs at a time do not fit on a small machine.
+    The tests of a file in `TOGETHER` also run in one worker, which then makes their shared objects only once.
+    (The mark `xdist_group` says the same, but pytest 9.2 makes it do nothing:
+    https://github.com/pytest-dev/pytest-xdist/issues/1386.)
     """
 
     def __init__(self, config, log=None):
@@ -155,7 +163,7 @@ class TwoKindsScheduling(LoadScopeScheduling):
         return file if file in TOGETHER else nodeid
 
     def _assign_work_unit(self, node):
-        """Put a unit of the kind that the worker wants in front, where xdist takes it."""
+        """Put a unit of the kind that the worker wants first in the queue, from which xdist takes it."""
         if self._queues is None:
             self._queues = by_kind(self.workqueue)
         waits = int(node.gateway.id.removeprefix("gw")) < waiting_workers(self.numnodes)
@@ -186,13 +194,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-    """Thousands of tests and their modules stay to the end: the garbage collector looks at them no more."""
+    """Exclude thousands of tests and their modules, which stay until the end, from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 def is_quick(nodeid):
-    """Whether `make check` runs a test of its folders."""
+    """Return whether `make check` runs a test of its folders."""
     return not (
         is_waiting(nodeid)
         or nodeid.startswith((*LONG, *JVM_TESTS, *JVM_TESTS_APART, *TOGETHER))
@@ -201,10 +209,10 @@ def is_quick(nodeid):
 
 
 def by_kind(units):
-    """Two queues, of what waits and of what computes, each with the longest first.
+    """Return two queues, one of tests that wait and one of tests that compute, each with the longest first.
 
     Args:
-        units: What goes to one worker together, each with its tests, in the order of their number.
+        units: The groups of tests that run in one worker, each with its tests, in the order of their number.
     """
     ordered = sorted(
         units, key=lambda unit: (unit not in JVMS, len(units[unit]) == 1 and not unit.startswith(LONG))
@@ -213,14 +221,14 @@ def by_kind(units):
 
 
 def is_waiting(unit):
-    """Of one test, or of several that go together."""
+    """Return whether a test, or a group of tests, waits rather than computes."""
     if unit in JVMS or any(name in unit for name in WAITING_CLASSES):
         return True
     return unit.startswith(WAITING) and not unit.startswith(COMPUTING)
 
 
 def waiting_workers(count):
-    """How many of so many workers begin with what waits."""
+    """Return how many of the given number of workers begin with tests that wait."""
     return min(count // 2, MOST_WAITING)
 
 
@@ -231,7 +239,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """One that computes for each core, and as many that wait, up to a bound."""
+    """Return the number of workers: one that computes for each core, and as many that wait, up to a limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     computing = min(cores or 1, MOST_COMPUTING)
     return computing + min(computing, MOST_WAITING)
@@ -239,7 +247,10 @@ def pytest_xdist_auto_num_workers(config):
 
 @pytest.fixture(scope="session")
 def spark():
-    """The one Spark session of a process. Compiled once at most: what a test runs takes seconds."""
+    """Provide the one Spark session of a process.
+
+    Code is compiled by the first compiler stage only, because each test runs for only seconds.
+    """
     from pyspark_multiclouddb import local_session
 
     session = local_session("tests", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
@@ -247,3 +258,16 @@ def spark():
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory):
+    """Provide a folder with the wheel of every distribution, built from the working tree."""
+    root = Path(__file__).parent
+    members = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
+    projects = [root, *(folder for member in members for folder in root.glob(member))]
+    folder = tmp_path_factory.mktemp("wheels")
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    ran = subprocess.run([*pip, *map(str, projects)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder

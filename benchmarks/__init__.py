@@ -1,1 +1,1 @@
-"""`make bench`: the cost of reading through multiclouddb compared with hand-written code."""
+"""`make bench` measures the cost of reading through multiclouddb, compared with hand-written code."""

@@ -1,4 +1,4 @@
-"""Reads pages as the Spark source does: events are Arrow batches, with documents as JSON text."""
+"""Reads pages as the Spark source does: events are in Arrow batches, with documents as JSON text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ArrowReader:
         self._ids: list[Any] = []
 
     def read(self, request: ChangeFeedRequest) -> ChangeFeedPage:
-        """The next page, without its events: they are only counted."""
+        """Read the next page, whose events are only counted."""
         reading = self._engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
         for arrow in reading.values:
             if arrow is not None:
@@ -37,13 +37,13 @@ class ArrowReader:
         return reading.page
 
     def done(self) -> Done:
-        """The result of all reads."""
+        """Return the result of all reads."""
         return Done(self.count, ids=(text for column in self._ids for text in column.to_pylist()))
 
 
 @contextmanager
 def arrow_reader(config: ClientConfig) -> Iterator[ArrowReader]:
-    """An engine that is open while it is read."""
+    """Provide an engine that is open while pages are read."""
     from multiclouddb_spi import open_provider
     from multiclouddb_spi.engine import Engine
 

@@ -39,24 +39,30 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
-        bool, typer.Option("--record", help="Write the page, the charts and the JSON of the documentation.")
+        bool,
+        typer.Option(
+            "--record", help="Write the figures into the documentation: its page, charts and JSON file."
+        ),
     ] = False,
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Write page and charts again from the JSON; measures nothing.")
+        bool,
+        typer.Option(
+            "--redraw", help="Write the page and the charts again from the JSON file, without measuring."
+        ),
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A hundredth of the work, to see that the rows run.")
+        bool, typer.Option("--quick", help="Do only a hundredth of the work, to check that the rows run.")
     ] = False,
 ) -> None:
     """Measure multiclouddb and compare it with hand-written code; takes some minutes.
 
-    The exit code is 0 when all rows ran, whether they met their goals or not, and 1 when one broke.
+    The exit code is 0 if all rows ran, whether they met their goals or not, and 1 if a row failed.
     """
     if redraw:
         _redraw()
         return
     if quick and record:
-        raise _refused("--quick measures too little to be recorded; leave one of them out")
+        raise _refused("--quick measures too little for a record; use either --quick or --record")
     rows = choose(only)
     kept = Record.read() if record else None
     if kept is not None and len(rows) < len(load_rows()):
@@ -74,7 +80,7 @@ def bench(
 
 
 def choose(only: Sequence[str] | None) -> list[Row]:
-    """The selected rows, in the order of the table; all by default."""
+    """Return the selected rows, in the order of the table; all rows by default."""
     known = load_rows()
     wanted = [name for names in only or [] for name in names.replace(",", " ").split()]
     for name in wanted:
@@ -84,7 +90,7 @@ def choose(only: Sequence[str] | None) -> list[Row]:
 
 
 def run_all(rows: Sequence[Row], scale: float = 1.0) -> list[Result]:
-    """Run rows one after the other; when one fails, the others still run."""
+    """Run rows one after another; if one fails, the others still run."""
     results = []
     with progress(rows) as begin:
         for row in rows:
@@ -128,6 +134,6 @@ def _keep(kept: Record | None, results: Sequence[Result]) -> None:
 
 
 def _refused(message: str) -> typer.Exit:
-    """An error in one line."""
+    """Format an error as one line."""
     typer.echo(f"error: {message}", err=True)
     return typer.Exit(2)

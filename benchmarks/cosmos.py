@@ -1,4 +1,4 @@
-"""The Cosmos emulator and a fixed answer of its HTTP framework, in processes, and a client for both."""
+"""Starts the Cosmos emulator and a server with a fixed answer, and provides a client for both."""
 
 from __future__ import annotations
 
@@ -83,14 +83,17 @@ def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str,
 
 @contextmanager
 def emulator(items: int) -> Iterator[tuple[str, str]]:
-    """An emulator whose container `CONTAINER` has this many items of 400 bytes; its endpoint and key."""
+    """Start an emulator whose container `CONTAINER` has this many items of 400 bytes.
+
+    The server's endpoint and key are provided.
+    """
     with _started(_serve_emulator, items) as found:
         yield found
 
 
 @contextmanager
 def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
-    """A server that gives one recorded answer of the emulator to every request."""
+    """Start a server that answers every request with the same recorded answer of the emulator."""
     status, headers, body = wire.answer(request)
     for name in ("date", "server", "content-length"):
         headers.pop(name, None)
@@ -102,11 +105,11 @@ def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
 
 
 class Wire:
-    """One connection, and requests that are signed once.
+    """One connection for requests that are signed once.
 
     Args:
         endpoint: The server.
-        key: The account's key; empty for a server that does not check it.
+        key: The key of the account; empty for a server that does not check it.
     """
 
     def __init__(self, endpoint: str, key: str) -> None:
@@ -122,7 +125,7 @@ class Wire:
         self._socket.close()
 
     def request(self, path: str, kind: str, link: str, **headers: str) -> bytes:
-        """A GET as the SDK sends it."""
+        """Return a GET request in the form that the SDK sends."""
         text = f"get\n{kind}\n{link}\n{_DATE}\n\n"
         digest = base64.b64encode(hmac.new(self._key, text.encode(), hashlib.sha256).digest()).decode()
         given = {
@@ -139,7 +142,7 @@ class Wire:
         return f"GET /{path} HTTP/1.1\r\n{lines}\r\n".encode()
 
     def answer(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of the answer."""
+        """Return status, headers and body of the answer."""
         self._socket.sendall(request)
         head, body = self._read()
         first, *lines = head.decode().split("\r\n")
@@ -147,7 +150,7 @@ class Wire:
         return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}, body
 
     def repeat(self, request: bytes, times: int) -> int:
-        """Send a request this often, some of them at once; returns how many were answered with 200."""
+        """Send one request many times, some at the same time; return the number of answers with 200."""
         good = 0
         for first in range(0, times, PIPELINED):
             count = min(PIPELINED, times - first)
@@ -156,7 +159,7 @@ class Wire:
         return good
 
     def _read(self) -> tuple[bytes, bytes]:
-        """The head and the body of one answer."""
+        """Read the head and the body of one answer."""
         while (end := self._unread.find(b"\r\n\r\n")) < 0:
             self._unread += self._received()
         head, rest = self._unread[:end], self._unread[end + 4 :]

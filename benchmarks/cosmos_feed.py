@@ -1,4 +1,4 @@
-"""A container of the Cosmos emulator in a process of its own, and reads of its change feed by hand."""
+"""Runs a container of the Cosmos emulator in a separate process, and reads its change feed by hand."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class Account:
     pipe: Any
 
     def ask(self, name: str, argument: float = 0) -> int:
-        """Run a command in the process.
+        """Run a command in the emulator's process.
 
         Args:
-            name: `fill`, `delay` or `count`.
+            name: The name of the command: The name of the command: `fill`, `delay` or `count`.
             argument: The number of items, or of seconds.
 
         Returns:
@@ -90,7 +90,7 @@ class Account:
         return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls=false"}, max_concurrency=concurrency)
 
     def container(self) -> Any:
-        """The container of an azure-cosmos client made as in the provider, except for its transport."""
+        """Return the container of an azure-cosmos client made as in the provider, except its transport."""
         from azure.cosmos import CosmosClient
 
         client = CosmosClient(
@@ -100,7 +100,7 @@ class Account:
 
 
 def start_by_hand(container: Any) -> str:
-    """A continuation at the present time, over all ranges."""
+    """Return a continuation at the present time, over all ranges."""
     seen: list[Any] = []
     pages = container.query_items_change_feed(
         mode="AllVersionsAndDeletes", start_time="Now", response_hook=lambda headers, _: seen.append(headers)
@@ -110,7 +110,7 @@ def start_by_hand(container: Any) -> str:
 
 
 def bare_loop(container: Any, continuation: str) -> int:
-    """Read everything with azure-cosmos, without building events; returns the number of items."""
+    """Read everything with azure-cosmos, without building events; return the number of items."""
     pages = container.query_items_change_feed(continuation=continuation, max_item_count=1000).by_page()
     count = 0
     for page in pages:
@@ -120,7 +120,7 @@ def bare_loop(container: Any, continuation: str) -> int:
 
 @contextmanager
 def account(ranges: int) -> Iterator[Account]:
-    """An emulator with one empty container of the given number of ranges.
+    """Start an emulator with one empty container of the given number of ranges.
 
     Args:
         ranges: How many.

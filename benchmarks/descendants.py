@@ -1,4 +1,4 @@
-"""CPU time of the child processes of this process, and of their children."""
+"""Measures the CPU time of the child processes of this process, and of their children."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["cpu_of_descendants"]
 
 
 def cpu_of_descendants() -> float:
-    """Seconds of every living descendant and of the children that it has waited for; 0 without `/proc`.
+    """Return the CPU seconds of all living descendants and of the children they have waited for.
 
-    The JVM of a local Spark session is one, with Python workers as its children. They stay alive between
-    jobs.
+    0 without `/proc`. One such descendant is the JVM of a local Spark session, whose children are Python
+    workers. These processes stay alive between jobs.
     """
     mine, total, parents = {os.getpid()}, 0, {}
     ticks: dict[int, int] = {}
@@ -29,7 +29,7 @@ def cpu_of_descendants() -> float:
 
 
 def _processes() -> Iterator[tuple[int, int, int]]:
-    """Id, parent and ticks of every process."""
+    """Return the id, the parent and the CPU ticks of every process."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             # The name, in parentheses, may contain any character.

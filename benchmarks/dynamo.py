@@ -1,4 +1,4 @@
-"""DynamoDB servers that rows read from, and the cores that they and the client run on."""
+"""Starts DynamoDB servers for the rows, and assigns cores to the servers and the client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC")
 
 
 def item(number: int) -> dict[str, dict[str, str]]:
-    """300 bytes as DynamoDB counts them, in nine attributes."""
+    """Make an item of 300 bytes, as DynamoDB counts them, in nine attributes."""
     fields = {f"field{index}": {"S": "x" * 33} for index in range(7)}
     return {"pk": {"S": f"key-{number:07}"}, "number": {"N": str(number)}, **fields}
 
@@ -39,7 +39,7 @@ def item(number: int) -> dict[str, dict[str, str]]:
 def on_core(place: int) -> Iterator[None]:
     """Make this thread, and the threads and processes that it starts inside, run on one core.
 
-    Does nothing if a process cannot choose its core, or if there is only one core.
+    It does nothing if a process cannot choose its core, or if the machine has only one core.
     """
     if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield
@@ -52,12 +52,12 @@ def on_core(place: int) -> Iterator[None]:
 
 
 def on_client_core() -> Any:
-    """The core for the readers."""
+    """Use the core on which the readers run."""
     return on_core(0)
 
 
 def on_server_core() -> Any:
-    """The core for a server and what starts it."""
+    """Use the core on which a server and its starting process run."""
     return on_core(-1)
 
 
@@ -69,7 +69,7 @@ class Local:
     """A table in DynamoDB Local whose stream has one shard.
 
     Attributes:
-        server: The server from the provider's tests.
+        server: The server that the provider's tests use.
         arn: The stream.
     """
 
@@ -83,11 +83,11 @@ class Local:
         return ClientConfig("dynamo", {"endpoint_url": endpoint, "session": session})
 
     def streams(self) -> Any:
-        """A new boto3 client that, like ours, does not retry."""
+        """Make a new boto3 client that, like the library's, does not retry."""
         return self._client("dynamodbstreams")
 
     def tables(self) -> Any:
-        """A client for tables and items, with connections for ten threads, which is boto3's default."""
+        """Make a boto3 client for tables and items, with boto3's default of ten connections."""
         return self._client("dynamodb")
 
     def _client(self, service: str) -> Any:
@@ -100,10 +100,11 @@ class Local:
 
 @contextmanager
 def local(items: int) -> Iterator[Local]:
-    """A server with this many items in `ADDRESS`, each written once.
+    """Start a server whose table `ADDRESS` contains the given number of items, each written once.
 
     Raises:
-        ServerUnavailableError: There is no npm to download it, or it did not start.
+        ServerUnavailableError: npm is not installed, so the server cannot be downloaded; or the server did
+        not start.
     """
     with on_server_core():
         server = server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS)
@@ -132,7 +133,7 @@ class Scripted:
     _pipe: Connection
 
     def create(self, table: str) -> ResourceAddress:
-        """A table with a stream; it has as many open shards as the server's habits say."""
+        """Create a table with a stream; it has as many open shards as the server's settings say."""
         with closing(
             _session().client("dynamodb", endpoint_url=self.config.connection["endpoint_url"])
         ) as client:
@@ -151,15 +152,15 @@ class Scripted:
             self.ask("fill", shard, records)
 
     def calls(self, *operations: str) -> int:
-        """The number of calls of these operations."""
+        """Return the number of calls of these operations."""
         return sum(self.ask("journal.count", operation) for operation in operations)
 
     def records_sent(self) -> int:
-        """The number of records in its answers."""
+        """Return the number of records in the server's answers."""
         return sum(call.records for call in self.ask("journal.calls", "GetRecords"))
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ScriptedStreams`, or of its attributes: `troubles.end`."""
+        """Call a method of `ScriptedStreams`, or of one of its attributes: `troubles.end`."""
         self._pipe.send((method, arguments))
         return self._pipe.recv()
 
@@ -183,7 +184,7 @@ def _session() -> Any:
 
 @contextmanager
 def scripted(width: int, **habits: Any) -> Iterator[Scripted]:
-    """A scripted server with these habits, for clients that read this many shards at the same time."""
+    """Start a scripted server with these settings, for clients that read this many shards at once."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, habits))
     with on_server_core():

@@ -1,9 +1,10 @@
-"""Counts what one page call goes through in the calling thread: functions, module changes, SPI frames.
+"""Counts the steps of one page call in the calling thread: functions, module changes, and SPI frames.
 
     python -m benchmarks.hops
 
-It reads the third page of 20 events of an embedded store with two partitions. A reader of the code has to
-follow each of these steps. A comprehension counts as a function: Python 3.11 calls it as one.
+The measured call reads the third page of 20 events from an embedded store with two partitions. A person who
+reads the code must follow each of these steps. A comprehension counts as a function: Python 3.11 executes it
+as a function.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Hops:
 
     Attributes:
         functions: Different functions.
-        modules: Changes from one module to another.
-        frames: The deepest stack, in frames of the SPI.
+        modules: The number of changes from one module to another.
+        frames: The depth of the deepest stack, in frames of the SPI.
     """
 
     functions: int
@@ -68,7 +69,7 @@ def measure(folder: Path) -> Hops:
     """Read three pages and measure the third.
 
     Args:
-        folder: The folder for the store.
+        folder: The folder in which the store is created.
     """
     with EmbeddedStore(folder / "hops.db") as store:
         address = store.create_collection("orders", partitions=2)

@@ -25,14 +25,14 @@ class UnequalError(Exception):
 
 @attrs.frozen
 class Sample:
-    """One run of one side.
+    """The figures of one run of one side.
 
     Attributes:
         value: Its figure.
         seconds: Wall time.
-        cpu: CPU time of this process, or the value that the side reports.
+        cpu: The CPU time of this process, or the time that the side reports.
         done: The side's report.
-        checksum: The checksum of the ids that it read.
+        checksum: The checksum of the event ids that the side read.
     """
 
     value: float
@@ -43,12 +43,18 @@ class Sample:
 
 
 def checksum(ids: Iterable[str] | int) -> int:
-    """A checksum that is the same for the same ids in any order; a repeated or missing id changes it."""
+    """Return a checksum that is the same for the same ids in any order.
+
+    A repeated or missing id changes it.
+    """
     return ids if isinstance(ids, int) else sum(zlib.crc32(text.encode()) for text in ids)
 
 
 def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
-    """For each pair, True if our side runs first. The order alternates, and includes the warm-up pair."""
+    """Return, for each pair, True if the library's side runs first.
+
+    The order alternates, and includes the warm-up pair.
+    """
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 
 
@@ -57,12 +63,12 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
 
     Args:
         row: The row.
-        scale: 1 for a real run, less to see that the row works.
+        scale: The share of the work: 1 for a real run, less to check that the row works.
         on_pair: Called after each pair with the number of finished pairs and the number of all pairs.
 
     Raises:
-        UnequalError: The sides have read different events.
-        Exception: The error of a side.
+        UnequalError: Raised if the sides have read different events.
+        Exception: The error that a side raised.
     """
     with (
         tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,
@@ -76,7 +82,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
 
 
 def failure(row: Row, error: BaseException) -> Result:
-    """The line of a row that failed."""
+    """The table's line for a row that failed."""
     lines = str(error).strip().splitlines() or ["no message"]
     reason = f"{type(error).__name__}: {lines[0]}"
     return Result(row.name, row.unit, None, None, None, row.goal, row.at_most, False, reason, failed=True)

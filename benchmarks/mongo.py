@@ -1,4 +1,4 @@
-"""A MongoDB replica set that rows read from, and the facts about its changes."""
+"""Starts a MongoDB replica set for the rows, and describes its changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH: Final = 1000
 
 
 def document(number: int) -> dict[str, Any]:
-    """300 bytes of BSON in nine fields."""
+    """Make a document of 300 bytes of BSON in nine fields."""
     return {"_id": f"key-{number:07}", "number": number, **{f"field{index}": "x" * 24 for index in range(7)}}
 
 
@@ -30,10 +30,10 @@ class Backlog:
 
     Attributes:
         url: The connection string.
-        size: How many changes there are.
-        token: Our position before the first change.
-        resume_token: The server's position before the first change.
-        start_aggregates: How many aggregate commands it took to get `token`.
+        size: The number of changes.
+        token: The position before the first change, as this project's token.
+        resume_token: The position before the first change, as the server's resume token.
+        start_aggregates: The number of aggregate commands that were needed to get `token`.
     """
 
     url: str
@@ -49,13 +49,13 @@ class Backlog:
         return ClientConfig("mongo", {"url": self.url})
 
     def client(self) -> Any:
-        """A new PyMongo client that decodes times as aware datetimes, as ours does."""
+        """Make a new PyMongo client that decodes times as aware datetimes, as the library's client does."""
         from pymongo import MongoClient
 
         return MongoClient(self.url, tz_aware=True)
 
     def aggregates(self) -> int:
-        """How many aggregate commands the server has received from clients."""
+        """Return how many aggregate commands the server has received from clients."""
         return _aggregates(self._server)
 
 
@@ -67,10 +67,10 @@ def _aggregates(server: Any) -> int:
 
 @contextmanager
 def backlog(folder: Path, size: int) -> Iterator[Backlog]:
-    """A replica set of one node, on its own core, with this many inserts in `ADDRESS`.
+    """Start a replica set of one node, on its own core, with this many inserts in `ADDRESS`.
 
     Raises:
-        ServerUnavailableError: The server could not be downloaded, or did not start.
+        ServerUnavailableError: Raised if the server could not be downloaded, or did not start.
     """
     with on_server_core():
         server = server_module("mongo", "mongod").ReplicaSet(folder)

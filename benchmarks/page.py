@@ -1,4 +1,4 @@
-"""The page of the documentation: made from the recorded run and the rows' own descriptions."""
+"""Makes the page of the documentation from the recorded run and the rows' own descriptions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from benchmarks.row import Row, load_rows
 
 __all__ = ["page_text"]
 
-_HEAD: Final = """# Benchmarks
+_HEAD: Final = """---
+hide: [toc]
+---
 
-Made by `python -m benchmarks --record`, table and chart of the same run.
+# Benchmarks
 
 What does reading through multiclouddb cost, compared with hand-written code? Each row runs our side and a
 baseline alternately on the same machine and compares them. A missed goal is shown as missed in the table, and
 a profile shows where the time goes; a missed goal does not block a release.
 
+<div class="picture chart" markdown>
 ![Each row's figure beside its goal](../assets/benchmarks-light.png#only-light)
 ![Each row's figure beside its goal](../assets/benchmarks-dark.png#only-dark)
+</div>
 """
 _HOW: Final = """## How it is measured
 
@@ -53,6 +57,10 @@ replaces those rows and keeps the others. On another machine, or with other vers
 together.
 
 To add a row, write one decorated function in a module of `benchmarks/rows`; `benchmarks/row.py` shows one.
+
+---
+
+*Made by `python -m benchmarks --record`; table and chart are of the same run.*
 """
 
 

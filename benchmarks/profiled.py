@@ -1,4 +1,4 @@
-"""Shows where a side spends its time, as the reason for a missed goal."""
+"""Profiles a side that missed its goal, and says where its time goes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SHOWN: Final = 5
 
 
 def where_time_goes(side: Callable[[], Any]) -> str:
-    """Run a side once more under the profiler; returns a sentence about its CPU time, without waits.
+    """Run a side once more under the profiler; return a sentence about its CPU time, without waits.
 
-    It measures the calling thread and the threads that start meanwhile.
+    The profiler measures the calling thread and the threads that start in the meantime.
     """
     profiles = [cProfile.Profile(time.thread_time)]
 
@@ -41,10 +41,10 @@ def where_time_goes(side: Callable[[], Any]) -> str:
 
 
 def _own_times(profile: cProfile.Profile) -> dict[str, float]:
-    """Function → CPU seconds in itself.
+    """Map each function to the CPU seconds spent in the function itself.
 
-    Calls that have not returned are left out: their threads still run, and this thread cannot read their
-    clock.
+    Calls that have not returned are ignored, because their threads still run and this thread cannot read
+    their clocks.
     """
     own: dict[str, float] = {}
     for entry in profile.getstats():
@@ -54,7 +54,7 @@ def _own_times(profile: cProfile.Profile) -> dict[str, float]:
 
 
 def _name(code: CodeType | str) -> str:
-    """`reader.py:fetch`, or the name of a built-in."""
+    """Return `reader.py:fetch`, or the name of a built-in function."""
     if isinstance(code, str):
         return code.strip("<>").removeprefix("built-in method ").removeprefix("method ")
     if code.co_filename.startswith("<attrs"):

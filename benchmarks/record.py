@@ -23,16 +23,16 @@ _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
 
 
 class SettingError(Exception):
-    """The record is from another machine or other versions, so the figures must not be mixed."""
+    """The record was made on another machine or with other versions, so it must not be extended."""
 
 
 @attrs.frozen
 class Record:
-    """A run as it is stored.
+    """A stored run of the benchmarks.
 
     Attributes:
-        setting: The machine and the versions.
-        results: The results of its rows, by name.
+        setting: The machine, and the versions of the software.
+        results: The results of the rows, by name.
     """
 
     setting: str
@@ -40,7 +40,7 @@ class Record:
 
     @classmethod
     def read(cls, root: Path = ROOT) -> Record | None:
-        """The stored record, if there is one."""
+        """Return the stored record, if there is one."""
         file = _file(root)
         if not file.exists():
             return None
@@ -56,11 +56,13 @@ class Record:
         _file(root).write_text(text + "\n", encoding="utf-8")
 
     def merged(self, new: Record, known: Iterable[str]) -> Record:
-        """This record with the rows of a new run instead of the old ones; rows that failed change nothing.
+        """Return a copy of this record in which the rows of a new run replace the old ones.
+
+        A row that failed replaces nothing.
 
         Args:
             new: The new run.
-            known: Names of the existing rows, in their order; others are dropped.
+            known: The names of the existing rows, in order; other rows are dropped.
         """
         fresh = {name: result for name, result in new.results.items() if not result.failed}
         names = list(known)
@@ -71,20 +73,20 @@ class Record:
         return attrs.evolve(self, results={name: results[name] for name in names if name in results})
 
     def check(self, now: str) -> None:
-        """Check that rows of a run in this setting may be mixed with these.
+        """Check that the rows of a run in this setting may be combined with the recorded rows.
 
         Raises:
-            SettingError: These rows and the record must not be mixed.
+            SettingError: Raised if the rows and the record come from different settings.
         """
         if self.results and self.setting != now:
             raise SettingError(
-                f"the record is of another machine or other versions ({self.setting}), this is {now}; "
-                "record all rows together: python -m benchmarks --record"
+                f"the record was made on another machine or with other versions ({self.setting}), and this "
+                f"is {now}; record all rows together: python -m benchmarks --record"
             )
 
 
 def setting() -> str:
-    """This machine and the versions that matter."""
+    """Describe this machine and the versions that matter."""
     python = ".".join(map(str, sys.version_info[:2]))
     packages = ", ".join(f"{name} {'.'.join(version(name).split('.')[:2])}" for name in _PACKAGES)
     return (
@@ -94,7 +96,7 @@ def setting() -> str:
 
 
 def _cores() -> int | None:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

@@ -1,4 +1,4 @@
-"""The result of a row, and its form as JSON."""
+"""The result of a row, with its form as JSON."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class Result:
 
     Attributes:
         name: The name of the row.
-        unit: The unit of value and baseline.
-        value: Ours; None when the row failed.
-        baseline: The other side's value; None if there is no other side.
-        ratio: Ours divided by the baseline, or None.
+        unit: The unit of the value and the baseline.
+        value: Ours; None if the row failed.
+        baseline: The value of the other side; None if there is no other side.
+        ratio: The library's value divided by the baseline, or None.
         goal: The bound on the ratio, or on the value if there is no baseline.
-        at_most: True when the bound is an upper one.
-        ok: True when the goal is met.
-        reason: Why the goal is not met.
-        failed: True when the row failed, and `reason` is the error.
-        pairs: The number of pairs that were counted.
-        seconds: Wall time of one run of ours.
-        cpu: CPU time of one run of ours.
-        baseline_seconds: Wall time of one run of the baseline.
-        baseline_cpu: CPU time of one run of the baseline.
+        at_most: True if the bound is an upper one.
+        ok: True if the goal is met.
+        reason: The reason why the goal is not met.
+        failed: True if the row failed; then `reason` is the error.
+        pairs: The number of pairs of runs that were counted.
+        seconds: The wall time of one run of the library's side.
+        cpu: The CPU time of one run of the library's side.
+        baseline_seconds: The wall time of one run of the baseline.
+        baseline_cpu: The CPU time of one run of the baseline.
         notes: Further figures, in the same unit.
-        recorded: The day of the run, for a record.
+        recorded: The day of the run, in a record.
     """
 
     name: str
@@ -59,25 +59,25 @@ class Result:
 
     @property
     def achieved(self) -> float | None:
-        """The figure that the goal bounds."""
+        """Return the figure that is compared with the goal's bound."""
         return self.value if self.ratio is None else self.ratio
 
     @property
     def score(self) -> float | None:
-        """1 if the goal is just met, more if it is exceeded, for upper and lower bounds."""
+        """Return 1 if the goal is just met, and more if it is exceeded, for upper and lower bounds."""
         if not self.achieved:
             return None
         return self.goal / self.achieved if self.at_most else self.achieved / self.goal
 
     @property
     def goal_text(self) -> str:
-        """The goal as people read it."""
+        """Return the goal as text for people."""
         sign = "≤" if self.at_most else "≥"
         return f"{sign} {self.goal:g} {self._measure}"
 
     @property
     def achieved_text(self) -> str:
-        """The figure to compare with the goal."""
+        """Return the figure to compare with the goal, as text."""
         if self.achieved is None:
             return "-"
         digits = 2 if self.ratio is not None and self.achieved < 100 else 1
@@ -89,17 +89,17 @@ class Result:
         return "x" if self.ratio is not None or self.value is None else self.unit
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, figures to four digits."""
+        """Return plain values, with figures rounded to four digits."""
         return {name: _rounded(value) for name, value in attrs.asdict(self).items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Result:
-        """The inverse of `to_json`."""
+        """Return the result that was passed to `to_json`."""
         return cls(**value)
 
 
 def figure(number: float | None, unit: str = "") -> str:
-    """A number for people, with its unit if there is one."""
+    """Format a number for people, with its unit if there is one."""
     if number is None:
         return "-"
     text = f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,4 +1,4 @@
-"""A row: two sides that do the same work, and the goal for one compared with the other.
+"""Defines a row: two sides that do the same work, and a goal for the ratio between them.
 
 To add a row, write one decorated function in a module of `benchmarks/rows`:
 
@@ -36,13 +36,13 @@ class Done:
     """The report of one side.
 
     Attributes:
-        count: The number of units that it has done, such as events or calls.
-        ids: Ids of the events that it read, in any order, which are read when the clock has stopped; or their
-            checksum, where the side computed it.
-        value: The figure, if it is not `count` per second.
-        seconds: Wall time, if it is not the measured one (an ideal is computed).
-        cpu: CPU seconds, if another process did the work.
-        notes: Further figures, name → number in the row's unit.
+        count: The number of units that the side has processed, such as events or calls.
+        ids: Ids of the events that the side read, in any order, or the checksum of these ids. The ids are
+        consumed after the clock has stopped.
+        value: The figure of the side, if it is not `count` per second.
+        seconds: The wall time, if the measured time is not used because an ideal is computed.
+        cpu: The CPU seconds, if another process did the work.
+        notes: Further figures, as a mapping from name to number in the row's unit.
     """
 
     count: int
@@ -61,8 +61,8 @@ class Sides:
     """The two sides that run alternately.
 
     Attributes:
-        ours: The work through this project.
-        baseline: The same work without this project; None where the goal is a plain number.
+        ours: A function that does the work through this project.
+        baseline: A function that does the same work without this project; None if the goal is a plain number.
     """
 
     ours: Side
@@ -74,15 +74,15 @@ class Bench:
     """The working folder and the scale of a row.
 
     Attributes:
-        folder: Empty at the start, removed at the end.
-        scale: 1 for a real run; less to see that a row works.
+        folder: The folder is empty at the start and removed at the end.
+        scale: The share of the work: 1 for a real run, less to check that a row works.
     """
 
     folder: Path
     scale: float = 1.0
 
     def size(self, full: int, least: int = 1) -> int:
-        """This amount, scaled down from that of a real run."""
+        """Return this amount, scaled down from that of a real run."""
         return max(least, round(full * self.scale))
 
 
@@ -91,17 +91,19 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: The value for `--only`.
-        title: The title for people.
-        goal: Bound on ours divided by the baseline, or on ours where there is no baseline.
+        name: The name of the row for `--only`.
+        title: The title of the row, for people.
+        goal: The bound on the ratio of the library to the baseline, or on the library's figure if there is no
+            baseline.
         about: The description of the measurement, in sentences.
-        against: The description of the baseline, in sentences; empty when there is none.
-        setup: Prepares the sides, off the clock.
+        against: The description of the baseline, in sentences; empty if there is none.
+        setup: Prepares both sides. The preparation is not timed.
         unit: The unit of the figures.
-        at_most: True when less is better.
-        pairs: How many are counted.
-        warm_up: False where every run is a process of its own.
-        same_work: False when the two read different amounts on purpose; they check that themselves.
+        at_most: True if less is better.
+        pairs: The number of runs that are counted.
+        warm_up: False if every run is a separate process.
+        same_work: False if the two sides read different amounts on purpose. The sides then check their
+        amounts themselves.
         reason: The known cause of a missed goal, from a profile.
         shown: Functions whose code the documentation shows.
     """
@@ -127,7 +129,7 @@ _rows: dict[str, Row] = {}
 def row(
     name: str, **settings: Any
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
-    """Register a generator of one `Sides` as a row; the settings are the fields of `Row`."""
+    """Register a generator function as a row. It yields one `Sides`; the settings are the fields of `Row`."""
 
     def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
         if name in _rows:
@@ -139,7 +141,7 @@ def row(
 
 
 def load_rows() -> dict[str, Row]:
-    """Every row of every module in `benchmarks/rows`, by name; in the order of modules, and of lines."""
+    """Return every row of every module in `benchmarks/rows`, by name, in the order of modules and lines."""
     from benchmarks import rows
 
     for module in sorted(pkgutil.iter_modules(rows.__path__), key=lambda module: module.name):

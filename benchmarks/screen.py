@@ -1,4 +1,4 @@
-"""The output for a person: progress during the run, and the table at the end."""
+"""Prints the output for a person: progress during the run, and the table at the end."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Step = Callable[[int, int], None]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console as wide as the terminal; in a pipe it prints plain text in long lines."""
+    """Return a console as wide as the terminal; in a pipe it prints plain text in long lines."""
     found = Console(stderr=stderr, highlight=False)
     return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPED_WIDTH)
 
 
 @contextmanager
 def progress(rows: Sequence[Row]) -> Iterator[Callable[[Row], Step]]:
-    """Progress on stderr: a bar in a terminal, one line per row elsewhere.
+    """Show progress on stderr: a bar in a terminal, one line per row elsewhere.
 
     Yields:
         A function to call when a row begins; it returns a function to call after each pair.

@@ -1,4 +1,4 @@
-"""Google's Cloud Spanner emulator, from which rows read, and the facts about its changes."""
+"""Starts Google's Cloud Spanner emulator for the rows, and describes its changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS: Final = ("id", "number", *(f"field{index}" for index in range(7)))
 
 
 def _row(number: int) -> list[Any]:
-    """About 300 bytes of JSON in nine columns."""
+    """Make a row of about 300 bytes of JSON in nine columns."""
     return [f"key-{number:07}", number, *("x" * 24 for _ in range(7))]
 
 
@@ -31,7 +31,7 @@ class Backlog:
         url: The connection string.
         address: The table.
         size: The number of changes.
-        token: Our position before the first change.
+        token: The position before the first change, as this project's token.
         start: The same position as a time.
         database: The library's database object.
     """
@@ -55,11 +55,11 @@ class Backlog:
             batch.insert_or_update("items", COLUMNS, [_row(first + number) for number in range(count)])
 
     def partitions(self) -> list[str]:
-        """The tokens that the library's own query returns."""
+        """Return the tokens that the library's own query returns."""
         return [child[0] for record in self.query(None) for part in record[2] for child in part[2]]
 
     def query(self, token: str | None, start: Any = None, end: Any = None) -> Iterator[Any]:
-        """The library's change stream query: the records of a partition, or of the list of partitions."""
+        """Run the library's change stream query, for the records of a partition or the list of partitions."""
         from google.cloud.spanner_v1 import param_types
 
         sql = (
@@ -83,14 +83,14 @@ class Backlog:
 
 
 def _names_of(change_record: Any) -> list[str]:
-    """The names of the fields of a data change record, from the type of the query's column."""
+    """Return the names of the fields in a data change record, from the type of the query's column."""
     data = change_record.array_element_type.struct_type.fields[0].type_
     return [field.name for field in data.array_element_type.struct_type.fields]
 
 
 @contextmanager
 def backlog(size: int, at_once: int) -> Iterator[Backlog]:
-    """An emulator on its own core, with this many inserts in a table.
+    """Start an emulator on its own core, with this many inserts in a table.
 
     Args:
         size: The number of inserts.

@@ -1,4 +1,4 @@
-"""Stores and loops that several rows read from."""
+"""Stores and loops that several rows use."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BIG_CACHE: Final = "PRAGMA cache_size = -400000"
 
 
 def document(number: int) -> dict[str, Any]:
-    """300 bytes of JSON in ten fields."""
+    """Make a document of 300 bytes of JSON in ten fields."""
     return {**{f"field{index}": "x" * 20 for index in range(9)}, "number": number}
 
 
 def small_document(number: int) -> dict[str, Any]:
-    """A small document, for stores with millions of them."""
+    """Make a small document, for stores that contain millions of documents."""
     return {"number": number, "status": "new"}
 
 
@@ -57,7 +57,7 @@ def fill(
 def grow(source: Path, path: Path, times: int) -> None:
     """Copy a store and append its log to itself: `times` as many events, each with its own id.
 
-    Writing millions of events one by one takes minutes; the log is copied inside SQLite instead.
+    Writing millions of events one by one takes minutes, so the log is copied inside SQLite.
     """
     shutil.copyfile(source, path)
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -89,7 +89,7 @@ FROM log WHERE partition = :partition AND seq <= :head ORDER BY seq
 def pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], address: ResourceAddress, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Pages from the beginning, each from the token of the previous page, up to the first idle one."""
+    """Yield pages from the beginning, each from the token of the previous page, up to the first idle page."""
     position: StartPosition = Beginning()
     while True:
         page = read(ChangeFeedRequest(address, position, max_page_size=max_page_size))

@@ -1,11 +1,12 @@
 """Makes the transcript of the command line for the documentation: `python cli/record.py FILE`.
 
-It fills a small store, runs the commands as a user would, and writes their output as Markdown.
+The script fills a small store, runs the commands as a user would, and writes their output as Markdown.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,15 +24,32 @@ environment; other users of the machine can see what you type. [All options](#al
 [Errors](errors.md) says what to do about each exit code.
 
 Made by `python cli/record.py`: a store with one split and one merge, and a consumer that stopped before the
-end.
+end. The options are the same on every database.
 """
 _SHOWN: Final = "/data/shop.db"
 _URL: Final = f"embedded://{_SHOWN}"
 _STEPS: Final = (
+    ("What there is to follow:",
+     f"multiclouddb collections {_URL}"),
     ("Changes, and a second run that resumes at the checkpoint of the first one:",
      f"multiclouddb tail {_URL} main/orders --from beginning --checkpoint orders.pos --max-events 6",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --state omit --max-events 4",
      f"multiclouddb tail {_URL} main/orders --from beginning --max-events 1 --json"),
+    ("The newest changes, a span of time, and one kind of change:",
+     f"multiclouddb tail {_URL} main/orders --last 2 --until-idle",
+     f"multiclouddb tail {_URL} main/orders --from -1h --to now --type delete --old-state include",
+     f"multiclouddb tail {_URL} main/orders --from -1h --until-idle --only-key '{{\"id\": \"o-2\"}}'"),
+    ("Lines of your own form, as with kcat, and the exact form of JSON, which `event_from_json` reads:",
+     f"multiclouddb tail {_URL} main/orders --last 3 --until-idle --format %y:%{{key.id}}:%{{new.total}}",
+     f"multiclouddb tail {_URL} main/orders --last 1 --until-idle --exact"),
+    ("One partition, named as `partitions` prints it, and an option of the provider:",
+     f"multiclouddb tail {_URL} main/orders --from beginning --scope partition:p2 --max-events 1",
+     f"multiclouddb tail {_URL} main/orders --until-idle --option poll_seconds=0.1"),
+    ("What cannot be meant is refused before anything is read, and a failed first connection ends soon "
+     "(`--wait` keeps trying):",
+     f"multiclouddb tail {_URL} main/orders --checkpoint no/such/folder/orders.pos",
+     f"multiclouddb tail {_URL} main/orders --option poll=1",
+     "multiclouddb tail embedded:///data/no-such.db main/orders"),
     ("The lineage of the partitions:",
      f"multiclouddb partitions {_URL} main/orders",
      f"multiclouddb partitions {_URL} main/orders --mermaid"),
@@ -41,13 +59,16 @@ _STEPS: Final = (
     ("The lag of the checkpoint, measured for a second:",
      f"multiclouddb top {_URL} main/orders --from @orders.pos --once"),
     ("When changes after the checkpoint are trimmed, the exit code is 6:",
-     f"multiclouddb token check {_URL} @orders.pos"),
+     f"multiclouddb token check {_URL} @orders.pos",
+     f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle",
+     f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --on-expired skip"),
     ("What is installed, and what it can do:",
      "multiclouddb providers",
      f"multiclouddb capabilities {_URL}"),
     ("## All options",
      "multiclouddb --help",
      "multiclouddb tail --help",
+     "multiclouddb collections --help",
      "multiclouddb top --help",
      "multiclouddb token check --help"),
 )  # fmt: skip
@@ -55,7 +76,7 @@ _STEPS: Final = (
 
 def _fill(path: Path) -> None:
     with EmbeddedStore(path, durable=False) as store:
-        store.create_collection("orders", 2, retention=timedelta(hours=24))
+        store.create_collection("orders", 2, retention=timedelta(hours=24), images="new_and_old")
         for number in range(8):
             store.put("orders", f"o-{number}", {"status": "new", "total": 10 * number})
         _, upper = store.split("orders", "p0")
@@ -67,14 +88,15 @@ def _fill(path: Path) -> None:
 
 
 def _run(command: str, folder: Path) -> str:
-    """What a terminal would show, and the exit code when it is not 0."""
-    words = command.replace(_SHOWN, str(folder / "shop.db")).split()[1:]
+    """Return what a terminal would show, and the exit code if it is not 0."""
+    words = shlex.split(command.replace("/data/", f"{folder}/"))[1:]
     ran = subprocess.run(
         [sys.executable, "-m", "multiclouddb_cli", *words],
         cwd=folder, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "COLUMNS": "80"},
     )  # fmt: skip
-    lines = [f"$ {command}", ran.stdout.rstrip().replace(str(folder), "/data")]
+    said = ran.stdout.rstrip().replace(str(folder), "/data")
+    lines = [f"$ {command}", *([said] if said else [])]
     if ran.returncode:
         lines.append(f"(exit code {ran.returncode})")
     return "\n".join(lines)

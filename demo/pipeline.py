@@ -1,6 +1,6 @@
 """The pipeline: a Structured Streaming query that merges each micro-batch into a Delta table.
 
-`python -m demo.pipeline FOLDER` runs it in its own process, so that it can be killed.
+`python -m demo.pipeline FOLDER` runs the pipeline in a separate process, so that it can be killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _MOST_RECORDS: Final = 60_000
 _SEGMENTS: Final = 20
 _BATCHES: Final = 10
-"""A micro-batch has at most this fraction of the work, so that a kill comes in the middle."""
+"""A micro-batch contains at most this fraction of the work, so that the kill comes in the middle."""
 _DOCUMENT: Final = """
     origin STRING, date STRING, carrier STRING, flight BIGINT, sched_dep_time BIGINT, sched_arr_time BIGINT,
     tailnum STRING, dest STRING, distance BIGINT, status STRING, dep_time BIGINT, dep_delay BIGINT,
@@ -36,7 +36,7 @@ def follow(places: Places, events: int) -> None:
 
     Args:
         places: The files of the run.
-        events: About how many are expected.
+        events: The approximate number of events that are expected.
     """
     records = min(_MOST_RECORDS, 1 + events // _BATCHES)
     # A run of a minute is too short for the slower, better compiler to be worth its time.
@@ -85,7 +85,7 @@ def _done(places: Places) -> bool:
 
 
 def _stop(query: StreamingQuery) -> None:
-    """Stop between two batches; a batch that is interrupted would only be repeated."""
+    """Stop the query between two batches, because an interrupted batch would only be repeated."""
     while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.05)
     query.stop()

@@ -1,4 +1,4 @@
-"""Where the demo keeps its files."""
+"""Defines where the demo keeps its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Places:
     """The files of one run, all below one folder.
 
     Attributes:
-        root: The folder; created again for each run.
+        root: The folder of the run, which is created again for each run.
     """
 
     root: Path = attrs.field(converter=Path)
@@ -41,30 +41,31 @@ class Places:
 
     @property
     def begun(self) -> Path:
-        """The file of the checkpoint that says where the pipeline begins."""
+        """Return the checkpoint file that says where the pipeline begins."""
         return self.checkpoint / "offsets" / "0"
 
     @property
     def written(self) -> Path:
-        """The progress of the writer: JSON lines of time and total events; the last has `done`.
+        """Return the file with the progress of the writer: JSON lines of time and total events.
 
-        The first counts the flights that exist before the pipeline starts.
+        The last line contains `done`. The first line counts the flights that exist before the pipeline
+        starts.
         """
         return self.root / "written.jsonl"
 
     @property
     def merged(self) -> Path:
-        """The progress of the pipeline: JSON lines of time, batch, events and lag."""
+        """Return the file with the progress of the pipeline: JSON lines of time, batch, events and lag."""
         return self.root / "merged.jsonl"
 
     @property
     def chart(self) -> Path:
-        """Rate and lag over time."""
+        """Return the file with the chart of rate and lag over time."""
         return self.root / "chart.png"
 
 
 def append_line(path: Path, **facts: Any) -> None:
-    """Add one JSON line; the line is complete or absent, also when the process is killed."""
+    """Add one JSON line, which is either complete or absent, even if the process is killed."""
     line = json.dumps(facts).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -74,12 +75,12 @@ def append_line(path: Path, **facts: Any) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every line so far; none when there is no file yet."""
+    """Return every line so far; none if the file does not exist yet."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
 def merged_batches(places: Places) -> list[dict[str, Any]]:
-    """One line for each merged micro-batch: that of its first delivery."""
+    """Return one line for each merged micro-batch; if a batch came twice, the line of its first delivery."""
     return list({line["batch"]: line for line in reversed(read_lines(places.merged))}.values())[::-1]

@@ -1,7 +1,7 @@
 """The application that writes the data: it creates, updates and deletes flights; `python -m demo.writer`.
 
-Half of the flights are there before the pipeline starts, and the changes that made them are no longer kept.
-While it writes the others, partitions split and merge.
+Half of the flights exist before the pipeline starts, and the changes that made them are no longer kept.
+While the application writes the other flights, partitions split and merge.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["write"]
 _BATCH: Final = 1000
 _POLL_SECONDS: Final = 0.05
 _BEHIND: Final = 4
-"""How many batches after it was scheduled a flight leaves."""
+"""A flight leaves this many batches after the batch in which it was scheduled."""
 
 
 def write(places: Places, rows: int) -> None:
-    """Write the first half of `rows` flights as they ended, then the changes of the others."""
+    """Write the first half of the flights in their final state, then the changes of the other half."""
     flights = load_flights(rows)
     with EmbeddedStore(places.store) as store:
         store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])
@@ -46,7 +46,10 @@ def write(places: Places, rows: int) -> None:
 
 
 def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
-    """Write flights of the past; only a scan of the collection finds them. Returns how many there are."""
+    """Write flights of the past; only a scan of the collection finds them.
+
+    Return the number of these flights.
+    """
     count = 0
     while past := list(islice(flights, _BATCH)):
         there = [Put(flight.key, flight.actual) for flight in past if flight.actual is not None]
@@ -57,7 +60,7 @@ def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
 
 
 def _batches(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
-    """Batches of creates, each followed by the updates and deletes of an earlier batch."""
+    """Yield batches of creates, each followed by the updates and deletes of an earlier batch."""
     waiting: deque[list[Flight]] = deque()
     while scheduled := list(islice(flights, _BATCH)):
         yield [Put(flight.key, flight.scheduled) for flight in scheduled]

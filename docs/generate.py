@@ -24,22 +24,20 @@ GATES: Final = {
     Capability.CHANGE_FEED: "every read: creates, updates and deletes, from a token or from now, of a "
     "collection or of one physical partition.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
-    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note has its precision.",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note gives the precision.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
-    Capability.CHANGE_FEED_SNAPSHOT: "A start at `Snapshot()`, and `on_expired=Resnapshot()`.",
+    Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "any `old_item_state_mode` but `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
     Capability.RUN_COMMAND: "`client.run_command(…)` and `client.run_cursor_command(…)`.",
 }
-"""What needs each capability."""
+"""Maps each capability to the features that need it."""
 
 
 def mutants_page() -> str:
-    """The table of mutants, and its purpose."""
+    """Make the page with the table of mutants and its purpose."""
     return f"""# Mutants: broken readers, and the tests that catch them
-
-Made by `python docs/generate.py`.
 
 Does the conformance suite find defects? Each of these {len(MUTANTS)} readers has one defect; most of the
 defects are from the bug lists of real projects. The suite is run on each reader: at least the tests that are
@@ -49,11 +47,15 @@ As the author of a provider you can also use the table in the other direction: l
 and read which defect makes them fail.
 
 {mutant_table()}
+
+---
+
+*Made by `python docs/generate.py`.*
 """
 
 
 def known_capabilities() -> dict[str, CapabilitySet]:
-    """Title → what it can do: the installed providers, and the profiles of the embedded store."""
+    """Map each title to the capabilities of the installed providers and of the embedded store's profiles."""
     found = {}
     for name in installed_providers():
         plugin: object = load_plugin(name)
@@ -68,7 +70,7 @@ def _rows(*rows: list[str]) -> str:
 
 
 def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
-    """Capability x provider, and below it every note."""
+    """Make the table of capabilities and providers, followed by every note."""
     columns = [title for title in known if title.removeprefix("as ") == title or title[3:] not in known]
     matrix = _rows(
         ["", *columns],
@@ -90,19 +92,19 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
     )
     return f"""# Capabilities
 
-Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers and from the
-profiles of the embedded store.
+This page contains the note of every capability for every database. [Which database can do
+what](databases.md) shows the databases side by side.
 
 *As cosmos* is the embedded store opened with `?profile=cosmos`: it refuses what Cosmos DB refuses. So its
 notes say what that service can do, and what replaces it on a laptop. The column of an installed provider
 replaces the column of its profile; the notes below have both. MongoDB itself has the last three capabilities;
-the store does not.
+the embedded store does not.
 
 {matrix}
 
-- *native*: the service does it.
-- *emulated*: we do it over the service. It is refused with `UNSUPPORTED_CAPABILITY` until the request opts in
-  as the note says.
+- *native*: the service itself does it.
+- *emulated*: this project does it, not the service. It is refused with `UNSUPPORTED_CAPABILITY` unless the
+  request opts in as the note says.
 - —: refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability); the note says what to do
   instead.
 
@@ -112,16 +114,24 @@ are not a yes or a no, such as retention and precision, are among the [portabili
 warnings](../configuration.md#portability-warnings).
 
 {notes}
+
+---
+
+*Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers and from
+the profiles of the embedded store.*
 """
 
 
 def us8_data() -> dict[str, Any]:
-    """What is promised and which tests show it: `docs/us8.toml`."""
+    """Return the promises and the tests that show them: `docs/us8.toml`."""
     return tomllib.loads((_ROOT / "docs" / "us8.toml").read_text(encoding="utf-8"))
 
 
 def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
-    """The node ids that `"us8/start.py::TestNow" = ["is_durable"]` means; for "all", that of the place."""
+    """Return the node ids that `"us8/start.py::TestNow" = ["is_durable"]` means.
+
+    For "all", the node id of the class.
+    """
     for place, tests in shown.items():
         file = place.replace("us8/", f"{_US8}/", 1) if place.startswith("us8/") else place
         yield from ([file] if tests == "all" else (f"{file}::test_{test}" for test in tests))
@@ -129,7 +139,7 @@ def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
 
 def _shown(shown: Mapping[str, list[str] | Literal["all"]]) -> str:
     return "\n".join(
-        f"    - `{place}`: {tests if tests == 'all' else ', '.join(tests).replace('_', ' ')}"
+        f"    - `{place}`: {tests if tests == 'all' else ', '.join(f'`{test}`' for test in tests)}"
         for place, tests in shown.items()
     )
 
@@ -146,24 +156,41 @@ def _entries(entries: list[dict[str, Any]]) -> str:
 
 
 def us8_page() -> str:
-    """The page from the data, with every `<!-- group -->` replaced by its entries."""
+    """Make the page from the data, with every `<!-- group -->` replaced by its entries."""
     data = us8_data()
     return re.sub(r"<!-- (\w+) -->", lambda mark: _entries(data[mark[1]]), data["page"])
 
 
 def mongodb_page() -> str:
-    """Every row of MongoDB's specifications; see `docs/mongodb_rows.py`."""
+    """Make the page with every row of MongoDB's specifications; see `docs/mongodb_rows.py`."""
     page: str = runpy.run_path(str(_ROOT / "docs" / "mongodb_rows.py"))["page"]()
     return page
 
 
+def tables() -> dict[str, Any]:
+    """Return the functions of `docs/tables.py`."""
+    return runpy.run_path(str(_ROOT / "docs" / "tables.py"))
+
+
+def databases_page() -> str:
+    """Make the page that says which database can do what; see `docs/tables.py`."""
+    page: str = tables()["databases_page"](known_capabilities())
+    return page
+
+
+def options_page() -> str:
+    """Make the page that lists every option with its default; see `docs/tables.py`."""
+    page: str = tables()["options_page"]()
+    return page
+
+
 def command_line_page(file: Path) -> None:
-    """The transcript of the command line; takes some seconds."""
+    """Make the page with the transcript of the command line; this takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
 
 
 def main() -> None:
-    """Write every page into `docs/reference`, or into the folder that is named."""
+    """Write every page into `docs/reference`, or into the given folder."""
     if len(sys.argv) > 2 or any(word.startswith("-") for word in sys.argv[1:]):
         sys.exit("usage: python docs/generate.py [FOLDER]")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else _ROOT / "docs" / "reference"
@@ -172,6 +199,8 @@ def main() -> None:
     (folder / "capabilities.md").write_text(capabilities_page(known_capabilities()), encoding="utf-8")
     (folder / "us8.md").write_text(us8_page(), encoding="utf-8")
     (folder / "mongodb-conformance.md").write_text(mongodb_page(), encoding="utf-8")
+    (folder / "databases.md").write_text(databases_page(), encoding="utf-8")
+    (folder / "options.md").write_text(options_page(), encoding="utf-8")
     command_line_page(folder / "command-line.md")
 
 

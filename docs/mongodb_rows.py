@@ -1,6 +1,6 @@
 """Makes the page of MongoDB's specifications from `docs/mongodb.toml` and the names of the tests.
 
-Called by `docs/generate.py`. It finds a test by its name: `test_cs_07_…` shows the row CS-7.
+Called by `docs/generate.py`. The script finds a test by its name: `test_cs_07_…` shows the row CS-7.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import attrs
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _NAME: Final = re.compile(r"test_(cs|rr|rc)_(\d\d)_(\w+)")
-_HEAD: Final = ("| row | asked for | by | shown by |", "|---|---|---|---|")
+_HEAD: Final = ("| row | requirement | by | tests |", "|---|---|---|---|")
 ROWS: Final = {"CS": 52, "RR": 28, "RC": 29}
-"""Specification → how many rows it has: change streams, retryable reads, run command."""
+"""The number of rows in each specification: change streams, retryable reads, run command."""
 PLACES: Final = ("providers/mongo/tests", "docs/tests/test_mongodb_rows.py")
-"""Where tests of rows may be."""
+"""The folders that may contain tests of rows."""
 FULFILLERS: Final = ("server", "PyMongo", "provider", "documentation")
-"""Who can fulfil a row."""
+"""The parts of the software that can fulfil a row."""
 
 
 @attrs.frozen
@@ -31,10 +31,11 @@ class Row:
 
     Attributes:
         id: `"CS-7"`.
-        asks: The requirement, in our words.
+        asks: The requirement, in this project's words.
         by: The parts that fulfil it, from `FULFILLERS`.
-        gap: The behaviour of PyMongo, and our way around it; empty where it fulfils the requirement.
-        no_test: Why the server at hand cannot show it; empty where a test does.
+        gap: The behaviour of PyMongo, and the project's way around it; empty if PyMongo fulfils the
+            requirement.
+        no_test: The reason why the available server cannot show the behaviour; empty if a test shows it.
     """
 
     id: str
@@ -45,12 +46,12 @@ class Row:
 
 
 def data() -> dict[str, Any]:
-    """The page with its gaps, and the rows: `docs/mongodb.toml`."""
+    """Return the page with its gaps, and the rows: `docs/mongodb.toml`."""
     return tomllib.loads((_ROOT / "docs" / "mongodb.toml").read_text(encoding="utf-8"))
 
 
 def rows(raw: Mapping[str, Any]) -> list[Row]:
-    """All rows in their order."""
+    """Return all rows in order."""
     return [Row(**row) for specification in ROWS for row in raw[specification]]
 
 
@@ -63,7 +64,7 @@ def _functions(body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def shown_rows(root: Path = _ROOT) -> dict[str, list[str]]:
-    """Row id → what its tests show, in words, without running or importing them."""
+    """Map each row id to the names of its tests, in words; the tests are neither run nor imported."""
     found: dict[str, list[str]] = {}
     for place in PLACES:
         path = root / place
@@ -76,7 +77,7 @@ def shown_rows(root: Path = _ROOT) -> dict[str, list[str]]:
 
 
 def problems(known: Iterable[Row], shown: Mapping[str, list[str]]) -> list[str]:
-    """What is wrong with the rows and their tests; empty when the page can be made."""
+    """Return the problems of the rows and their tests; empty if the page can be made."""
     known = list(known)
     there = [row.id for row in known]
     wanted = [f"{name}-{number}" for name, count in ROWS.items() for number in range(1, count + 1)]
@@ -94,8 +95,8 @@ def problems(known: Iterable[Row], shown: Mapping[str, list[str]]) -> list[str]:
 
 def _line(row: Row, shown: Mapping[str, list[str]]) -> str:
     asks = f"{row.asks}<br>⚠ {row.gap}" if row.gap else row.asks
-    words = dict.fromkeys(shown.get(row.id, ()))  # two files may show the same
-    seen = "<br>".join(f"• {each}" for each in words) or f"*{row.no_test}*"
+    tests = len(set(shown.get(row.id, ())))  # a set, because two files may contain the same test
+    seen = str(tests) if tests else f"*{row.no_test}*"
     return f"| {row.id} | {asks} | {', '.join(row.by)} | {seen} |"
 
 
@@ -116,7 +117,7 @@ def page() -> str:
     """The page.
 
     Raises:
-        ValueError: A row has neither test nor reason, or both, or is not a row.
+        ValueError: Raised if a row has neither a test nor a reason, or has both, or is not a row.
     """
     raw, shown = data(), shown_rows()
     known = rows(raw)

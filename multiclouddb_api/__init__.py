@@ -1,4 +1,4 @@
-"""One API for the change feeds of several databases: what applications import."""
+"""One Python API for the change feeds of several databases; applications import this package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The small protocols that the client calls; the SPI implements them.
+"""Small protocols that the client calls and the SPI implements.
 
-They are defined here so that applications need not import the engine. An entry point names the engine.
+These protocols are defined here so that applications need not import the engine. A package entry point tells
+the client which engine to load.
 """
 
 from __future__ import annotations
@@ -22,22 +23,25 @@ __all__ = ["Backend", "Plugin"]
 
 
 class Backend(Protocol):
-    """One connected database, which a client calls. Every method may be called from several threads."""
+    """Represents one connected database; a client calls its methods.
+
+    Every method may be called from several threads.
+    """
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """One page; see `MulticloudDbClient.read_changes`."""
+        """Return one page of changes; see `MulticloudDbClient.read_changes`."""
         ...
 
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
     ) -> tuple[str, ...]:
-        """Ids of the open partitions; see `MulticloudDbClient.list_physical_partitions`."""
+        """Return the ids of the open partitions; see `MulticloudDbClient.list_physical_partitions`."""
         ...
 
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool
     ) -> tuple[tuple[str, str], ...]:
-        """One token per partition; see `MulticloudDbClient.plan_partitions`."""
+        """Return one token per partition; see `MulticloudDbClient.plan_partitions`."""
         ...
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -51,7 +55,7 @@ class Backend(Protocol):
         ...
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of the provider; no I/O."""
+        """Return the capabilities of the provider, without any I/O."""
         ...
 
     def close(self) -> None:
@@ -60,7 +64,7 @@ class Backend(Protocol):
 
 
 class Plugin(Protocol):
-    """The object that a provider's entry point `multiclouddb.providers` names."""
+    """The object that a provider registers under the entry point `multiclouddb.providers`."""
 
     provider_id: str
 

@@ -1,4 +1,4 @@
-"""What a database can do, natively or emulated."""
+"""Describes what a database can do, natively or through emulation by this library."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from enum import Enum
 
 import attrs
 
+from multiclouddb_api.validators import check_type, is_a
+
 __all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
 
 
 class Capability(Enum):
-    """A feature that not every database supports. The first-class capabilities come first."""
+    """A feature that only some databases support. The most important capabilities come first."""
 
     CHANGE_FEED = "change_feed"
-    """Changes of a collection or a physical partition, from now or from a token."""
+    """Reads changes of a collection or a physical partition, starting now or at a token."""
     CHANGE_FEED_BEGINNING = "change_feed_beginning"
-    """A start at `Beginning()`."""
+    """Supports reading a feed from `Beginning()`."""
     CHANGE_FEED_POINT_IN_TIME = "change_feed_point_in_time"
-    """A start at `AtTime(…)`."""
+    """Supports reading a feed from `AtTime(…)`."""
     CHANGE_FEED_LOGICAL_PARTITION_SCOPE = "change_feed_logical_partition_scope"
     """The scope `LogicalPartition(…)`."""
     CHANGE_FEED_SNAPSHOT = "change_feed_snapshot"
-    """A start at `Snapshot()`, and `on_expired=Resnapshot()`."""
+    """Supports reading from `Snapshot()`, and `on_expired=Resnapshot()`."""
     CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
-    """`old_item_state`: the document before the change."""
+    """Supports `old_item_state`, which returns the document before the change."""
     CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"
     """The scope `EntireDatabase()`."""
     CHANGE_FEED_CLUSTER_SCOPE = "change_feed_cluster_scope"
@@ -39,46 +41,49 @@ class Support(Enum):
     NATIVE = "native"
     """The service supports it natively."""
     EMULATED = "emulated"
-    """This library emulates it. It is refused without the opt-in that the note names."""
+    """This library emulates it.
+
+    The capability is refused unless the caller gives the opt-in that the note names.
+    """
     UNSUPPORTED = "unsupported"
-    """Refused with `UNSUPPORTED_CAPABILITY`; the note says what to do instead."""
+    """The capability is refused with `UNSUPPORTED_CAPABILITY`; the note says what to do instead."""
 
 
 @attrs.frozen
 class CapabilityNote:
-    """How far one capability is supported, with its limits or the steps that it needs.
+    """States how far a capability is supported, and its limits or the steps that it needs."""
 
-    Attributes:
-        support: Native, emulated or not.
-        note: Precision, provisioning step, opt-in, or the alternative; one line.
-    """
-
-    support: Support
-    note: str = ""
+    support: Support = attrs.field(validator=is_a(Support))
+    """Whether the capability is native, emulated or unsupported."""
+    note: str = attrs.field(default="", validator=is_a(str))
+    """One line with the precision, the setup step, the opt-in or the alternative."""
 
 
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:
+    check_type("CapabilitySet.notes", notes, Mapping)
+    for capability, note in notes.items():
+        check_type("CapabilitySet.notes", capability, Capability)
+        check_type("CapabilitySet.notes", note, CapabilityNote)
     return dict(notes)
 
 
 @attrs.frozen
 class CapabilitySet:
-    """The capabilities of one provider, when its resources are provisioned as documented.
-
-    Attributes:
-        notes: Capability → how far it is supported. A missing capability is `UNSUPPORTED`.
-    """
+    """The capabilities of one provider, when its resources are provisioned as documented."""
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
+    """Maps each capability to the extent of its support. A capability that is missing from the map is
+    `UNSUPPORTED`."""
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
+        check_type("capability", capability, Capability)
         return self.notes.get(capability, CapabilityNote(Support.UNSUPPORTED))
 
     def __iter__(self) -> Iterator[Capability]:
         return iter(Capability)
 
     def is_supported(self, capability: Capability) -> bool:
-        """Whether it works, natively or with the opt-in that its note names.
+        """Return whether the capability works, natively or with the opt-in that its note names.
 
         Args:
             capability: The capability.

@@ -1,4 +1,4 @@
-"""The protocol of a store for a worker's position, and a store that keeps files on one machine."""
+"""Defines the protocol of a checkpoint store, and a store that keeps checkpoints in files on one machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import orjson
 
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import shorten
-from multiclouddb_api.validators import is_a, not_blank
+from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, type_name
 
 __all__ = ["Checkpoint", "CheckpointStore", "FileCheckpointStore"]
 
@@ -28,17 +28,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @attrs.frozen
 class Checkpoint:
-    """A token in the form that a store keeps.
-
-    Attributes:
-        token: A page's `continuation_token`, or `ChangeFeedIterator.continuation_token`.
-        version: An opaque name that the store gives to this state; pass it to the next `save`.
-    """
+    """A continuation token in the form in which a checkpoint store keeps it."""
 
     token: str = attrs.field(
         repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
     )
+    """The `continuation_token` of a page or of a `ChangeFeedIterator`."""
     version: str = attrs.field(validator=[is_a(str), not_blank("pass what the store returned")])
+    """An opaque name that the store gives to this saved state; pass this name to the next `save`."""
 
 
 class CheckpointStore(Protocol):
@@ -48,70 +45,74 @@ class CheckpointStore(Protocol):
     """
 
     def load(self, name: str) -> Checkpoint | None:
-        """The checkpoint, or None if none exists yet.
+        """Return the checkpoint, or None if none exists yet.
 
         Args:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: When the checkpoint exists but cannot be used. Returning None instead would
-                make the reader silently start again.
+            MulticloudDbError: Raised if the checkpoint exists but cannot be used. An implementation must not
+                return None in that case, because the reader would silently start again.
         """
         ...
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if it is still the expected one; on return the new one is durable.
+        """Replace the checkpoint if it still has the expected version.
+
+        When the call returns, the new one is durable.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that none may exist.
+            expected: The version that `load` or the last `save` returned; None means that no checkpoint may
+                exist yet.
 
         Returns:
-            The checkpoint with its new version.
+            The saved checkpoint with its new version.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when the checkpoint has changed, because another worker uses the
+            MulticloudDbError: `CONFLICT` if the checkpoint has changed, because another worker uses the same
                 name.
         """
         ...
 
 
 class FileCheckpointStore:
-    """One file per name in a directory of a local disk, replaced atomically and flushed to the disk.
+    """Keeps one file per checkpoint in a local directory.
 
-    Several threads and processes may share the directory. The files are readable by their owner
-    only, because a token may hold the key of a document.
+    Each file is replaced atomically and flushed to disk. Several threads and processes may share the
+    directory. The files are readable by their owner only, because a token may hold the key of a document.
 
     Args:
-        directory: The folder of the files; the first `save` creates it. A relative path is resolved now, so a
-            later change of the working directory has no effect.
+        directory: The folder of the files; the first `save` creates it. A relative path is resolved
+            immediately, so a later change of the working directory has no effect.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(directory).absolute()
+        self._directory = Path(local_path("directory", directory)).absolute()
 
     def path(self, name: str) -> Path:
-        """The file that contains one checkpoint, for example to inspect or delete it.
+        """The file that contains one checkpoint; use this path to inspect or delete the file.
 
         Args:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if no file can have this name.
+            MulticloudDbError: `INVALID_REQUEST` if the name cannot be used as a file name.
         """
         check_name(name)
         return self._directory / f"{name}.checkpoint.json"
 
     def load(self, name: str) -> Checkpoint | None:
-        """The checkpoint, or None when there is no file.
+        """Return the checkpoint, or None if its file does not exist.
 
         Args:
             name: The name of the checkpoint.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the file is damaged, belongs to another name or has a
-                newer version; `PERMANENT_FAILURE` if it cannot be read. The message names the file.
+                newer format version; `PERMANENT_FAILURE` if the file cannot be read. The message names the
+                file.
         """
         path = self.path(name)
         try:
@@ -123,18 +124,21 @@ class FileCheckpointStore:
         return _decode(path, name, text)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if its version is still the expected one.
+        """Replace the checkpoint if it still has the expected version.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that none may exist.
+            expected: The version that `load` or the last `save` returned; None means that no checkpoint may
+                exist yet.
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker has written the checkpoint; the errors of `load`
                 if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write.
         """
         path = self.path(name)
+        check_type("token", token, str)
+        check_type("expected", expected, str, type(None))
         try:
             make_folder(self._directory)
             with _locked(self._directory / f".{name}.lock"):
@@ -152,11 +156,13 @@ class FileCheckpointStore:
 
 
 def check_name(name: object) -> None:
-    """Refuse a name that is not suitable for a file; every store accepts the same names."""
+    """Refuse a checkpoint name that cannot be a file name; every store accepts the same names."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid_request(
             "name",
-            f"{name!r} cannot name a checkpoint",
+            f"{name!r} cannot name a checkpoint"
+            if isinstance(name, str)
+            else f"must be str, not {type_name(name)}",
             "use 1 to 128 letters, digits, dots, hyphens and underscores, a letter or digit first",
         )
 
@@ -176,7 +182,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, draft: Path, text: bytes) -> None:
-    """Replace a file. After a crash at any point, either the old or the new file exists and is complete."""
+    """Replace a file.
+
+    Replace a file so that, after a crash at any point, either the old or the new file exists and is complete.
+    """
     # The lock is held, so an existing draft comes from a crash.
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
@@ -188,7 +197,7 @@ def _replace(path: Path, draft: Path, text: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, and flush each to the disk in its parent."""
+    """Create a folder and its missing parents, and flush each new entry to disk."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -198,7 +207,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's list of files and folders to the disk."""
+    """Flush a folder's list of entries to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -207,7 +216,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def next_version(found: Checkpoint | None) -> str:
-    """A count for people, and a nonce because a file that was deleted and recreated must not match."""
+    """Return the next version: a count for people, and a nonce so that a recreated file never matches."""
     count, _, _ = ("0" if found is None else found.version).partition("-")
     return f"{int(count) + 1 if count.isdecimal() else 1}-{os.urandom(4).hex()}"
 
@@ -254,7 +263,7 @@ def _decode(path: Path, name: str, text: bytes) -> Checkpoint:
 
 
 def unusable(path: Path, problem: str, way_out: str = "restore it from a backup") -> MulticloudDbError:
-    """The error for a file that holds no checkpoint, or a damaged one."""
+    """Make the error for a file that contains no checkpoint or a damaged one."""
     return invalid_request(
         f"checkpoint file {path}",
         problem,
@@ -263,7 +272,7 @@ def unusable(path: Path, problem: str, way_out: str = "restore it from a backup"
 
 
 def newer(path: Path, version: int, known: int, distribution: str) -> MulticloudDbError:
-    """The error for a file of a later format."""
+    """Make the error for a file that was written in a later format."""
     return invalid_request(
         f"checkpoint file {path}",
         f"is of format version {version}, newer than {known}",
@@ -274,15 +283,15 @@ def newer(path: Path, version: int, known: int, distribution: str) -> Multicloud
 def broken(
     path: Path, verb: str, error: Exception, text: str, code: str | None, *, busy: bool = False
 ) -> MulticloudDbError:
-    """The error for a file that cannot be read or written.
+    """Make the error for a file that cannot be read or written.
 
     Args:
         path: The file.
         verb: The failed action: `"read"`, `"written"`.
         error: The reason.
-        text: The error as text.
-        code: The number or name of the error.
-        busy: True if the only reason is that another process holds the file at present.
+        text: The operating system's error as text.
+        code: The number or name of the operating system's error.
+        busy: True if the file fails only because another process has it open at present.
     """
     advice = "try again" if busy else "fix the disk or the permissions and continue"
     return MulticloudDbError(
@@ -299,13 +308,13 @@ def broken(
 
 
 def broken_disk(path: Path, verb: str, error: OSError) -> MulticloudDbError:
-    """The error for a file that the operating system refuses."""
+    """Make the error for a file that the operating system refuses to read or write."""
     code = None if error.errno is None else str(error.errno)
     return broken(path, verb, error, error.strerror or str(error), code)
 
 
 def conflict(path: Path, name: str, expected: str | None, found: Checkpoint | None) -> MulticloudDbError:
-    """The error for a checkpoint that has changed in the meantime."""
+    """Make the error for a checkpoint that another worker has changed since it was loaded."""
     now = "it is gone" if found is None else f"it is version {found.version} by now"
     before = "there should be none yet" if expected is None else f"expected was version {expected}"
     return MulticloudDbError(

@@ -1,4 +1,4 @@
-"""Saves an iterator's position in its checkpoint store."""
+"""Saves the position of an iterator in a checkpoint store."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Checkpointer"]
 
 
 class Checkpointer:
-    """Saves the tokens of events that the caller has handled; does nothing without a store.
+    """Saves the tokens of events that the caller has handled; without a store, nothing is saved.
 
     Args:
-        store: The store for the tokens, or None.
+        store: The store for the tokens, or None to save nothing.
         name: The name of the checkpoint in the store.
-        interval_seconds: The shortest time between two saved tokens of empty pages.
+        interval_seconds: The shortest time between two saves of the tokens of empty pages.
         timer: The iterator's clock.
     """
 
@@ -33,7 +33,7 @@ class Checkpointer:
         self._attempted: str | None = None
 
     def load(self) -> str | None:
-        """The stored token to resume from, or None."""
+        """Return the stored token to resume from, or None."""
         checkpoint = None if self._store is None else self._store.load(self._name)
         if checkpoint is None:
             return None
@@ -41,11 +41,11 @@ class Checkpointer:
         return checkpoint.token
 
     def done(self, token: str, *, at_once: bool) -> None:
-        """The caller has handled everything up to the token.
+        """Record that the caller has handled everything up to the token.
 
         Args:
             token: The new position.
-            at_once: True to save the token now, False if it may wait for the interval.
+            at_once: True to save the token immediately, False if the save may wait for the interval.
         """
         self._pending = None if token == self._saved else token
         # The first token is saved at once, because a start like `Now` is durable only as a token.
@@ -53,7 +53,7 @@ class Checkpointer:
             self.flush()
 
     def flush(self) -> None:
-        """Save the last position if it is not saved yet."""
+        """Save the last position if it has not been saved yet."""
         if self._store is None or self._pending is None:
             return
         token = self._pending
@@ -70,7 +70,10 @@ class Checkpointer:
         self._saved_at = self._timer.now()
 
     def _settle(self, store: CheckpointStore) -> None:
-        """Find out whether a save that raised an error has succeeded. If it has, its version is ours."""
+        """Find out whether a save that raised an error has succeeded.
+
+        If the save has succeeded, the stored version is the one written here.
+        """
         if self._attempted is None:
             return
         checkpoint = store.load(self._name)

@@ -1,4 +1,4 @@
-"""The client: connect, read pages, list partitions."""
+"""The client connects to a database, reads pages of changes and lists partitions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.backend import Backend
 from multiclouddb_api.capability import CapabilitySet
 from multiclouddb_api.config import ClientConfig
-from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.errors import (
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbError,
+    check_type,
+    invalid_request,
+    type_name,
+)
 from multiclouddb_api.iterator import ChangeFeedIterator
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.options import OperationOptions
@@ -22,6 +29,7 @@ from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_api.request import ChangeFeedRequest
 from multiclouddb_api.secret import outcome
+from multiclouddb_api.validators import to_dict
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -52,14 +60,15 @@ def connect(
     native_client: object | None = None,
     observer: Observer | None = None,
 ) -> MulticloudDbClient:
-    """Open a client on a database.
+    """Connect to a database and return the client.
 
     Args:
         source: A URL (`"embedded:///data/store.db"`), the path of a TOML file
             (`ClientConfig.from_toml`), or a configuration.
-        native_client: The application's own vendor client. It is used as it is, never reconfigured and never
-            closed. Each call is tried once, because the vendor's client has its own retries.
-        observer: Gets notifications of internal events, for metrics.
+        native_client: The vendor client that the application has already made. The library uses the vendor
+            client as it is, and never reconfigures or closes it. Each call is tried once, because the
+            vendor's client has its own retries.
+        observer: Receives notifications of internal events, for metrics.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an unknown provider, a missing extra (the message contains
@@ -91,20 +100,32 @@ def _toml_file(source: object) -> Path:
         return Path(source)
     raise invalid_request(
         "source",
-        f"is neither a URL, nor a .toml file, nor a ClientConfig: {type(source).__name__}",
+        f"is neither a URL, nor a .toml file, nor a ClientConfig: {type_name(source)}",
         'write connect("embedded:///path/store.db")',
     )
 
 
-class MulticloudDbClient:
-    """One connected database. A context manager, safe for several threads.
+def _limits(options: OperationOptions | None) -> OperationOptions:
+    if options is None:
+        return _DEFAULTS
+    check_type("options", options, OperationOptions, NoneType)
+    return options
 
-    After a fork the child opens its own connections, or refuses calls if the client was given the
-    application's `native_client`. It never shares a connection. A client cannot be pickled, but its `config`
-    can.
+
+def _check_command(database: str, command: Mapping[str, Any]) -> None:
+    check_type("database", database, str)
+    to_dict("command", command)
+
+
+class MulticloudDbClient:
+    """A client of one database.
+
+    Use it as a context manager, from any number of threads. After a fork, the child process opens its own
+    connections. If the client was given the application's `native_client`, the child refuses calls instead.
+    Two processes never share a connection. A client cannot be pickled, but its `config` can.
 
     Args:
-        config: The provider, and how to reach it.
+        config: Names the provider and how to reach it.
         native_client: As in `connect`.
         observer: As in `connect`.
     """
@@ -116,6 +137,8 @@ class MulticloudDbClient:
         native_client: object | None = None,
         observer: Observer | None = None,
     ) -> None:
+        check_type("config", config, ClientConfig)
+        check_type("observer", observer, Observer, NoneType)
         self._config = config
         self._native_client = native_client
         self._observer = observer
@@ -130,6 +153,11 @@ class MulticloudDbClient:
         """The configuration of this client."""
         return self._config
 
+    @property
+    def observer(self) -> Observer | None:
+        """The observer of this client, or None."""
+        return self._observer
+
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
     ) -> ChangeFeedPage:
@@ -137,36 +165,39 @@ class MulticloudDbClient:
 
         Args:
             request: The request.
-            options: Time limits; 30 seconds and no waiting by default.
+            options: Time limits; by default a call takes at most 30 seconds and does not wait for events.
 
         Returns:
-            A page, possibly empty. Its token is the position to continue from.
+            A page, possibly empty. The page's token is the position to continue from.
 
         Raises:
-            MulticloudDbError: With a category, see `ErrorCategory`. The request's token stays valid.
+            MulticloudDbError: An error with a category, see `ErrorCategory`. The token in the request stays
+                valid.
 
         Portability:
-            What a database cannot do is refused with `UNSUPPORTED_CAPABILITY` and a message with
-            the way out, see `capabilities`. Cosmos DB needs its all-versions-and-deletes mode,
-            DynamoDB a stream with images and Spanner a change stream of full rows for `REQUIRE`.
-            Warnings 1, 4 and 5 in docs/configuration.md.
+            If the database does not support a request, the error is `UNSUPPORTED_CAPABILITY` and its message
+            names the way out; see `capabilities`. `REQUIRE` needs the all-versions-and-deletes mode on Cosmos
+            DB, a stream with images on DynamoDB, and a change stream of full rows on Spanner. Warnings 1, 4
+            and 5 in docs/configuration.md.
         """
-        return self._live("read_changes").read_changes(request, options or _DEFAULTS)
+        check_type("request", request, ChangeFeedRequest)
+        return self._live("read_changes").read_changes(request, _limits(options))
 
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions | None = None
     ) -> tuple[str, ...]:
-        """Ids of the partitions that take writes at present, for `PhysicalPartition`.
+        """Return the ids of the partitions that accept writes at present, for `PhysicalPartition`.
 
         Args:
-            address: The collection, table or container.
+            address: The address of the collection, table or container.
             options: Time limits; 30 seconds by default.
 
         Portability:
-            Ids are valid only for the same provider and resource. MongoDB has always one.
-            Warnings 7 and 11 in docs/configuration.md.
+            Partition ids are valid only for the same provider and resource. MongoDB always has exactly one
+            partition. Warnings 7 and 11 in docs/configuration.md.
         """
-        return self._live("list_physical_partitions").list_physical_partitions(address, options or _DEFAULTS)
+        check_type("address", address, ResourceAddress)
+        return self._live("list_physical_partitions").list_physical_partitions(address, _limits(options))
 
     def plan_partitions(
         self,
@@ -175,38 +206,41 @@ class MulticloudDbClient:
         *,
         with_descendants: bool = False,
     ) -> tuple[tuple[str, str], ...]:
-        """Resolve the start once and return one token per partition.
+        """Resolve the start position once and return one token per partition.
 
-        An application uses this to spread a feed over processes. With `with_descendants`, each process reads
-        its `PhysicalPartition(partition_id, with_descendants=True)` from its token. This also reads the
-        partition's descendants. Without `with_descendants`, each process reads
-        `PhysicalPartition(partition_id)`, and then the children when a page names them. If partitions merge,
-        each parent names the common child: read that child once, after all its parents.
+        An application uses these tokens to spread a feed over several processes. With `with_descendants`,
+        each process reads its `PhysicalPartition(partition_id, with_descendants=True)` from its token. The
+        same process then also reads the partition's descendants. Without `with_descendants`, each process
+        reads `PhysicalPartition(partition_id)`, and later the child partitions that a page names. If
+        partitions merge, each parent names the common child. Read that child only once, after all of its
+        parents.
 
         `Snapshot(SnapshotOrder.INTERLEAVED)` gives one more token for each segment of its scan. A segment is
-        read like a partition; it has its own `SnapshotStarted` and `BackfillDone`, and then it ends.
+        read like a partition: it has its own `SnapshotStarted` and `BackfillDone` notices, and then it ends.
 
         Args:
-            request: The start position and the modes; the scope must be the entire collection.
+            request: The start position and the modes; its scope must be the entire collection.
             options: Time limits.
             with_descendants: True for tokens of `PhysicalPartition(…, with_descendants=True)`.
 
         Returns:
             Pairs of partition id and continuation token. Partitions that wait for a parent are not included,
-            because reading the parent leads to them. A partition that has ended is included while more of its
-            children may be named, so read it too.
+            because reading the parent leads to them. A partition that has ended is included as long as the
+            service may still name more of its children, so read that partition too.
 
         Portability:
-            Ids and tokens are valid only for the same provider and resource. MongoDB has always one,
-            so there is nothing to spread. Warnings 7, 11 and 22 in docs/configuration.md.
+            Ids and tokens are valid only for the same provider and resource. MongoDB always has one
+            partition, so there is nothing to spread. Warnings 7, 11 and 22 in docs/configuration.md.
         """
+        check_type("request", request, ChangeFeedRequest)
+        check_type("with_descendants", with_descendants, bool)
         backend = self._live("plan_partitions")
-        return backend.plan_partitions(request, options or _DEFAULTS, with_descendants=with_descendants)
+        return backend.plan_partitions(request, _limits(options), with_descendants=with_descendants)
 
     def iterate_changes(
         self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]
     ) -> ChangeFeedIterator:
-        """A polling loop over `read_changes`; it takes the settings of `ChangeFeedIterator`.
+        """Read changes in a loop over `read_changes`; the arguments are the settings of `ChangeFeedIterator`.
 
         Args:
             request: The request.
@@ -215,33 +249,40 @@ class MulticloudDbClient:
         return ChangeFeedIterator(self, request, **settings)
 
     def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
-        """Run one of the service's own commands, unmodified and never retried by us.
+        """Run one of the service's own commands; the library neither changes nor retries the command.
 
         Args:
-            database: The database to run it in.
+            database: The database in which to run the command.
             command: The command as the service accepts it.
-            **options: The provider's own options. On MongoDB these are the fields of
+            **options: Options that are specific to the provider. On MongoDB these are the fields of
                 `multiclouddb_mongo.RunCommandOptions`, or of `RunCursorCommandOptions` for a cursor.
 
         Portability:
             MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
         """
+        _check_command(database, command)
         return self._live("run_command").run_command(database, command, options)
 
     def run_cursor_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
-        """Like `run_command`, for a command that replies with a cursor; returns an iterator with `close`.
+        """Run a command that replies with a cursor; return an iterator with a `close` method.
+
+        See also `run_command`.
 
         Portability:
             MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
         """
+        _check_command(database, command)
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of this database when provisioned as documented; no I/O."""
+        """Return the capabilities of this database when it is set up as documented, without any I/O."""
         return self._live("capabilities").capabilities()
 
     def close(self) -> None:
-        """Free all resources; calls in flight end within a second. Any thread may call it, even twice."""
+        """Free all resources; calls in flight end within a second.
+
+        Any thread may call this method, even more than once.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -288,7 +329,10 @@ class MulticloudDbClient:
                 self._forked = False
 
     def _after_fork(self) -> None:
-        """Called in a forked child, which does not own the parent's connections, locks and threads."""
+        """Reset the client in a forked child.
+
+        The parent's connections, locks and threads do not belong to the child.
+        """
         self._lock = threading.Lock()
         if not self._forked:
             _inherited.append(self._backend)

@@ -1,6 +1,6 @@
-"""One canonical JSON text for every value that a document or a key may contain.
+"""Defines one canonical JSON text for every value that a document or a key may contain.
 
-JSON's own types are written as they are. A value of another type is written as an object with one key that
+JSON's own types are written unchanged. A value of another type is written as an object with one key that
 starts with `$`, so that a round trip is exact:
 
     Decimal          {"$decimal": "1.50"}
@@ -14,7 +14,7 @@ starts with `$`, so that a round trip is exact:
     an object with a key that starts with "$"
                      {"$map": {...}}                           its keys mean themselves
 
-A `$` name that no loaded provider has registered is kept as `Tagged`, and written back unchanged.
+A `$` name that no loaded provider has registered is decoded as `Tagged`, and written back unchanged.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from uuid import UUID
 import attrs
 import orjson
 
-from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.errors import MulticloudDbError, invalid_request, type_name
 from multiclouddb_api.redaction import rfc3339
+from multiclouddb_api.validators import is_a
 
 __all__ = ["JsonValue", "Tagged", "canonical_json", "decode_json", "encode_json", "register_type"]
 
@@ -44,15 +45,12 @@ _MAX_DEPTH: Final = 200
 
 @attrs.frozen
 class Tagged:
-    """A value whose vendor-specific type no loaded provider knows.
+    """A value whose vendor-specific type no loaded provider knows."""
 
-    Attributes:
-        tag: The type's name without the `$`, for example `"mongo.objectid"`.
-        value: Its JSON form.
-    """
-
-    tag: str
-    value: JsonValue
+    tag: str = attrs.field(validator=is_a(str))
+    """The type's name without the `$`, for example `"mongo.objectid"`."""
+    value: JsonValue = attrs.field(validator=is_a(bool, int, float, str, list, dict, type(None)))
+    """Its JSON form."""
 
 
 _Encoder: TypeAlias = Callable[[Any], JsonValue]
@@ -66,9 +64,10 @@ def register_type(tag: str, cls: type, encode: _Encoder, decode: _Decoder) -> No
 
     Args:
         tag: `"<provider id>.<type>"`, written as `{"$<tag>": …}`.
-        cls: The exact class, without subclasses.
-        encode: Value to JSON value; pure.
-        decode: JSON value back to an equal value; raises `ValueError` on anything else.
+        cls: The exact Python class to encode; its subclasses are not included.
+        encode: A function that converts a value to a JSON value, without side effects.
+        decode: A function that converts a JSON value back to an equal value, and raises `ValueError` on any
+            other input.
     """
     _encoders[cls] = (tag, encode)
     _decoders[tag] = decode
@@ -165,10 +164,11 @@ def _dumps(value: Any, option: int) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """The value as JSON text in UTF-8, object keys in their own order.
+    """Return the value as JSON text in UTF-8; object keys keep their order.
 
     Args:
-        value: JSON's types, bytes, datetimes, decimals and the other tagged types, nested in any way.
+        value: A value of JSON's types, bytes, datetimes, decimals and the other tagged types, nested in any
+            way.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a part of the value has no JSON form.
@@ -182,18 +182,20 @@ def canonical_json(value: Any) -> bytes:
 
 
 def decode_json(text: bytes | str) -> Any:
-    """The value that was passed to `encode_json` or `canonical_json`.
+    """Return the value that was passed to `encode_json` or `canonical_json`.
 
     Args:
-        text: JSON, as text or UTF-8.
+        text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when the text is not JSON or a tagged value is damaged.
+        MulticloudDbError: `INVALID_REQUEST` if the text is not JSON or a tagged value is damaged.
     """
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_request("text", f"is not JSON ({error})", "pass what encode_json returned") from error
+        is_text = isinstance(text, bytes | str | bytearray | memoryview)
+        problem = f"is not JSON ({error})" if is_text else f"must be bytes or str, not {type_name(text)}"
+        raise invalid_request("text", problem, "pass what encode_json returned") from error
     marked = '"$' in text if isinstance(text, str) else b'"$' in text
     try:
         return _decode(value) if marked else value
@@ -245,7 +247,7 @@ def _decode_set(inner: Any) -> frozenset[Any]:
 
 
 def _hashable(value: Any) -> Any:
-    """A hashable form of a value: arrays inside a set become tuples."""
+    """Return a hashable form of a value, in which arrays inside a set are tuples."""
     return tuple(_hashable(item) for item in value) if type(value) is list else value
 
 

@@ -1,4 +1,4 @@
-"""How to reach a database: only this changes when you switch databases."""
+"""The configuration says how to reach a database; to switch databases, change only the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ import attrs
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.secret import SecretText, outcome, settled
-from multiclouddb_api.validators import at_least, is_a, not_blank, to_dict, unknown_name
+from multiclouddb_api.validators import (
+    at_least,
+    check_type,
+    is_a,
+    local_path,
+    not_blank,
+    to_dict,
+    unknown_name,
+)
 
 __all__ = ["ClientConfig"]
 
@@ -39,7 +47,7 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 
 
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy whose repr shows no secret; the repr of each text in it shows none either."""
+    """Return a copy of a value whose repr, and the repr of each text in it, shows no secret."""
     found = to_dict("ClientConfig.connection", connection)
     return {
         name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
@@ -49,52 +57,50 @@ def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(init=False)
 class ClientConfig:
-    """The provider, the settings to reach it, and the limits of the client.
+    """Names the provider, the settings to reach the database, and the limits of the client.
 
-    It can be pickled if the values in `connection` can be; a client can never be pickled. Its repr shows no
-    secrets.
-
-    Attributes:
-        provider: Provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`.
-        connection: The provider's own settings, name → value. Every provider accepts `url`, which contains
-            the URL that `connect` also accepts.
-        max_buffered_bytes: Limit on the size of records that are fetched and not yet delivered, in bytes; 64
-            MiB by default.
-        max_concurrency: How many partitions one call reads at the same time; 32 by default.
-        headroom_warning_seconds: `Observer.retention_headroom_low` is called when the headroom is below this;
-            one hour by default.
-        child_watch_seconds: How long to look for more children of a partition that has ended, in seconds of
-            running time; ten minutes by default. It matters only if the service does not prove that all
-            children are known (DynamoDB).
-        coverage_audit_seconds: How often a feed of a whole collection is compared with the service's list of
-            partitions, in seconds; every ten minutes by default. After a partition has ended, a tenth of this
-            time is used.
-        max_readers_per_partition: How many readers of one partition are kept open between calls; 64 by
-            default. Each consumer of a feed in this client needs one. A consumer without a kept reader opens
-            a reader for each page, and each reader opens a cursor at the service.
+    A configuration can be pickled if the values in `connection` can be pickled; a client never can. The repr
+    of a configuration shows no secrets.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
+    """Provider id: One of `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`."""
     connection: Mapping[str, Any] = attrs.field(factory=dict, repr=_redacted, hash=False)
+    """The provider's own settings, as a mapping from name to value. Every provider accepts the setting
+    `url`, which contains the same URL that `connect` accepts."""
     max_buffered_bytes: int = attrs.field(
         default=_BUFFERED_BYTES,
         validator=[is_a(int), at_least(65536, "give at least 64 KiB, one small read")],
     )
+    """The largest total size, in bytes, of records that have been fetched but not delivered; 64 MiB by
+    default."""
     max_concurrency: int = attrs.field(
         default=_CONCURRENCY, validator=[is_a(int), at_least(1, "give at least 1")]
     )
+    """The number of partitions that one call reads at the same time; 32 by default."""
     headroom_warning_seconds: float = attrs.field(
         default=_HEADROOM_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
     )
+    """`Observer.retention_headroom_low` is called if the headroom is below this value; one hour by
+    default."""
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
+    """How long to keep looking for more children of a partition that has ended, in seconds while the
+    reader runs; ten minutes by default. This setting matters only for DynamoDB, which does not prove
+    that all children of a partition are known."""
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
+    """How often a feed of a whole collection is compared with the service's list of partitions, in
+    seconds; every ten minutes by default. After a partition has ended, the feed waits only a tenth of
+    this time."""
     max_readers_per_partition: int = attrs.field(
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )
+    """The number of partition readers that are kept open between calls; 64 by default. Each consumer of a
+    feed in this client needs one open reader. Without an open reader, the consumer opens a new reader,
+    and so a cursor at the service, for each page."""
 
     def __init__(
         self,
@@ -129,14 +135,15 @@ class ClientConfig:
             url: The URL, in the form that docs/configuration.md shows for each provider.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when it has no scheme.
+            MulticloudDbError: `INVALID_REQUEST` if the URL has no scheme.
         """
+        check_type("url", url, str)
         url = SecretText(url)
         return settled(_from_url, cls, url)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> ClientConfig:
-        """Read a TOML file.
+        """Read the configuration from a TOML file.
 
         Top-level keys are the fields of this class; the table `[connection]` holds the provider's own
         settings. A value `{ env = "NAME" }` in that table is read from the environment; use this form for
@@ -146,9 +153,9 @@ class ClientConfig:
             path: The file.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the file and the key.
+            MulticloudDbError: `INVALID_REQUEST` with a message that names the file and the key.
         """
-        return settled(_from_toml, cls, Path(path))
+        return settled(_from_toml, cls, Path(local_path("path", path)))
 
 
 def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:

@@ -1,6 +1,6 @@
-"""Writes events and pages as JSON, and reads them.
+"""Writes events and pages as JSON, and reads them back.
 
-Documents and key values are written by `codec`. Key components are an array of `[name, value]`
+`codec` writes the documents and the key values. Key components are an array of `[name, value]`
 pairs, because their order matters. `ChangeEvent.native` is not written.
 """
 
@@ -34,7 +34,7 @@ from multiclouddb_api.notice import (
 from multiclouddb_api.page import ChangeFeedPage, ChildPartition
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.snapshot import SnapshotOrder, SnapshotProgress
-from multiclouddb_api.validators import to_utc
+from multiclouddb_api.validators import check_type, to_utc
 
 __all__ = ["event_from_json", "event_to_json", "page_from_json", "page_to_json"]
 
@@ -56,39 +56,45 @@ _NOTICES: Final[dict[str, type[Notice]]] = {
 
 
 def event_to_json(event: ChangeEvent) -> bytes:
-    """One event as a JSON object in UTF-8, without `native`.
+    """Return one event as a JSON object in UTF-8, without `native`.
 
     Args:
         event: The event.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a document holds something that has no JSON form.
+        MulticloudDbError: `INVALID_REQUEST` if a document contains a value that has no JSON form.
     """
-    return encode_json(_event_out(event))
+    try:
+        fields = _event_out(event)
+    except (attrs.exceptions.NotAnAttrsClassError, AttributeError, KeyError):
+        check_type("event", event, ChangeEvent)
+        raise
+    return encode_json(fields)
 
 
 def event_from_json(text: bytes | str) -> ChangeEvent:
-    """The event that was passed to `event_to_json`; `native` is None.
+    """Return the event that was passed to `event_to_json`; `native` is None.
 
     Args:
-        text: JSON, as text or UTF-8.
+        text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the field when the text is damaged, lacks a
-            field or has one that is not known.
+        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or has an unknown one; the
+            message names the field.
     """
     return _event_in("event", decode_json(text))
 
 
 def page_to_json(page: ChangeFeedPage) -> bytes:
-    """One page as a JSON object in UTF-8; a notice is an object with its class name as `type`.
+    """Return one page as a JSON object in UTF-8; the `type` of a notice is its class name.
 
     Args:
         page: The page.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a document holds something that has no JSON form.
+        MulticloudDbError: `INVALID_REQUEST` if a document contains a value that has no JSON form.
     """
+    check_type("page", page, ChangeFeedPage)
     fields = _plain(page)
     fields["events"] = [_event_out(event) for event in page.events]
     fields["child_partitions"] = [_plain(child) for child in page.child_partitions]
@@ -103,14 +109,14 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
 
 
 def page_from_json(text: bytes | str) -> ChangeFeedPage:
-    """The page that was passed to `page_to_json`.
+    """Return the page that was passed to `page_to_json`.
 
     Args:
-        text: JSON, as text or UTF-8.
+        text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the field when the text is damaged, lacks a
-            field or has one that is not known.
+        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or has an unknown one; the
+            message names the field.
     """
     page = _Fields("page", decode_json(text), ChangeFeedPage)
     return ChangeFeedPage(
@@ -146,7 +152,10 @@ def _moment_out(name: str, moment: datetime) -> str:
 
 
 class _Fields:
-    """One JSON object with exactly the fields of a class; errors name the field by its path."""
+    """Reads one JSON object that must have exactly the fields of a class.
+
+    Errors name the field by its path.
+    """
 
     def __init__(self, where: str, value: Any, kind: type, extra: str = "", without: str = "") -> None:
         if type(value) is not dict:

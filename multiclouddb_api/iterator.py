@@ -1,11 +1,11 @@
-"""A polling loop over `read_changes`: backs off, retries, keeps a checkpoint."""
+"""Reads changes in a loop over `read_changes`, with backoff, retries and a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from types import TracebackType
-from typing import Literal, Protocol, TypedDict
+from typing import Literal, Protocol
 
 import attrs
 
@@ -13,41 +13,29 @@ from multiclouddb_api.checkpoint import CheckpointStore
 from multiclouddb_api.checkpointer import Checkpointer
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
+from multiclouddb_api.iterator_settings import IteratorSettings
 from multiclouddb_api.notice import FeedEnded
+from multiclouddb_api.observer import Observer
 from multiclouddb_api.options import OperationOptions
+from multiclouddb_api.outage import Outage
 from multiclouddb_api.pacing import PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.position import FromContinuationToken, Now, StartPosition
 from multiclouddb_api.request import ChangeFeedRequest
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
-from multiclouddb_api.validators import at_least, is_a, not_blank, one_of
+from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
 
 __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
 
 
 class ReadsChanges(Protocol):
-    """The part of a client that an iterator uses."""
+    """The part of a client that an iterator calls."""
 
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
     ) -> ChangeFeedPage:
         """See `MulticloudDbClient.read_changes`."""
         ...
-
-
-class IteratorSettings(TypedDict, total=False):
-    """The keyword settings of `ChangeFeedIterator`, which describes them."""
-
-    timeout_seconds: float
-    wait_seconds: float
-    until_idle: bool
-    idle_backoff_seconds: float
-    max_idle_backoff_seconds: float
-    max_outage_seconds: float
-    checkpoint_store: CheckpointStore | None
-    checkpoint_name: str | None
-    checkpoint_interval_seconds: float
-    on_poison: Literal["raise", "skip"]
 
 
 def _not_below_the_first(
@@ -63,46 +51,28 @@ def _not_below_the_first(
 
 @attrs.define(eq=False)
 class ChangeFeedIterator:
-    """Reads a feed page after page until it is stopped, or to its end.
+    """Reads a feed page by page until it is stopped, or until the feed ends.
 
-    Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page is done when
-    the caller asks for the next event or page (an empty page is done at once). Only then `continuation_token`
-    moves and the checkpoint is saved. So a crash, an exception or a `break` in the body of the loop delivers
-    the page again and never skips it: the next `for` over the same iterator, or a new iterator with the same
-    checkpoint, begins after the last page that is done. After the error of a read, the iterator also
-    continues from there.
+    Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page counts as
+    done when the caller asks for the next event or page; an empty page is done at once. Only then does
+    `continuation_token` advance and the checkpoint get saved. So a crash, an exception or a `break` in the
+    loop body delivers the page again and never skips it. The next `for` over the same iterator, or a new
+    iterator with the same checkpoint, starts after the last page that is done. After a failed read, the
+    iterator also continues from there.
 
-    Retryable failures are retried with growing, jittered waits. `CONFLICT` means that somebody else
-    has saved the checkpoint in the meantime.
+    Retryable failures are retried with growing, jittered waits. An outage is reported within 2 seconds, and
+    then every 30 seconds: in the log (`multiclouddb.iterator`, WARNING), and to `Observer.outage`. `CONFLICT`
+    means that another worker has saved the checkpoint in the meantime.
 
-    A partition that has ended ends the iteration. With the scope
-    `PhysicalPartition(…, with_descendants=True)`, reading continues in the partitions that replace it.
+    If the partition that is read ends, the iteration ends. With the scope `PhysicalPartition(…,
+    with_descendants=True)`, the iterator continues in the partitions that replace it.
 
-    With `on_expired=Resnapshot()`, iterate pages. A loop over single events is refused, because it would not
-    see the notices.
-
-    Attributes:
-        client: Reads the pages. It stays open when the iterator is closed.
-        request: The request. A stored checkpoint takes precedence over its `start_position`.
-        timeout_seconds: Limit of each read; 30 by default.
-        wait_seconds: How long a read may wait at the service for a first event (long poll); 0 by
-            default. `stop` has to wait for this read, so choose a time that stopping may take.
-        until_idle: True for a bounded run: end after the first idle page.
-        idle_backoff_seconds: Wait after the first idle page; 0.005 by default. The upper limit of the wait
-            doubles with each further idle page, and the first event resets it.
-        max_idle_backoff_seconds: Longest wait after an idle page; 5 by default.
-        max_outage_seconds: How long to continue while every read fails with a retryable error, or while every
-            page names the same partition in `partition_errors`; 300 by default. Then the last error is
-            raised; for a partition this is `TRANSIENT_FAILURE`.
-        checkpoint_store: The store for the position, or None.
-        checkpoint_name: Which checkpoint of the store.
-        checkpoint_interval_seconds: The shortest time between two saves after empty pages; 0 by default,
-            which saves after each empty page. After events the position is always saved.
-        on_poison: `"raise"`, the default, or `"skip"`: continue after a record that cannot be decoded;
-            the next page contains a `RecordSkipped` notice and no events.
+    With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
+    not see the notices.
 
     Raises:
-        MulticloudDbError: When it is built: `INVALID_REQUEST` that names the setting.
+        MulticloudDbError: Raised when the iterator is built: `INVALID_REQUEST` with a message that names the
+            setting.
 
     Examples:
         >>> with client.iterate_changes(request, until_idle=True) as changes:
@@ -110,47 +80,72 @@ class ChangeFeedIterator:
         ...         print(event.type, event.key)
 
     Portability:
-        The same on all databases. A partition of MongoDB never ends. Warning 11 in docs/configuration.md.
+        The iterator works the same way on all databases. The partition of MongoDB never ends. Warning 11 in
+        docs/configuration.md.
     """
 
-    client: ReadsChanges = attrs.field(repr=False)
+    client: ReadsChanges = attrs.field(
+        repr=False, validator=has_methods("read_changes", advice="pass a client")
+    )
+    """Reads the pages. The client stays open when the iterator is closed."""
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
+    """The request. A stored checkpoint takes precedence over the request's `start_position`."""
     timeout_seconds: float = attrs.field(
         default=30.0,
         kw_only=True,
         validator=[is_a(int, float), at_least(0.001, "give the seconds that one read may take")],
     )
+    """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float = attrs.field(
         default=0.0,
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to be answered at once")],
     )
+    """How long a read may wait at the service for a first event (long poll), in seconds; 0 by default.
+    `stop` has to wait for such a read, so choose a time that stopping may take."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
+    """True for a bounded run: end after the first idle page."""
     idle_backoff_seconds: float = attrs.field(
         default=0.005,
         kw_only=True,
         validator=[is_a(int, float), at_least(0.001, "give the seconds of the first wait")],
     )
+    """How long to wait after the first idle page, in seconds; 0.005 by default. Each further idle page
+    doubles the upper limit of the wait, and the first event resets this limit."""
     max_idle_backoff_seconds: float = attrs.field(
         default=5.0, kw_only=True, validator=[is_a(int, float), _not_below_the_first]
     )
+    """The longest wait after an idle page, in seconds; 5 by default."""
     max_outage_seconds: float = attrs.field(
         default=300.0,
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to raise at the first failure")],
     )
-    checkpoint_store: CheckpointStore | None = attrs.field(default=None, kw_only=True)
+    """How long to continue while every read fails with a retryable error, or while every page names the
+    same partition in `partition_errors`, in seconds; 300 by default. After that, the last error is
+    raised; for a partition it is a `TRANSIENT_FAILURE`."""
+    checkpoint_store: CheckpointStore | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=has_methods("load", "save", advice='pass a store: FileCheckpointStore("checkpoints")'),
+    )
+    """The store for the position, or None to save nothing."""
     checkpoint_name: str | None = attrs.field(
         default=None, kw_only=True, validator=[is_a(str, type(None)), not_blank("name the checkpoint")]
     )
+    """The name of the checkpoint in the store."""
     checkpoint_interval_seconds: float = attrs.field(
         default=0.0,
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to save after each page")],
     )
+    """The shortest time between two saves after empty pages; with 0, the default, each empty page is
+    saved. After a page with events, the position is always saved."""
     on_poison: Literal["raise", "skip"] = attrs.field(
         default="raise", kw_only=True, validator=one_of("raise", "skip")
     )
+    """`"raise"`, the default, or `"skip"`. With `"skip"`, the iterator continues after a record that
+    cannot be decoded; the next page contains a `RecordSkipped` notice and no events."""
 
     _timer: Timer = attrs.field(factory=Timer, init=False, repr=False)
     _position: StartPosition | None = attrs.field(default=None, init=False, repr=False)
@@ -159,6 +154,7 @@ class ChangeFeedIterator:
     _unrepeatable: ChangeFeedPage | None = attrs.field(default=None, init=False, repr=False)
     _round: int = attrs.field(default=0, init=False, repr=False)
     _closed: bool = attrs.field(default=False, init=False, repr=False)
+    _outage: Outage | None = attrs.field(default=None, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if (self.checkpoint_store is None) != (self.checkpoint_name is None):
@@ -167,15 +163,15 @@ class ChangeFeedIterator:
 
     @property
     def continuation_token(self) -> str | None:
-        """The token after the last page that is done; None while there is no token to start from."""
+        """The token after the last page that is done; None if there is no token to start from yet."""
         position = self._position or self.request.start_position
         return position.token if isinstance(position, FromContinuationToken) else None
 
     def pages(self) -> Iterator[ChangeFeedPage]:
-        """Pages, empty and idle ones included, starting after the last page that is done.
+        """Iterate over pages, including empty and idle ones, starting after the last page that is done.
 
         Raises:
-            MulticloudDbError: From the reads and from the checkpoint store, see the class.
+            MulticloudDbError: Errors of the reads and of the checkpoint store; see the class.
         """
         return self._pages()
 
@@ -198,15 +194,19 @@ class ChangeFeedIterator:
                     yield event
 
     def stop(self) -> None:
-        """End the iteration for good; from any thread, also from a signal handler.
+        """End the iteration permanently; any thread or a signal handler may call this.
 
-        It takes effect within 0.1 seconds while backing off, otherwise after the read in flight,
-        whose page is not delivered. The caller has to finish the events that were already returned.
+        A waiting iterator stops within 0.1 seconds. Otherwise it stops when the current read ends, and the
+        page of that read is not delivered. The caller must still finish the events that were already
+        returned.
         """
         self._timer.stop()
 
     def close(self) -> None:
-        """Stop, and save the position after the last page that is done; for the iterating thread only."""
+        """Stop, and save the position after the last page that is done.
+
+        Call this only from the iterating thread.
+        """
         self.stop()
         self._closed = True
         self._save()
@@ -225,7 +225,9 @@ class ChangeFeedIterator:
 
     def _pages(self) -> Generator[ChangeFeedPage, None, None]:
         schedule = self._begin()
-        mine = self._round
+        mine, observer = self._round, getattr(self.client, "observer", None)
+        told = observer if isinstance(observer, Observer) else None
+        self._outage = Outage(self.request.address, told, self._timer.now)
         while (page := self._next(schedule)) is not None:
             over = page.partition_retired or any(isinstance(notice, FeedEnded) for notice in page.notices)
             matters = bool(page.events or page.notices or over)
@@ -260,26 +262,41 @@ class ChangeFeedIterator:
     def _next(self, schedule: PollSchedule) -> ChangeFeedPage | None:
         """The next page; None when stopped."""
         while not self._timer.stopped:
-            if self._timer.wait(schedule.due - self._timer.now()):
+            if self._wait_until(schedule.due):
                 page = self._read(schedule)
                 if page is not None and not self._timer.stopped:
                     return page
         return None
 
+    def _wait_until(self, due: float) -> bool:
+        """Wait, and report an outage during the wait; True if `stop` was not called."""
+        assert self._outage is not None
+        while (step := self._outage.until_next()) < due - self._timer.now():
+            if not self._timer.wait(step):
+                return False
+            self._outage.waits(lambda: None)
+        return self._timer.wait(due - self._timer.now())
+
     def _read(self, schedule: PollSchedule) -> ChangeFeedPage | None:
-        """One page, or None after a failure that is tolerated."""
+        """Return one page, or None after a failure that is tolerated."""
         if self._unrepeatable is not None:
             return self._unrepeatable
         began = self._timer.now()
         position = self._skip_to or self._position or self.request.start_position
         request = attrs.evolve(self.request, start_position=position)
         wait = 0.0 if isinstance(position, Now | Snapshot) else self.wait_seconds
+        assert self._outage is not None
         try:
-            page = self.client.read_changes(request, OperationOptions(self.timeout_seconds, wait))
+            with self._outage.watching(wait):
+                page = self.client.read_changes(request, OperationOptions(self.timeout_seconds, wait))
         except MulticloudDbError as error:
-            if not (self._step_over(position, error) or (error.retryable and schedule.failed())):
+            if self._step_over(position, error):
+                return None
+            if not (error.retryable and schedule.failed()):
                 raise
+            self._outage.failed(error.message)
             return None
+        self._outage.ended()
         schedule.succeeded(page, min(wait, self._timer.now() - began))
         if isinstance(position, Now | Snapshot) and (page.events or page.notices):
             # A second read at Now would begin later, so this page must be delivered without it.

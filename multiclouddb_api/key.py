@@ -1,4 +1,4 @@
-"""A document's key, the same for every database."""
+"""Defines a document's key, in the same form for every database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MulticloudDbKey"]
 
 
 def _plain(value: Any) -> Any:
-    """Give equal decimals the same text, because databases store 1.50 and 1.5 under one key."""
+    """Give equal decimals the same text, because databases store 1.50 and 1.5 under the same key."""
     if isinstance(value, Decimal) and value.is_finite():
         # A separate context is used, because the thread's context would round the value to 28 digits.
         digits = len(value.as_tuple().digits)
@@ -38,14 +38,11 @@ def _check_name(name: object) -> None:
 
 @attrs.frozen(eq=False, hash=False)
 class MulticloudDbKey(Slotted):
-    """Ordered components that together identify one document; the leading ones are the partition key.
+    """Ordered components that together identify one document; the first ones form the partition key.
 
-    Two keys are equal when their components have the same names, order, types and values: `True`,
-    `1` and `1.0` are three keys, and so are MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` two.
-
-    Attributes:
-        components: Name → value, in the database's own order. A copy is taken.
-        partition_components: The number of leading components that form the partition key; 1 by default.
+    Two keys are equal when their components have the same names, order, types and values: `True`, `1` and
+    `1.0` are three different keys. MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` are two
+    different keys.
 
     Examples:
         >>> key = MulticloudDbKey({"customer": "c-1", "order": 7})
@@ -53,14 +50,17 @@ class MulticloudDbKey(Slotted):
         ({'customer': 'c-1'}, {'order': 7})
 
     Portability:
-        Cosmos DB has up to three partition key components and then `id`; DynamoDB one and at most
-        one sort key; Spanner's primary key has no partition key, so there the first component is taken;
-        MongoDB has `_id` of any type, after the shard key where there is one. Warning 21 in
-        docs/configuration.md.
+        Cosmos DB has up to three partition key components, followed by `id`; DynamoDB has one partition key
+        and at most one sort key; Spanner's primary key has no partition key, so the first component is used
+        as the partition key; MongoDB has `_id`, which may be of any type; in a sharded collection the shard
+        key comes before it. Warning 21 in docs/configuration.md.
     """
 
     components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)
+    """Maps the name of each component to its value, in the database's own order. The key keeps a copy of
+    this mapping."""
     partition_components: int = attrs.field(default=1, validator=is_a(int))
+    """The number of first components that form the partition key; 1 by default."""
 
     def __attrs_post_init__(self) -> None:
         if not self.components:
@@ -76,16 +76,22 @@ class MulticloudDbKey(Slotted):
 
     @property
     def partition_key(self) -> dict[str, Any]:
-        """The leading components, name → value."""
+        """The first components, which form the partition key, as a mapping from name to value."""
         return dict(list(self.components.items())[: self.partition_components])
 
     @property
     def sort_key(self) -> dict[str, Any]:
-        """The components after the partition key, name → value; empty when there are none."""
+        """The components after the partition key, as a mapping from name to value.
+
+        The mapping is empty if there are no such components.
+        """
         return dict(list(self.components.items())[self.partition_components :])
 
     def canonical(self) -> bytes:
-        """The key's JSON text, the same in every process and version; equality of keys compares it."""
+        """Return the key's JSON text, which is the same in every process and version.
+
+        Equal keys have equal text.
+        """
         pairs = [[name, _plain(value)] for name, value in self.components.items()]
         return encode_json([self.partition_components, pairs])
 
@@ -99,7 +105,7 @@ class MulticloudDbKey(Slotted):
 
 
 class _Draft(Slotted):
-    """A key while its attributes are set; it has the slots of a key."""
+    """A key whose attributes are being set; it has the same slots as a key."""
 
     __slots__ = ("components", "partition_components")
 
@@ -107,9 +113,9 @@ class _Draft(Slotted):
 def trusted_keys(
     components: Sequence[Mapping[str, Any]], partition_components: int = 1
 ) -> list[MulticloudDbKey]:
-    """Keys from records that the service sent; they are not checked, and their `components` are not copied.
+    """Build keys from records that the service sent, without checks and without copies of their `components`.
 
-    Only for `mapping` modules: a key is built for every event, and the checks would double the cost.
+    Use this only in `mapping` modules: a key is built for every event, and the checks would double the cost.
     """
     drafts: list[Any] = list(map(object.__new__, repeat(_Draft, len(components))))
     draft: Any

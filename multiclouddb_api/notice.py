@@ -1,10 +1,12 @@
-"""Facts about a feed that are not changes of a document."""
+"""Defines notices: facts about a feed that are not changes of a document."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
 import attrs
+
+from multiclouddb_api.validators import is_a
 
 __all__ = [
     "BackfillDone",
@@ -22,139 +24,122 @@ __all__ = [
 
 @attrs.frozen
 class Dropped:
-    """The collection or database was dropped.
+    """The collection or database was dropped."""
 
-    Attributes:
-        name: The dropped resource: `database/collection` or `database`.
-    """
-
-    name: str
+    name: str = attrs.field(validator=is_a(str))
+    """The dropped resource: `database/collection` or `database`."""
 
 
 @attrs.frozen
 class Renamed:
-    """The collection has another name now.
+    """The collection has been renamed."""
 
-    Attributes:
-        name: The old name.
-        new_name: The name it has now.
-    """
-
-    name: str
-    new_name: str
+    name: str = attrs.field(validator=is_a(str))
+    """The old name."""
+    new_name: str = attrs.field(validator=is_a(str))
+    """The new name of the collection."""
 
 
 @attrs.frozen
 class Invalidated:
-    """The service ended the feed because the followed resource no longer exists.
+    """The service ended the feed because the resource that it follows no longer exists."""
 
-    Attributes:
-        reason: The service's own words, or ours; one line.
-    """
-
-    reason: str
+    reason: str = attrs.field(validator=is_a(str))
+    """The reason on one line, in the service's own words or in the library's."""
 
 
 @attrs.frozen
 class FeedEnded:
-    """No change will ever come after this token.
+    """No further change will come after this token."""
 
-    Attributes:
-        reason: The reason, on one line.
-    """
-
-    reason: str
+    reason: str = attrs.field(validator=is_a(str))
+    """The reason why the feed ended, on one line."""
 
 
 @attrs.frozen
 class Gap:
-    """Changes were lost because retention had passed; the read continued after them (`SkipToOldest`).
+    """Changes were lost because they were older than the retention.
 
-    Attributes:
-        partition_id: The partition whose position was too old.
-        lost_from: The lost position, as text for a person.
-        resumed_at: The position where the read continued, as text for a person.
+    Reading continued after them (`SkipToOldest`).
 
     Portability:
-        Everywhere; the service decides how soon that happens. Warnings 3 and 10 in docs/configuration.md.
+        A gap is possible on every database; the service decides how soon changes expire. Warnings 3 and 10 in
+        docs/configuration.md.
     """
 
-    partition_id: str
-    lost_from: str
-    resumed_at: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The partition whose position had expired."""
+    lost_from: str = attrs.field(validator=is_a(str))
+    """The position that was lost, as readable text."""
+    resumed_at: str = attrs.field(validator=is_a(str))
+    """The position at which reading continued, as readable text."""
 
 
 @attrs.frozen
 class RecordSkipped:
-    """A record that could not be decoded was skipped with a `skip_token`.
+    """A record that could not be decoded was skipped with a `skip_token`."""
 
-    Attributes:
-        partition_id: The partition that contains the record.
-        position: Its position, as text for a person.
-    """
-
-    partition_id: str
-    position: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The partition that contains the skipped record."""
+    position: str = attrs.field(validator=is_a(str))
+    """The position of the skipped record, as readable text."""
 
 
 @attrs.frozen
 class PartitionFoundLate:
-    """An audit found a partition that the feed did not cover; the feed reads it from here on.
+    """An audit found a partition that the feed did not cover; from now on the feed reads this partition.
 
-    The service listed the partition so late that its parent was no longer watched for children. Its events
-    come after newer events of other partitions, and may be older than an already reported watermark.
-
-    Attributes:
-        partition_id: The partition.
-        starts_at: The position where reading it starts, as text for a person.
+    The service listed the partition so late that its parent was no longer being watched for children. The
+    partition's events come after newer events of other partitions, and may be older than a watermark that was
+    already reported.
 
     Portability:
-        Only on DynamoDB, which may list shards late and does not prove that a listing is complete. Where a
-        service names every child, no partition is found late. Warning 22 in docs/configuration.md.
+        This notice occurs only on DynamoDB, which may list shards late and does not prove that a listing is
+        complete. If a service names every child partition, no partition is found late. Warning 22 in
+        docs/configuration.md.
     """
 
-    partition_id: str
-    starts_at: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The partition."""
+    starts_at: str = attrs.field(validator=is_a(str))
+    """The position at which reading the partition starts, as readable text."""
 
 
 @attrs.frozen
 class SnapshotStarted:
-    """A snapshot has begun: changes are pinned from here on, and its rows come on the next pages.
+    """A snapshot has begun.
 
-    Store the token of its page before you read on. Only a read from this token or a later one continues the
+    Later changes are kept from here on, and the rows of the snapshot come on the next pages. Store the token
+    of this notice's page before you read on. Only a read from this token or a later one continues the
     snapshot; any other read begins another snapshot.
 
-    Attributes:
-        floor: The `order_key` of every row of the snapshot. It is higher than that of every change that the
-            rows certainly contain, and lower than that of every change after this page.
-        partition_id: The id of the snapshot; its `BackfillDone` has the same id.
-
     Portability:
-        Where `Capability.CHANGE_FEED_SNAPSHOT` is. On DynamoDB the floor also lies below older changes.
-        Warning 23 in docs/configuration.md.
+        Where `Capability.CHANGE_FEED_SNAPSHOT` is. On DynamoDB this floor is also less than the `order_key`
+        of some older changes. Warning 23 in docs/configuration.md.
     """
 
-    floor: str
-    partition_id: str
+    floor: str = attrs.field(validator=is_a(str))
+    """The `order_key` of every row of the snapshot. This floor is greater than the `order_key` of every
+    change that the rows certainly contain, and less than that of every change after this page."""
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The id of the snapshot; the matching `BackfillDone` has the same id."""
 
 
 @attrs.frozen
 class BackfillDone:
-    """The backfill from present documents is complete; all later events are real changes.
+    """The backfill from the current documents is complete; all later events are real changes.
 
-    The page with this notice contains nothing after it. With `SnapshotOrder.INTERLEAVED` and `AUTO`, keep
-    deleted keys until you have stored the token of this page or a later one.
-
-    Attributes:
-        partition_id: With `Snapshot()` the id of the snapshot, as in `SnapshotStarted`; with Cosmos DB's
-            opt-in the partition whose backfill is complete.
+    This notice is the last content of its page. With `SnapshotOrder.INTERLEAVED` or `AUTO`, keep deleted keys
+    until you have stored the token of this page or of a later one.
 
     Portability:
-        With `Snapshot()`, where `Capability.CHANGE_FEED_SNAPSHOT` is; otherwise only on Cosmos DB, with the
-        opt-in into its backfill. Warnings 8 and 23 in docs/configuration.md.
+        This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Otherwise it
+        occurs only on Cosmos DB, if you opt into its backfill. Warnings 8 and 23 in docs/configuration.md.
     """
 
-    partition_id: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    """With `Snapshot()`, the id of the snapshot, as in `SnapshotStarted`. With Cosmos DB's opt-in, the
+    partition whose backfill is complete."""
 
 
 Notice: TypeAlias = (
@@ -168,4 +153,4 @@ Notice: TypeAlias = (
     | SnapshotStarted
     | BackfillDone
 )
-"""Match on the case; later versions may add one."""
+"""The union of all notices; use `match` on the class, because later versions may add classes."""

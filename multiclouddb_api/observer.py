@@ -1,4 +1,4 @@
-"""The hooks for an application's metrics."""
+"""Hooks with which an application collects metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Its methods are called for events inside a client; every method does nothing until it is overridden.
+    """Receives calls about events inside a client; every method does nothing unless it is overridden.
 
-    Each method is called in the thread that does the work, so several calls may run at once: make the methods
+    Each method is called in the thread that does the work, so several calls may run at once. Make the methods
     short and thread-safe. An exception from a method is logged and not raised.
     """
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
-        """A page is about to be returned.
+        """Called before a page is returned.
 
         Args:
             address: The collection that is read.
@@ -27,45 +27,47 @@ class Observer:
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
     ) -> None:
-        """A call to the service failed and is retried after `wait_seconds`.
+        """Called when a call to the service failed and will be retried after `wait_seconds`.
 
         Args:
             address: The collection that is read.
-            partition_id: The partition's public id.
-            attempt: The number of the failed attempt; the first is 1.
+            partition_id: The public id of the partition.
+            attempt: The number of the failed attempt; the first attempt is 1.
             wait_seconds: The wait before the next attempt.
-            reason: The failure; one line.
+            reason: The failure, on one line.
         """
 
     def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:
-        """A reader of one partition was opened.
+        """Called when a reader of one partition was opened.
 
         Args:
             address: The collection that is read.
-            partition_id: The partition's public id.
+            partition_id: The public id of the partition.
         """
 
     def reader_closed(self, address: ResourceAddress, partition_id: str) -> None:
-        """A reader of one partition was closed.
+        """Called when a reader of one partition was closed.
 
         Args:
             address: The collection that is read.
-            partition_id: The partition's public id.
+            partition_id: The public id of the partition.
         """
 
     def partition_retired(
         self, address: ResourceAddress, partition_id: str, children: tuple[str, ...]
     ) -> None:
-        """A partition ended and was drained; its children are read next.
+        """Called when a partition has ended and all its changes were read; its children are read next.
 
         Args:
             address: The collection that is read.
-            partition_id: The partition's public id.
-            children: Public ids of the children; empty when there are none.
+            partition_id: The public id of the partition.
+            children: The public ids of the children; empty if there are none.
         """
 
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
-        """Changes were lost because they were older than retention, and the read continued after them.
+        """Called when changes were lost because they were older than the retention.
+
+        The read continued after them.
 
         Args:
             address: The collection that is read.
@@ -73,23 +75,42 @@ class Observer:
         """
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
-        """An audit found a partition that the feed did not cover; the feed reads it from here on.
+        """Called when an audit found a partition that the feed did not cover; from now on the feed reads it.
 
         Args:
             address: The collection that is read.
-            found: The partition, and the position where reading it starts.
+            found: The partition, and the position at which reading it starts.
         """
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """A scan with `SnapshotOrder.AUTO` takes long, so changes are read during the scan from now on.
+        """Called when a scan with `SnapshotOrder.AUTO` takes long.
+
+        From now on changes are read during the scan.
 
         Args:
             address: The collection that is read.
-            seconds: How long the service will still keep the oldest position of the changes.
+            seconds: How long the service will still keep the oldest position among the changes.
+        """
+
+    def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
+        """Called when a `ChangeFeedIterator` gets no page: within 2 seconds, and then every 30 seconds.
+
+        Args:
+            address: The collection that is read.
+            seconds: How long the service has not answered yet.
+            reason: One line with the last failure, or saying that the service has not answered yet.
+        """
+
+    def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
+        """Called when a `ChangeFeedIterator` gets pages again.
+
+        Args:
+            address: The collection that is read.
+            seconds: How long the outage lasted.
         """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """A position will expire sooner than the configured limit; called at most once a minute for a feed.
+        """Called when a position will soon expire, at most once a minute per feed.
 
         Args:
             address: The collection that is read.

@@ -1,4 +1,4 @@
-"""The time limits of one call, and a provider's own options."""
+"""Defines the time limits of one call, and the base class of a provider's options."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import attrs
 
 from multiclouddb_api.capability import Capability
 from multiclouddb_api.codec import encode_json
-from multiclouddb_api.validators import at_least, is_a
+from multiclouddb_api.validators import at_least, check_type, is_a
 
 __all__ = ["OperationOptions", "ProviderOptions"]
 
 
 @attrs.frozen
 class OperationOptions:
-    """Time limits of one call.
-
-    Attributes:
-        timeout_seconds: The limit for the whole call, retries included; more than 0, 30 by default. A call
-            that has made progress by then returns its page; a call without progress raises
-            `TRANSIENT_FAILURE`.
-        wait_seconds: How long to wait for a first event before an empty page is returned (long
-            poll); 0 by default: answer at once. The wait is never longer than `timeout_seconds`.
-    """
+    """The time limits of one call."""
 
     timeout_seconds: float = attrs.field(
         default=30.0,
         validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
     )
+    """The time limit of the whole call in seconds, retries included; greater than 0, and 30 by default. If
+    a call has made progress when this time is over, the call returns its page; without progress it
+    raises `TRANSIENT_FAILURE`."""
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
+    """How long to wait for a first event before returning an empty page (long poll), in seconds. The
+    default is 0: return at once. The wait is never longer than `timeout_seconds`."""
 
 
 @attrs.frozen
 class ProviderOptions:
-    """Base class of one provider's options; each provider has a frozen subclass.
+    """The base class of a provider's options; each provider has a frozen subclass.
 
     Fields whose metadata has `positions=True` change what a position means: a token made with one value is
-    refused with another.
+    refused with another value.
     """
 
     def position_digest(self) -> str:
-        """A digest of the options that change positions; empty when all have their defaults."""
+        """Return a digest of the options that change positions.
+
+        The digest is empty if all of them have their defaults.
+        """
         values: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in attrs.fields(type(self))
@@ -55,10 +55,10 @@ class ProviderOptions:
         return hashlib.sha256(encode_json(values)).hexdigest()[:12]
 
     def opts_into(self, capability: Capability) -> bool:
-        """Whether the caller has opted into this `EMULATED` capability; False by default.
+        """Return whether the caller has opted into this `EMULATED` capability; False by default.
 
         Args:
             capability: The capability.
         """
-        del capability
+        check_type("capability", capability, Capability)
         return False

@@ -1,4 +1,4 @@
-"""Decides when an iterator reads again: idle backoff, retries, outages, and a wait that `stop` ends."""
+"""Decides when an iterator reads again after idle pages, failures and outages; `stop` ends any wait."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ _LEAST_PART: Final = 50
 
 
 class Timer:
-    """The clock of one iterator, and a wait that ends when it is stopped."""
+    """The clock of one iterator, and a wait that ends when the iterator is stopped."""
 
     def __init__(self) -> None:
         self.stopped = False
         self._wakeup = Wakeup()
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return the seconds of a clock that never goes back."""
         return time.monotonic()
 
     def stop(self) -> None:
-        """End the running wait and every later one; can be called from any thread or a signal handler."""
+        """End the current wait and every later one; any thread or a signal handler may call this."""
         self.stopped = True
         self._wakeup.send()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until the time is over or `stop` is called; True if `stop` was not called."""
+        """Sleep until the time has passed or `stop` is called; True if `stop` was not called."""
         if seconds > 0 and not self.stopped:
             self._wakeup.wait(seconds)
         return not self.stopped
 
 
 class Backoff:
-    """Random waits that grow; the upper limit of each wait is at most twice the limit of the previous one.
+    """Random waits that grow: the upper limit of each wait is at most twice the previous limit.
 
     Args:
-        first: The upper bound of the first wait, in seconds.
-        most: The upper bound of every wait.
-        least: The lower bound of every wait; if it is not 0, also a fiftieth of its upper bound is one.
+        first: The upper limit of the first wait, in seconds.
+        most: The upper limit of every wait.
+        least: The lower limit of every wait. If it is not 0, a wait is also at least a fiftieth of its upper
+            limit.
     """
 
     def __init__(self, first: float, most: float, least: float = 0.0) -> None:
@@ -56,7 +57,7 @@ class Backoff:
         self._doubled = 0
 
     def next(self) -> float:
-        """How long to wait now; the next wait may be longer."""
+        """Return the time to wait now; the next wait may be longer."""
         longest = max(self._least, min(self._most, self._first * 2**self._doubled))
         self._doubled = min(self._doubled + 1, _MOST_DOUBLED)
         least = max(self._least, longest / _LEAST_PART) if self._least else 0.0
@@ -68,18 +69,18 @@ class Backoff:
 
 
 class PollSchedule:
-    """When one feed is read again, and when its failures have lasted too long.
+    """Decides when a feed is read again, and when its failures have lasted too long.
 
     Args:
         timer: The iterator's clock.
-        idle_seconds: First wait after an idle page.
-        max_idle_seconds: Longest wait after an idle page.
-        max_outage_seconds: How long failures are tolerated.
+        idle_seconds: The first wait after an idle page.
+        max_idle_seconds: The longest wait after an idle page.
+        max_outage_seconds: How long failures are tolerated before they are raised.
 
     Attributes:
-        due: When to read next, on the timer's clock.
-        idle: True when the last read found nothing.
-        stuck: After the last page: the error for a partition that has failed for too long, else None.
+        due: The time of the next read, on the timer's clock.
+        idle: True if the last read found nothing.
+        stuck: The error for a partition that has failed for too long by the last page, else None.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class PollSchedule:
         self._partition_failing_since: dict[str, float] = {}
 
     def failed(self) -> bool:
-        """Note that a read failed with a retryable error; False if reads have failed for too long."""
+        """Record that a read failed with a retryable error; False if reads have failed for too long."""
         now = self._timer.now()
         self.idle = False
         if self._failing_since is None:
@@ -109,7 +110,10 @@ class PollSchedule:
         return True
 
     def succeeded(self, page: ChangeFeedPage, waited: float) -> None:
-        """Note that a read returned a page; the read may have spent `waited` seconds in a long poll."""
+        """Record that a read returned a page.
+
+        Up to `waited` seconds of the read may have been a long poll.
+        """
         now = self._timer.now()
         errors = page.diagnostics.partition_errors
         self._failing_since = None

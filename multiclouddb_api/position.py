@@ -1,4 +1,4 @@
-"""The start positions of a feed."""
+"""Defines the start positions of a feed."""
 
 from __future__ import annotations
 
@@ -16,77 +16,74 @@ __all__ = ["AtTime", "Beginning", "FromContinuationToken", "Now", "StartPosition
 
 @attrs.frozen
 class Beginning:
-    """The oldest change that the service still has: the beginning of the *available* changes.
+    """Starts at the oldest change that the service still keeps: the first of the *available* changes.
 
     Portability:
-        DynamoDB keeps changes for 24 hours; Spanner for the stream's retention, 1 day by default; MongoDB as
-        long as they are in the oplog; the embedded store until `trim`. Cosmos DB cannot start an
-        all-versions-and-deletes feed in the past: it raises `UNSUPPORTED_CAPABILITY` unless you opt into its
-        backfill. Check `Capability.CHANGE_FEED_BEGINNING`. Warnings 3, 8 and 10 in docs/configuration.md.
+        DynamoDB keeps changes for 24 hours; Spanner keeps changes for the stream's retention, 1 day by
+        default; MongoDB keeps changes as long as they are in the oplog; the embedded store keeps them until
+        `trim`. Cosmos DB cannot start an all-versions-and-deletes feed in the past: unless you opt into its
+        backfill, the start raises `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`.
+        Warnings 3, 8 and 10 in docs/configuration.md.
     """
 
 
 @attrs.frozen
 class Now:
-    """Only changes that are committed after the first call returns.
+    """Returns only changes that are committed after the first call returns.
 
-    The first page's token is durable, even if the page is empty. Reading from this token later, also after a
-    restart, returns everything committed after that call.
+    The first page's token is durable, even if the page is empty. Reading from this token later, even after a
+    restart, returns everything that was committed after the first call.
 
     Portability:
-        On DynamoDB a reader that stops before its first event for more than 15 minutes may also get changes
-        of the last two minutes before its start. Warning 19 in docs/configuration.md.
+        On DynamoDB, a reader that stops for more than 15 minutes before its first event may also get changes
+        from the two minutes before its start. Warning 19 in docs/configuration.md.
     """
 
 
-def _utc(value: object) -> datetime:
+def _utc(value: datetime) -> datetime:
     return to_utc("AtTime.utc", value)
 
 
 @attrs.frozen
 class AtTime:
-    """The first change at or after a time of the service's clock.
+    """Starts at the first change at or after a given time of the service's clock.
 
-    The start is never too late. It may be too early by at most the precision that the note of
+    The feed never starts too late. The feed may start too early by at most the precision that the note of
     `Capability.CHANGE_FEED_POINT_IN_TIME` states.
 
-    Attributes:
-        utc: An aware datetime of any offset, kept as UTC.
-
     Raises:
-        MulticloudDbError: When it is built: `INVALID_REQUEST` for a naive datetime. At the first read:
-            `INVALID_REQUEST` if the time is more than 60 seconds ahead of the service's clock,
-            `CHECKPOINT_EXPIRED` if it is older than the service's retention.
+        MulticloudDbError: Raised when the position is built: `INVALID_REQUEST` for a datetime without a time
+            zone. Raised by the first read: `INVALID_REQUEST` if the time is more than 60 seconds ahead of the
+            service's clock, `CHECKPOINT_EXPIRED` if it is older than the service's retention.
 
     Portability:
-        Not on DynamoDB; on Cosmos DB only with its backfill; in whole seconds on Cosmos DB and MongoDB. Check
-        `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from it. Warnings 2, 8 and 9 in
-        docs/configuration.md.
+        `AtTime` does not work on DynamoDB. On Cosmos DB it needs the backfill opt-in. Cosmos DB and MongoDB
+        round to whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from
+        that token. Warnings 2, 8 and 9 in docs/configuration.md.
     """
 
     utc: datetime = attrs.field(converter=_utc)
+    """An aware datetime with any offset; it is stored in UTC."""
 
 
 @attrs.frozen
 class FromContinuationToken:
-    """The position after everything that an earlier page returned.
-
-    Attributes:
-        token: A page's `continuation_token`, a child partition's, or an error's `skip_token`.
-            It is opaque and may be several kilobytes long, so store it as text or blob, never in a
-            `varchar(255)` or a header.
+    """Starts after everything that an earlier page returned.
 
     Portability:
-        Valid for the provider, resource and scope that it came from, as long as the service keeps the changes
-        after it: 24 hours on DynamoDB. A resource that was deleted and created again with the same name
-        refuses it, except a whole database or cluster of MongoDB. Warnings 3, 7, 10 and 20 in
-        docs/configuration.md.
+        A token is valid for the provider, resource and scope that it came from, as long as the service keeps
+        the changes after it: 24 hours on DynamoDB. If a resource was deleted and created again with the same
+        name, its old tokens are refused. A whole database or cluster of MongoDB is the exception. Warnings 3,
+        7, 10 and 20 in docs/configuration.md.
     """
 
     token: str = attrs.field(
         repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
     )
+    """The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an error.
+    The token is opaque and may be several kilobytes long, so store it as text or blob, never in a
+    `varchar(255)` or a header."""
 
 
 StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuationToken
-"""Match on the case; all of them are frozen and comparable."""
+"""The union of all start positions, which are frozen and comparable; use `match` on the class."""

@@ -1,4 +1,4 @@
-"""How values are shown to people: shortened, without secrets."""
+"""Shows values to people, shortened and without secrets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDPOINT_USER = re.compile(r"[^?#&;@]*\?endpoint_url=[^?#&;=]*")
 
 
 def shorten(value: object) -> str:
-    """The first characters of a repr, for tokens and documents."""
+    """Return the first characters of a repr, for tokens and documents."""
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= 4 * _VISIBLE:
         return repr(value)
@@ -41,10 +41,10 @@ def shorten(value: object) -> str:
 
 
 def redact_url(url: str) -> str:
-    """The URL without user, password, fragment, and values of options that may be secrets.
+    """Return the URL without user, password, fragment, and the values of options that may be secrets.
 
-    In doubt it shows less: nothing of a text that is not a URL, and no host or path that may be part of an
-    unescaped password.
+    In case of doubt less is shown: nothing if the text is not a URL, and no host or path that may be part of
+    an unescaped password.
     """
     found = _SCHEME.match(url)
     if found is None:
@@ -69,7 +69,7 @@ def redact_url(url: str) -> str:
 
 
 def _is_in_options(front: str) -> bool:
-    """True when the @ after `front`, and what follows it, may belong to an option or a fragment."""
+    """Return True if the @ after `front`, and what follows it, may belong to an option or a fragment."""
     place = _PLACE.match(front)
     assert place is not None
     options = front[place.end() :]
@@ -99,5 +99,5 @@ def _redact_option(text: str) -> str:
 
 
 def rfc3339(moment: datetime) -> str:
-    """An aware datetime as RFC 3339 text in UTC with `Z` and up to six fractional digits."""
+    """Format an aware datetime as RFC 3339 text in UTC with `Z` and up to six fractional digits."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

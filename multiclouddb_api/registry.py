@@ -1,4 +1,4 @@
-"""Finds providers by entry point, and says what to install if a provider is missing."""
+"""Finds providers by entry point, and names the package to install if a provider is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entry_points(*, group: str) -> Iterable[EntryPoint]:
 
 
 def installed_providers() -> tuple[str, ...]:
-    """Ids of the installed providers, sorted; none is loaded."""
+    """Return the sorted ids of the installed providers, without loading any of them."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 

@@ -1,4 +1,4 @@
-"""The request for one read."""
+"""Defines the request for one read."""
 
 from __future__ import annotations
 
@@ -28,93 +28,94 @@ class NewItemStateMode(Enum):
     """Whether events carry the document as it is after the change.
 
     Portability:
-        `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner
-        and pre- and post-images on MongoDB; otherwise it raises `UNSUPPORTED_CAPABILITY`. Without images
-        MongoDB looks up the document of an update when the update is read. Warnings 4, 5 and 15 in
+        `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
+        and post-images on MongoDB. Otherwise the read raises `UNSUPPORTED_CAPABILITY`. Without images MongoDB
+        looks up the document of an update when the update is read. Warnings 4, 5 and 15 in
         docs/configuration.md.
     """
 
     OMIT = "omit"
-    """Never include it; this is cheaper if the service can leave it out."""
+    """Never include the document; this is cheaper if the service can leave it out."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
-    """The full document where the service has it, else None; never a partial document."""
+    """Include the full document if the service has it, else None; a partial document is never returned."""
     REQUIRE = "require"
-    """The full document, or `UNSUPPORTED_CAPABILITY` before the first event."""
+    """Include the full document, or raise `UNSUPPORTED_CAPABILITY` before the first event."""
 
 
 class OldItemStateMode(Enum):
     """Whether events carry the document as it was before the change.
 
     Portability:
-        Anything but `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`: not on Cosmos DB, and
-        elsewhere with a setting. Warning 12 in docs/configuration.md.
+        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB does not have it,
+        and the other services need a setting for it. Warning 12 in docs/configuration.md.
     """
 
     OMIT = "omit"
     """Never."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
-    """The full old document where the service has it, else None; never a partial document."""
+    """Include the full old document if the service has it, else None.
+
+    A partial document is never returned.
+    """
     REQUIRE = "require"
-    """The full old document, or `UNSUPPORTED_CAPABILITY` before the first event."""
+    """Include the full old document, or raise `UNSUPPORTED_CAPABILITY` before the first event."""
 
 
 @attrs.frozen
 class Fail:
-    """A position older than retention raises `CHECKPOINT_EXPIRED`."""
+    """If the position is older than the retention, the read raises `CHECKPOINT_EXPIRED`."""
 
 
 @attrs.frozen
 class SkipToOldest:
-    """A position older than retention gives a `Gap` notice, and the read continues at the oldest change.
+    """If the position is older than the retention, report a `Gap` and continue at the oldest change.
 
     Portability:
-        Everywhere; the service decides how soon a position is too old. Warnings 3 and 10 in
+        Works on every database; the service decides how soon a position is too old. Warnings 3 and 10 in
         docs/configuration.md.
     """
 
 
 OnExpired: TypeAlias = Fail | SkipToOldest | Resnapshot
-"""What to do when changes after the position are no longer kept."""
+"""What to do if the service no longer keeps the changes after the position."""
 
 
 @attrs.frozen
 class ChangeFeedRequest:
-    """One read of a change feed.
-
-    Attributes:
-        address: The collection, table or container.
-        start_position: The start position; a token to resume.
-        scope: The part of the database or collection to read; the entire collection by default.
-        new_item_state_mode: Whether events carry the new document.
-        old_item_state_mode: Whether events carry the old document; needs a capability.
-        max_page_size: Hard limit on `len(page.events)`; 0 = the provider's own page size.
-        on_expired: What to do if a position is older than retention.
-        include_native: True to get the vendor's own record in `event.native`.
-        provider_options: A provider's own options, or None. Other providers refuse them.
+    """Describes one read of a change feed.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the field, when it is built.
+        MulticloudDbError: `INVALID_REQUEST` when the request is built; the message names the field.
     """
 
     address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
+    """The address of the collection, table or container."""
     start_position: StartPosition = attrs.field(
         validator=is_a(Beginning, Now, AtTime, Snapshot, FromContinuationToken)
     )
+    """The position to start from; use a token to resume."""
     scope: FeedScope = attrs.field(
         factory=EntireCollection,
         validator=is_a(EntireCollection, PhysicalPartition, LogicalPartition, EntireDatabase, EntireCluster),
     )
+    """The part of the database or collection to read; the entire collection by default."""
     new_item_state_mode: NewItemStateMode = attrs.field(
         default=NewItemStateMode.INCLUDE_IF_AVAILABLE, validator=is_a(NewItemStateMode)
     )
+    """Whether events include the new document."""
     old_item_state_mode: OldItemStateMode = attrs.field(
         default=OldItemStateMode.OMIT, validator=is_a(OldItemStateMode)
     )
+    """Whether events include the old document; this needs a capability."""
     max_page_size: int = attrs.field(
         default=0, validator=[is_a(int), at_least(0, "use 0 for the provider's own page size")]
     )
+    """The upper limit of `len(page.events)`; 0 means the provider's own page size."""
     on_expired: OnExpired = attrs.field(factory=Fail, validator=is_a(Fail, SkipToOldest, Resnapshot))
+    """What to do if the position is older than the retention."""
     include_native: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to receive the vendor's own record in `event.native`."""
     provider_options: ProviderOptions | None = attrs.field(
         default=None, validator=is_a(ProviderOptions, type(None))
     )
+    """The options of one provider, or None. Other providers refuse them."""

@@ -1,4 +1,4 @@
-"""Keeps passwords out of the local variables of our frames, because error reporters send these variables."""
+"""Keeps passwords out of the local variables of the library's frames, because error reporters send those."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class SecretText(str):
-    """Text that may hold a password: its repr does not show it, `str` does."""
+    """Text that may contain a password: `repr` hides it, `str` shows it."""
 
     __slots__ = ()
 
@@ -23,10 +23,10 @@ class SecretText(str):
 
 
 def outcome(parse: Callable[..., T], *values: Any) -> Any:
-    """Return a function's result, or its `MulticloudDbError`, which the caller has to raise.
+    """Return a function's result, or return its `MulticloudDbError` so that the caller can raise it.
 
-    The function's frames contain parts of the parsed text. The caller raises the error after these frames
-    have ended, so that no traceback contains them.
+    The frames of the function contain parts of the parsed text. The caller raises the error after these
+    frames have ended, so that no traceback contains them.
 
     Args:
         parse: The function.
@@ -39,11 +39,11 @@ def outcome(parse: Callable[..., T], *values: Any) -> Any:
 
 
 def settled(parse: Callable[..., T], *values: Any) -> T:
-    """Returns the result of a function; raises its error here, without the function's frames.
+    """Return the result of a function; raise its error from here, without the function's frames.
 
     Args:
         parse: The function.
-        values: Its arguments, whose reprs show no secret.
+        values: The arguments of the function, whose reprs show no secret.
 
     Raises:
         MulticloudDbError: The function's error.

@@ -1,4 +1,4 @@
-"""Snapshots: every row that exists, then every change."""
+"""A snapshot feed delivers every existing row, then every change."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ _MOST = 10**15
 class SnapshotOrder(Enum):
     """How the rows of a snapshot and the changes after it are mixed.
 
-    With all three, all rows of the snapshot have the same `order_key`, the floor. Apply an event only if its
-    `order_key` is higher than that of the row you have stored.
+    In all three orders, all rows of the snapshot have the same `order_key`, which is called the floor. Apply
+    an event only if its `order_key` is higher than that of the row you have stored.
 
     Portability:
-        `AUTO` changes over only where the service says how long a position is kept; elsewhere it is
-        `ORDERED`. Warning 24 in docs/configuration.md.
+        `AUTO` switches to `INTERLEAVED` only if the service reports how long it keeps a position; otherwise
+        it acts as `ORDERED`. Warning 24 in docs/configuration.md.
     """
 
     ORDERED = "ordered"
-    """Every row of the snapshot comes before any change. If the scan takes longer than the service keeps
-    changes, the read raises `CHECKPOINT_EXPIRED`."""
+    """Every row of the snapshot comes before any change.
+
+    If the scan takes longer than the service keeps changes, the read raises `CHECKPOINT_EXPIRED`.
+    """
     INTERLEAVED = "interleaved"
-    """Rows and changes are mixed, so that no position gets old. A delete may come before an old form of the
-    same row, so keep deleted keys with their `order_key` (tombstones) until you have stored a token after
-    `BackfillDone`."""
+    """Rows and changes are mixed, so that no position becomes too old.
+
+    A delete may come before an old version of the same row. So keep deleted keys with their `order_key`
+    (tombstones) until you have stored a token after `BackfillDone`.
+    """
     AUTO = "auto"
-    """Starts as `ORDERED`, and changes to `INTERLEAVED` when half of the time for which the service keeps the
-    changes has passed. Keep deleted keys as for `INTERLEAVED`."""
+    """Starts as `ORDERED`, and switches to `INTERLEAVED` when half of the time has passed for which the
+    service keeps changes. Keep deleted keys as for `INTERLEAVED`.
+    """
 
 
 def _is_rate(instance: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
@@ -59,36 +64,31 @@ def _is_holdable(instance: object, attribute: attrs.Attribute[Any], value: int) 
 
 @attrs.frozen
 class Snapshot:
-    """Every row that exists, then every change; no change in between is lost.
+    """Delivers every row that exists, then every change; no change in between is lost.
 
     The first page contains no rows, only a `SnapshotStarted` notice: store its token before you read on. From
-    then on no change is missed: a row that is changed after that call is returned again as a change. Rows
+    then on no change is missed: if a row is changed after that call, it is returned again as a change. Rows
     come with `backfilled=True`, `type=CREATE` and the snapshot's floor as `order_key`. The page with the last
-    row contains a `BackfillDone` notice. No page is `idle` before that, and the watermark stays at the
-    snapshot's moment.
+    row also contains a `BackfillDone` notice. Until then no page is `idle`, and the watermark stays at the
+    time of the snapshot.
 
-    The token contains the progress of the scan, so any process can continue it at any row, even days later.
-
-    Attributes:
-        order: How rows and changes are mixed.
-        segments: The number of segments that the collection is cut into; None = the provider decides. A
-            client reads up to eight of them at the same time; `plan_partitions` gives one token for each.
-        max_scan_rate: The highest rate of the scan per second; a limit saves money and load. The unit is that
-            of `native_charge` if the service reports a charge, else rows. None = no limit. Each client
-            applies the limit on its own; `plan_partitions` divides it between its tokens.
+    The token contains the progress of the scan, so any process can continue the scan at any row, even days
+    later.
 
     Raises:
-        MulticloudDbError: When it is built: `INVALID_REQUEST` that names the field. At the first read:
-            `UNSUPPORTED_CAPABILITY` where the database has no snapshots.
+        MulticloudDbError: Raised when the snapshot is built: `INVALID_REQUEST` with a message that names the
+            field. Raised by the first read: `UNSUPPORTED_CAPABILITY` if the database does not support
+            snapshots.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows are as of one moment, or each
-        row is as of the moment when it was read. Snapshots are possible for a whole collection or one
+        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows are read as of one moment, or
+        each row as of the moment of its own read. Snapshots are possible for a whole collection or one
         partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. Warnings 23 and 24 in
         docs/configuration.md.
     """
 
     order: SnapshotOrder = attrs.field(default=SnapshotOrder.AUTO, validator=is_a(SnapshotOrder))
+    """How rows and changes are mixed."""
     segments: int | None = attrs.field(
         default=None,
         validator=[
@@ -97,46 +97,47 @@ class Snapshot:
             attrs.validators.optional(_is_holdable),
         ],
     )
+    """The number of segments into which the collection is divided; None lets the provider decide. A client
+    reads up to eight segments at the same time; `plan_partitions` returns one token for each segment."""
     max_scan_rate: float | None = attrs.field(
         default=None, validator=[is_a(int, float, type(None)), _is_rate]
     )
+    """The highest rate of the scan per second; a limit reduces cost and load. The unit is that of
+    `native_charge` if the service reports a charge; otherwise it is rows. None means no limit. Each
+    client applies the limit separately; `plan_partitions` divides it between its tokens."""
 
 
 @attrs.frozen
 class Resnapshot:
-    """A position older than retention starts another snapshot, which also reveals the lost deletes.
+    """If a position is older than the retention, another snapshot starts; it also reveals the lost deletes.
 
-    The page contains a `Gap` and a `SnapshotStarted` notice and no events. Before you store its token, set
-    the `order_key` of every row and every tombstone of your target to `""`. Then apply events as always.
-    After `BackfillDone`, rows that still have `""` no longer exist in the source: delete them.
-    docs/how-to/snapshot.md shows this with SQLite.
-
-    Attributes:
-        snapshot: How to scan.
+    The first page contains a `Gap` and a `SnapshotStarted` notice, and no events. Before you store the token
+    of that page, set the `order_key` of every row and every tombstone of your target to `""`. Then apply
+    events as always. After `BackfillDone`, rows that still have `""` no longer exist in the source, so delete
+    them. docs/how-to/snapshot.md shows this with SQLite.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. Only with a whole collection or one partition key, and only
-        in a loop over pages: a loop over single events would not see the notices. Warnings 3 and 23 in
-        docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. This works only with a whole collection or one partition key,
+        and only in a loop over pages: a loop over single events would not see the notices. Warnings 3 and 23
+        in docs/configuration.md.
     """
 
     snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))
+    """How to scan."""
 
 
 @attrs.frozen
 class SnapshotProgress:
-    """The progress of a snapshot's scan.
+    """The progress of a snapshot's scan."""
 
-    Attributes:
-        order: The present order: `ORDERED` while the changes wait, `INTERLEAVED` once they are read too.
-        segments_done: The number of segments that were read.
-        segments: The expected total number of segments; None while it is not known.
-        rows: The number of delivered rows, summed over all processes that this token has passed through.
-        records: The approximate number of rows at the start; None if the service does not report it.
-    """
-
-    order: SnapshotOrder
-    segments_done: int
-    segments: int | None
-    rows: int
-    records: int | None
+    order: SnapshotOrder = attrs.field(validator=is_a(SnapshotOrder))
+    """The present order: `ORDERED` while the changes wait, `INTERLEAVED` once the changes are read too."""
+    segments_done: int = attrs.field(validator=is_a(int))
+    """The number of segments that are already read."""
+    segments: int | None = attrs.field(validator=is_a(int, type(None)))
+    """The expected total number of segments; None as long as the total is unknown."""
+    rows: int = attrs.field(validator=is_a(int))
+    """The number of rows delivered so far, summed over all processes that have used this token."""
+    records: int | None = attrs.field(validator=is_a(int, type(None)))
+    """The approximate number of rows at the start of the scan; None if the service does not report this
+    number."""

@@ -47,6 +47,7 @@ from multiclouddb_spi.faults import (
     unsupported,
 )
 from multiclouddb_spi.gc_pause import collector_paused
+from multiclouddb_spi.listing import SupportsCollections
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
@@ -61,6 +62,7 @@ from multiclouddb_spi.scan import (
     plan_id_of,
     segment_id_of,
     snapshot_event_id,
+    snapshot_event_ids,
     snapshot_id_of,
 )
 
@@ -105,6 +107,7 @@ __all__ = [
     "Step",
     "SupportsBackfill",
     "SupportsChangeMark",
+    "SupportsCollections",
     "SupportsCommands",
     "SupportsHeads",
     "SupportsSnapshot",
@@ -122,6 +125,7 @@ __all__ = [
     "read_range",
     "segment_id_of",
     "snapshot_event_id",
+    "snapshot_event_ids",
     "snapshot_id_of",
     "unsupported",
 ]

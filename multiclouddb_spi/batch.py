@@ -1,4 +1,4 @@
-"""The result of one read of a partition: raw records, their mapping, and what follows them."""
+"""The result of one read of a partition: raw records, the mapping of records to events, and the next step."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ __all__ = [
 
 @attrs.frozen
 class Child:
-    """A partition that continues where a drained one ended.
+    """A partition that continues after one of its parent partitions has been read to its end.
 
     Attributes:
         partition_id: The child.
-        parents: *All* its parents, including the one that names it. Each parent names the child when the
-            parent is drained. The engine starts the child when the last parent has named it.
-        cursor: The position where the child starts, as far as this parent knows.
+        parents: *All* parents of the child, including the one that names it. Each parent names the child when
+            that parent has been read to its end. The engine starts the child when the last parent has named
+            it.
+        cursor: The position at which the child starts, as far as this parent knows.
     """
 
     partition_id: str
@@ -50,27 +51,28 @@ class Child:
 
 @attrs.frozen
 class Continue:
-    """There may be more after this batch."""
+    """The partition may have more records after this batch."""
 
 
 @attrs.frozen
 class Reached:
-    """The reader has reached the `until` that it was opened with; it returns nothing more."""
+    """The reader has reached the `until` position that it was opened with; it returns no more records."""
 
 
 @attrs.frozen
 class Drained:
-    """The partition has ended, and this batch is its last; its children follow.
+    """The partition has ended, and this batch is its last; its child partitions follow.
 
     Attributes:
-        children: The children that are known so far, at least one; without any the outcome is `Awaiting` or
-            `Ended`. They start at once. Another read at the final cursor must name at least these children.
+        children: The children that are known so far, at least one; if none is known, the outcome is
+            `Awaiting` or `Ended`. The known children start at once. Another read at the final cursor must
+            name at least these children.
         complete: True if the service proves that there are no other children. If False, the engine keeps the
-            partition in the token and asks `Feed.discover` for more children, for ten minutes of running time
-            by default (`ClientConfig.child_watch_seconds`).
-        instead: True if the partition is gone and nobody can name its children any more. Then `children`
-            contains all partitions that may descend from it. The engine uses them if no child is known, and
-            if no audit would find one.
+            partition in the token and asks `Feed.discover` for more children. The engine asks for ten minutes
+            of running time by default (`ClientConfig.child_watch_seconds`).
+        instead: True if the partition no longer exists and nothing can name its children any more. Then
+            `children` contains all partitions that may descend from the lost partition. The engine uses these
+            children if no child is known, and if no audit would find one.
     """
 
     children: tuple[Child, ...]
@@ -88,7 +90,7 @@ class Ended:
     """The partition has ended and nothing follows it.
 
     Attributes:
-        notice: A notice for the application; None when none is needed.
+        notice: A notice about the end for the application; None if no notice is needed.
     """
 
     notice: Notice | None
@@ -100,9 +102,9 @@ class Segment:
 
     Attributes:
         segment_id: From `segment_id_of`.
-        cursor: The position before its first row.
-        records: The approximate number of its rows; None if the service does not report it. Spark's limits
-            count these.
+        cursor: The position before the first row of the segment.
+        records: The approximate number of rows in the segment; None if the service does not report this
+            number. Spark's limits count these rows.
     """
 
     segment_id: str
@@ -112,11 +114,13 @@ class Segment:
 
 @attrs.frozen
 class Scanned:
-    """This segment of a scan has been read to its end. No partition of the service has this outcome.
+    """This segment of a scan has been read to its end.
+
+    Only segments of a scan have this outcome, never partitions of the service.
 
     Attributes:
-        pieces: Segments that replace the unread rest of this segment. Each unread key of the segment is in
-            exactly one of them. Empty if the whole segment was read.
+        pieces: The segments that replace the unread rest of this segment. Each unread key of the segment is
+            in exactly one of them. Empty if the whole segment was read.
     """
 
     pieces: tuple[Segment, ...] = ()
@@ -127,7 +131,7 @@ Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended | Scanned
 
 
 def goes_on(outcome: Outcome) -> bool:
-    """Whether the reader may return more after this outcome."""
+    """Return whether the reader may return more records after this outcome."""
     match outcome:
         case Continue():
             return True
@@ -138,7 +142,7 @@ def goes_on(outcome: Outcome) -> bool:
 
 
 def children_of(outcome: Outcome) -> tuple[Child, ...]:
-    """The children that `outcome` names."""
+    """Return the children that `outcome` names."""
     match outcome:
         case Drained(children):
             return children
@@ -149,17 +153,20 @@ def children_of(outcome: Outcome) -> tuple[Child, ...]:
 
 
 class Mapper(ABC):
-    """Maps raw records to the returned form; one for all batches of a reader. Every method is pure."""
+    """Maps raw records to the returned form; all batches of a reader share one mapper.
+
+    Every method of a mapper is pure.
+    """
 
     @abstractmethod
     def cursor_after(self, records: Any, count: int) -> Cursor:
-        """The position after the first `count` records.
+        """Return the position after the first `count` records.
 
-        Inside a transaction, the position names the delivered part of the transaction.
+        Inside a transaction, the position identifies the part of the transaction that was delivered.
 
         Args:
             records: The records of the batch.
-            count: The number of records before the position; at least one, and not all of them.
+            count: The number of records before the position: at least one, and fewer than all.
         """
 
     @abstractmethod
@@ -168,11 +175,11 @@ class Mapper(ABC):
 
         Args:
             records: The records of the batch.
-            start: The first one to map.
-            stop: The index after the last one.
+            start: The index of the first record to map.
+            stop: The index after the last record to map.
 
         Raises:
-            RecordFault: A record cannot be decoded; its index is in `[start, stop)`.
+            RecordFault: Raised if a record cannot be decoded; its index is in `[start, stop)`.
         """
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
@@ -180,44 +187,46 @@ class Mapper(ABC):
 
         Args:
             records: The records of the batch.
-            start: The first one to map.
-            stop: The index after the last one.
+            start: The index of the first record to map.
+            stop: The index after the last record to map.
 
         Returns:
-            None if the provider has no columnar path. Then the engine builds the batch from `events`.
+            None if the provider has no columnar code. In that case the engine builds the batch from `events`.
         """
         return None
 
 
 @attrs.frozen(eq=False)
 class Batch:
-    """Raw records of one partition in the service's order. They are mapped only when they are returned.
+    """Raw records of one partition in the service's order.
 
-    A batch contains at most `max_records` records.
+    The records are mapped only when they are returned. A batch contains at most `max_records` records.
 
     Attributes:
-        records: The records; each record gives exactly one event.
+        records: The raw records; each of them gives exactly one event.
         mapper: Maps them.
-        begin: The position before the records, where the read began.
-        end: The position after the records, and after everything that was scanned after them, so that the
-            position also advances in an idle or filtered partition. It never lies before the position where
-            the reader was opened, even if the service delivers earlier records again.
-        outcome: Tells what follows the last record.
-        nbytes: The memory that the raw records take, as exactly as can be found out cheaply.
-        caught_up: True if the service said that nothing follows this batch at present. False if more can or
-            may be read at once (also after an empty batch, while a filter is scanning). None if the service
-            does not say; then an empty batch counts as "nothing". On a partition's last batch it has no
-            meaning.
-        watermark: No record after this batch is older; None when unknown. Never later than the
-            commit time of a record that can still become visible.
-        poll_after: The number of seconds to wait before asking this partition again makes sense; 0 = none.
-        notices: Facts that are not changes. Their place is after the batch's last record and before the next
-            batch. So a reader that meets such a fact ends its batch there, even if the service has sent more;
-            if more may follow, `caught_up` is False. The page that uses up the batch contains its notices,
-            and no later record of this partition. `end` lies after the notices. Every other cursor of the
-            batch, and the `skip_cursor` of a record in it, lies before them, so a read from there returns
-            them again.
-        headroom: Seconds until the position after this batch expires, or None.
+        begin: The position before the records, at which the read began.
+        end: The position after the records, and after everything that was scanned after them. So the position
+            also advances in an idle or filtered partition. The end of a batch never lies before the position
+            at which the reader was opened, even if the service delivers earlier records again.
+        outcome: Says what follows the last record of the batch.
+        nbytes: The memory that the raw records take, as exactly as can be determined cheaply.
+        caught_up: True if the service said that nothing follows this batch at present. False if more records
+            may be read at once, even after an empty batch, while a filter is scanning. None if the service
+            does not tell; then an empty batch means that nothing follows. On the last batch of a partition
+            the value has no meaning.
+        watermark: No record after this batch is older than this time; None when unknown. The watermark is
+            never later than the commit time of a record that can still become visible.
+        poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
+            wait.
+        notices: Facts about the feed that are not changes. The notices belong after the batch's last record
+            and before the next batch. So a reader that finds such a fact ends its batch there, even if the
+            service has sent more records. If more may follow, `caught_up` is False. The page that takes the
+            last record of the batch contains the batch's notices, and no later record of this partition. The
+            position `end` lies after the notices. Every other cursor of the batch, and the `skip_cursor` of a
+            record in the batch, lies before the notices. So a read from such a cursor returns the notices
+            again.
+        headroom: The number of seconds until the position after this batch expires, or None.
         charge: The service's charge in its own unit, or None.
         requests: The number of calls to the service for this batch.
     """
@@ -237,11 +246,11 @@ class Batch:
     requests: int = 1
 
     def __len__(self) -> int:
-        """The number of records; 0 for an empty batch."""
+        """Return the number of records; 0 for an empty batch."""
         return len(self.records)
 
     def cursor_after(self, count: int) -> Cursor:
-        """The position after the first `count` records; after all of them it is `end`."""
+        """Return the position after the first `count` records; after all records it is `end`."""
         if count == len(self.records):
             return self.end
         return self.mapper.cursor_after(self.records, count) if count else self.begin

@@ -1,4 +1,4 @@
-"""An ability that makes an idle feed of many partitions cheap to poll."""
+"""A method that some providers have; it makes an idle feed of many partitions cheap to poll."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ class SupportsChangeMark(Protocol):
     """A feed of any number of partitions that can find out with one cheap call that nothing has changed."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
-        """A value that stays equal as long as no record, partition or end is added to the feed or lost.
+        """Return a value that stays equal until a record, partition or end is added to the feed or lost.
 
-        The engine then returns the last idle page again, with the same token. So a feed whose positions or
-        watermark advance without changes, or whose positions expire with time, must not have this ability.
+        If the value is equal, the engine returns the last idle page again, with the same token. So a feed
+        must not implement this method if its positions or watermark advance without changes, or if its
+        positions expire as time passes.
 
         Args:
-            deadline: When the call has to be over.
+            deadline: The time at which the call must be over.
 
         Returns:
-            The value. The engine compares it with earlier values of this feed in the same process. A change
-            without a reason is harmless, but costs a call to each partition.
+            The value. The engine compares the value with earlier values of this feed in the same process. If
+            the value changes without a reason, this does no harm, but costs one call to each partition.
         """
         ...

@@ -1,4 +1,4 @@
-"""Checks of a client's `connection` that all providers share: option names, and a URL in our own form."""
+"""Checks a client's `connection` for all providers: option names, and URLs in the library's own form."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Location:
     """The parts of a URL; the provider accepts or refuses each part.
 
     Attributes:
-        host: The part after the `//`, including the port; empty if there is none.
-        path: The part that begins with the next `/`.
-        options: The part after the `?`.
+        host: The part of the URL after the `//`, including the port; empty if there is none.
+        path: The part of the URL that begins with the next `/`.
+        options: The part of the URL after the `?`.
     """
 
     host: str
@@ -39,7 +39,7 @@ def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
         known: The known options.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names a similar option.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names a similar option.
     """
     for name in connection:
         if name not in known:
@@ -47,15 +47,15 @@ def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
-    """The application's own client, if it is of this vendor's class.
+    """Return the application's own client if it is of this vendor's class.
 
     Args:
         native_client: The application's argument.
         kind: The required class.
-        way_out: The alternative for the user.
+        way_out: What the user can do instead.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the class of the given client.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the class of the given client.
     """
     if not isinstance(native_client, kind):
         raise invalid_request("native_client", f"is a {type(native_client).__name__}", way_out)
@@ -65,18 +65,20 @@ def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
 def parse_location(
     url: object, scheme: str, *, options: Sequence[str], form: str, credentials: str
 ) -> Location:
-    """Split `scheme://HOST/PATH?name=value` into its parts. Errors quote only the scheme and option names.
+    """Split `scheme://HOST/PATH?name=value` into its parts.
+
+    Errors quote only the scheme and the names of options.
 
     Args:
         url: The user's URL.
-        scheme: The only valid scheme.
-        options: The names that may appear after the `?`.
-        form: The form of a URL, for messages: `"write dynamo://REGION"`.
-        credentials: For messages: where credentials come from, since a URL never holds them.
+        scheme: The only scheme that is accepted.
+        options: The option names that may appear after the `?`.
+        form: The form of a valid URL, for messages: `"write dynamo://REGION"`.
+        credentials: Says in messages where credentials come from, since a URL never contains them.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the text is no such URL, may contain a password, names an
-            unknown option, or names an option twice.
+        MulticloudDbError: `INVALID_REQUEST` if the text is not a URL of this form, may contain a password,
+            names an unknown option, or names an option twice.
     """
     if not isinstance(url, str):
         raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", form)
@@ -104,7 +106,7 @@ def parse_location(
 
 
 def split_url(url: str) -> SplitResult | None:
-    """The parts of a URL; None when the text is no URL or its port is not valid."""
+    """Return the parts of a URL; None if the text is not a URL or its port is not valid."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -114,14 +116,14 @@ def split_url(url: str) -> SplitResult | None:
 
 
 def merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a URL together with the other options.
+    """Return the options of a URL together with the other options.
 
     Args:
-        found: The options of the URL.
+        found: The options that the URL contains.
         others: The other options.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: both name the same option.
+        MulticloudDbError: `INVALID_REQUEST` if both name the same option.
     """
     for name in found:
         if name in others:

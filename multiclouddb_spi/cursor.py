@@ -1,4 +1,4 @@
-"""A position inside one partition."""
+"""Defines a position inside one partition."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from multiclouddb_api.codec import JsonValue
 __all__ = ["Cursor"]
 
 Cursor: TypeAlias = JsonValue
-"""JSON that only one provider's `mapping` writes and reads; it is opaque to the engine.
+"""JSON that only the `mapping` module of one provider writes and reads; it is opaque to the engine.
 
-Treat it as immutable. Keep it short, because every token contains one per partition. It nests at most 8
-levels: write a value that may nest deeper, for example a key, as text. The engine makes no token that nests
-deeper than 16 levels.
+Treat a cursor as immutable. Keep a cursor short, because every token contains one per partition. A cursor
+nests at most 8 levels: if a value, for example a key, may nest deeper, write it as text. The engine makes no
+token that nests deeper than 16 levels.
 """

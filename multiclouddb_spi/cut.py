@@ -1,13 +1,13 @@
-"""Positions inside a commit, for services whose positions identify commits but not single changes.
+"""Represents positions inside a commit, for services whose positions identify commits but not single changes.
 
 A page may end in the middle of a commit, and such a service can only send the whole commit again. So the
-position contains the commit and the part that was delivered. The reader uses it to leave out the changes that
-the service sends a second time.
+position contains the commit and the part of it that was delivered. The reader uses this position to omit the
+changes that the service sends a second time.
 
 The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
-a mark shows which change of the order was delivered last. Spanner's transactions with one commit timestamp
-are such orders. If the changes have no order, the position names each delivered change. It never names
-changes of other commits, so a cursor stays short.
+a mark shows the last delivered change of the order. For example, each of Spanner's transactions with the same
+commit timestamp is such an order. If the changes have no order, the position names each delivered change. A
+position never names changes of other commits, so the cursor stays short.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Cut", "Mark"]
 
 Mark: TypeAlias = tuple[str | int, ...]
-"""How far an order was delivered. Marks of one order have the same length and sort like its changes."""
+"""Marks how far an order was delivered.
+
+Marks of one order have the same length, and sort in the order of its changes.
+"""
 
 _MOST_POSITION: Final = 2**63 - 1
 _MOST_PARTS: Final = 8
@@ -35,23 +38,23 @@ _MOST_PARTS: Final = 8
 
 @attrs.frozen
 class Cut:
-    """A position before a commit, but after the part of it that was delivered.
+    """A position before a commit, but after the part of this commit that was delivered.
 
     Attributes:
-        at: The commit, as a number; everything before it was delivered.
-        delivered: Name → mark. Of the changes at `at`, each order was delivered up to its mark.
+        at: The commit, as a number; everything before this commit was delivered.
+        delivered: Name → mark. For each order of the changes at `at`, the mark up to which it was delivered.
     """
 
     at: int
     delivered: Mapping[str, Mark] = attrs.field(factory=dict)
 
     def has(self, at: int, name: str, mark: Mark = ()) -> bool:
-        """Whether a change was delivered.
+        """Return whether a change was delivered.
 
         Args:
             at: Its commit.
-            name: Its order, or itself.
-            mark: Its place in the order.
+            name: The order that contains the change, or the change itself.
+            mark: The place of the change in the order.
         """
         if at != self.at:
             return at < self.at
@@ -59,17 +62,19 @@ class Cut:
         return last is not None and mark <= last
 
     def advanced(self, at: int, name: str, mark: Mark = ()) -> Cut:
-        """The position after a change that is delivered next.
+        """Return the position after the next delivered change.
 
         Args:
-            at: Its commit, not before this one.
-            name: Its order, or itself.
-            mark: Its place in the order, after what was delivered of it.
+            at: The commit of the change, not before this position's commit.
+            name: The order that contains the change, or the change itself.
+            mark: The place of the change in the order, after what was already delivered.
         """
         return Cut(at, {**(self.delivered if at == self.at else {}), name: mark})
 
     def compare(self, other: Cut) -> int | None:
-        """-1, 0 or 1 if this lies before, at or after another; None if each has changes that the other lacks.
+        """Return -1, 0 or 1 if this position lies before, at or after another.
+
+        None if each position has delivered changes that the other has not.
 
         Args:
             other: Another position of the same partition.
@@ -82,20 +87,20 @@ class Cut:
         return -1 if less else 1 if more else None
 
     def to_json(self) -> list[JsonValue]:
-        """The form in a cursor: `[at]`, or `[at, {name: mark}]` inside a commit."""
+        """Return the position in the form of a cursor: `[at]`, or `[at, {name: mark}]` inside a commit."""
         if not self.delivered:
             return [self.at]
         return [self.at, {name: list(mark) for name, mark in self.delivered.items()}]
 
     @classmethod
     def from_json(cls, cursor: Cursor) -> Cut:
-        """The inverse of `to_json`.
+        """Return the position that was passed to `to_json`.
 
         Args:
-            cursor: From a token, which may be damaged.
+            cursor: A value from a token, which may be damaged.
 
         Raises:
-            InvalidCursor: `to_json` cannot have made it.
+            InvalidCursor: Raised if `to_json` cannot have made the value.
         """
         match cursor:
             case [int() as at] if _is_position(at):

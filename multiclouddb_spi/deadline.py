@@ -11,17 +11,17 @@ __all__ = ["Deadline"]
 
 @attrs.frozen
 class Deadline:
-    """A moment on the monotonic clock; shared by everything that one call does.
+    """A time on the monotonic clock; everything that one call does shares this time.
 
     Attributes:
-        at: `time.monotonic()` at which the call has to be over.
+        at: The value of `time.monotonic()` at which the call must be over.
     """
 
     at: float
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """A deadline this many seconds from now.
+        """Return a deadline this many seconds from now.
 
         Args:
             seconds: The number of seconds.
@@ -29,15 +29,15 @@ class Deadline:
         return cls(time.monotonic() + seconds)
 
     def remaining(self) -> float:
-        """Seconds left, never below 0."""
+        """Return the seconds that are left, never below 0."""
         return max(0.0, self.at - time.monotonic())
 
     def passed(self) -> bool:
-        """True when no time is left."""
+        """Return True if no time is left."""
         return time.monotonic() >= self.at
 
     def sooner(self, seconds: float) -> Deadline:
-        """The earlier of this deadline and `seconds` from now.
+        """Return the earlier of this deadline and `seconds` from now.
 
         Args:
             seconds: The number of seconds from now.

@@ -1,4 +1,4 @@
-"""The engine: it makes pages from a provider's partitions."""
+"""The engine builds pages from a provider's partitions."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class Engine:
     """Does all work of a client except the provider's part; implements `multiclouddb_api.backend.Backend`.
 
     Args:
-        provider: The connected database; closed with the engine.
+        provider: The connected provider, which is closed together with the engine.
         config: Bounds.
-        observer: The application's, or None.
-        executor: Where blocking calls run; a pool of threads by default.
-        attempts: The number of tries of one call; 1 if the application's own client retries.
-        pause: Waits between tries; tests pass a function that does not wait.
+        observer: The observer of the application, or None.
+        executor: The executor for blocking calls; a pool of threads by default.
+        attempts: The largest number of attempts of one call; 1 if the application's own client retries.
+        pause: Waits between attempts; tests pass a function that does not wait.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class Engine:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were fetched or requested but are not returned yet."""
+        """The number of bytes that were fetched or requested but not returned yet."""
         return self._context.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """As `MulticloudDbClient.read_changes`: one page of events."""
+        """Return one page of events, as `MulticloudDbClient.read_changes` does."""
 
         def view(batch: Batch, start: int, stop: int) -> list[ChangeEvent]:
             return batch.events(start, stop)
@@ -130,12 +130,15 @@ class Engine:
     def read(
         self, request: ChangeFeedRequest, options: OperationOptions, view: Callable[[Batch, int, int], T]
     ) -> Reading[T]:
-        """One page with the values that `view(batch, start, stop)` makes; `view` may raise `RecordFault`.
+        """Return one page with the values that `view(batch, start, stop)` makes.
+
+        `view` may raise `RecordFault`.
 
         Args:
             request: The request.
             options: Time limits.
-            view: Makes the returned values from the records `start` to `stop` (exclusive) of a batch.
+            view: A function that makes the returned values from the records `start` to `stop` (exclusive) of
+                a batch.
 
         Raises:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.
@@ -214,7 +217,7 @@ class Engine:
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
     ) -> tuple[str, ...]:
-        """As `MulticloudDbClient.list_physical_partitions`: ids of the open partitions."""
+        """Return the ids of the open partitions, as `MulticloudDbClient.list_physical_partitions` does."""
         deadline = Deadline.after(options.timeout_seconds)
 
         def listed(feed: Feed) -> tuple[str, ...]:
@@ -232,7 +235,7 @@ class Engine:
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool = False
     ) -> tuple[tuple[str, str], ...]:
-        """As `MulticloudDbClient.plan_partitions`: one token per partition, from one resolved start."""
+        """Return one token per partition, as `MulticloudDbClient.plan_partitions` does."""
         if not isinstance(request.scope, EntireCollection):
             raise invalid_request(
                 "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"
@@ -263,14 +266,14 @@ class Engine:
             )
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """As `MulticloudDbClient.run_command`: pass one command through, once."""
+        """Pass one command to the service once, as `MulticloudDbClient.run_command` does."""
         with user_errors(self._provider, "run_command"):
             return self._commands("run_command").run_command(database, command, options)
 
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """As `MulticloudDbClient.run_cursor_command`: pass one cursor command through, once."""
+        """Pass one cursor command to the service once, as `MulticloudDbClient.run_cursor_command` does."""
         with user_errors(self._provider, "run_cursor_command"):
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 

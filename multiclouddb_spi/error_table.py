@@ -1,4 +1,4 @@
-"""The parts of every provider's table of errors: its rows, and the fault of an unknown error."""
+"""Building blocks for each provider's table of errors: its rows, and the fault for an unknown error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiclouddb_spi.faults import Fault
 __all__ = ["REPORT", "THROTTLED", "UNAVAILABLE", "Row", "one_line", "row_of_status", "unexpected"]
 
 REPORT: Final = "this should not happen; please report it with the text of this error"
-"""The advice for an error that the user cannot avoid."""
+"""The advice to report an error that the user cannot avoid."""
 
 _RETRYABLE: Final = (ErrorCategory.THROTTLED, ErrorCategory.TRANSIENT_FAILURE)
 _MOST_TEXT: Final = 300
@@ -20,12 +20,12 @@ _MOST_TEXT: Final = 300
 
 @attrs.frozen
 class Row:
-    """The meaning of one of the service's codes.
+    """The meaning of one of the service's error codes.
 
     Attributes:
         category: The kind of the failure.
-        way_out: The way out, in our words.
-        confidential: True if the service's text may quote a secret; then no error shows that text.
+        way_out: What the user can do, in the library's words.
+        confidential: True if the service's text may quote a secret; then errors do not show that text.
         retryable: True if the same call may succeed later; by default the category decides.
     """
 
@@ -44,13 +44,13 @@ class Row:
         retry_after: float | None = None,
         vendor_retried: bool = False,
     ) -> Fault:
-        """The fault of this row: the service's text, and the way out.
+        """Make the fault of this row from the service's text and the advice.
 
         Args:
-            said: The text of the service or its client, on one line and without a secret.
-            code: The vendor's own code.
-            retry_after: Seconds that the service asked to wait.
-            vendor_retried: True when the vendor's client retries such a call by itself.
+            said: The error text of the service or its client, on one line and without a secret.
+            code: The vendor's own error code.
+            retry_after: The number of seconds that the service asked to wait.
+            vendor_retried: True if the vendor's client itself retries such a call.
         """
         return Fault(
             self.category,
@@ -72,9 +72,9 @@ THROTTLED: Final = Row(
 
 
 def row_of_status(status: int) -> Row | None:
-    """The meaning of an HTTP status that has no code, as when a proxy answers for the service.
+    """Return the meaning of an HTTP status without a code, for example if a proxy answers for the service.
 
-    None unless the status says that the same call may succeed later.
+    None, unless the status means that the same call may succeed later.
     """
     if status == 429:
         return THROTTLED
@@ -82,11 +82,11 @@ def row_of_status(status: int) -> Row | None:
 
 
 def unexpected(error: BaseException) -> Fault:
-    """The fault of an exception that no table knows."""
+    """Make the fault for an exception that no table contains."""
     said = one_line(f"{type(error).__name__}: {error}")
     return Fault(ErrorCategory.PERMANENT_FAILURE, f"{said}; {REPORT}")
 
 
 def one_line(text: str) -> str:
-    """A vendor's text for a message: on one line, without control characters, and not too long."""
+    """Shorten a vendor's text for a message: one line, without control characters, and not too long."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MOST_TEXT]

@@ -1,4 +1,4 @@
-"""The one place that makes the user's error from a fault."""
+"""Makes the user's error from a fault; no other module does this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLASSIFIED: Final = "_multiclouddb_fault"
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """The fault of a failure: the provider's own fault if it raised one, else its classification."""
+    """Return the fault of a failure: the provider's own fault if it raised one, else the classification."""
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):
@@ -39,10 +39,12 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
 
 
 def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
-    """The classification of a vendor's error; `classify` is called only once, as the error keeps its answer.
+    """Return the classification of a vendor's error.
+
+    `classify` is called only once, because the error keeps the answer.
 
     Args:
-        classify: `Provider.classify`, or a function that it calls.
+        classify: `Provider.classify`, or a function that calls it.
         error: The vendor's.
     """
     facts = vars(error)
@@ -53,7 +55,10 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 
 
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
-    """The cause to raise an error from; never one that may quote a secret, because logs print causes too."""
+    """Return the exception from which an error is raised.
+
+    The function never returns an exception that may quote a secret, because logs print causes too.
+    """
     return None if fault.confidential else error
 
 
@@ -65,13 +70,13 @@ def to_error(
     *,
     oldest_position: str | None = None,
 ) -> MulticloudDbError:
-    """The error for a fault, with the vendor's facts in its detail.
+    """Make the error for a fault, with the vendor's facts in its detail.
 
     Args:
         provider_id: The provider's id.
-        operation: The call that failed.
+        operation: The name of the call that failed.
         fault: The failure.
-        cause: The vendor's exception, or None; the caller raises `from` it.
+        cause: The vendor's exception, or None; the caller raises the error `from` this exception.
         oldest_position: For `CHECKPOINT_EXPIRED`.
     """
     if isinstance(cause, MulticloudDbError):
@@ -100,7 +105,7 @@ def user_errors(provider: Provider, operation: str) -> Iterator[None]:
 
     Args:
         provider: Classifies failures.
-        operation: The call, for `ErrorDetail.operation`.
+        operation: The name of the call, for `ErrorDetail.operation`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The classification of a failure by a provider; the engine makes the user's error from it."""
+"""A provider's classification of a failure; the engine makes the user's error from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 START_AGAIN: Final = "start again, or read with on_expired=SkipToOldest() to continue after the gap"
-"""The way out of `CHECKPOINT_EXPIRED`."""
+"""The advice for `CHECKPOINT_EXPIRED`."""
 
 
 @attrs.frozen
@@ -30,15 +30,16 @@ class Fault:
     """One failure, classified.
 
     Attributes:
-        category: The kind of the failure; it decides whether the engine retries.
-        message: One line for the user: what is wrong and the way out. No secret in it.
-        code: The vendor's own code as text, or None.
-        retryable: True when the same call may succeed without a change. `THROTTLED` and
-            `TRANSIENT_FAILURE` usually are.
-        retry_after: Seconds that the service asked to wait, or None.
+        category: The kind of the failure, which decides whether the engine retries.
+        message: One line for the user that says what is wrong and how to fix it. The text must not contain a
+            secret.
+        code: The vendor's own error code as text, or None.
+        retryable: True if the same call may succeed later without a change. `THROTTLED` and
+            `TRANSIENT_FAILURE` usually are retryable.
+        retry_after: The number of seconds that the service asked to wait, or None.
         vendor_retried: True if the vendor's client has already retried this call; the engine then does not
             retry it again.
-        confidential: True if the vendor's text may quote a secret; the user's error then does not show that
+        confidential: True if the vendor's text may quote a secret; then the user's error does not show that
             text.
     """
 
@@ -52,10 +53,10 @@ class Fault:
 
 
 class ProviderFault(Exception):  # noqa: N818
-    """Raised by a provider for its own findings, and for errors whose meaning depends on the call.
+    """Raised by a provider for problems that it finds, and for errors whose meaning depends on the call.
 
-    The engine uses its fault unchanged and does not ask `Provider.classify`. If there is a vendor's
-    exception, raise this fault `from` it, because `ErrorDetail` names that exception.
+    The engine uses the fault unchanged and does not ask `Provider.classify`. If a vendor's exception caused
+    the fault, raise the fault `from` it, because `ErrorDetail` names that exception.
 
     Args:
         fault: The classified failure.
@@ -78,9 +79,10 @@ class ProviderFault(Exception):  # noqa: N818
 
         Args:
             category: The kind of the failure.
-            message: One line for the user: what is wrong and the way out. No secret in it.
-            code: The vendor's own code as text, or None.
-            retryable: True when the same call may succeed without a change.
+            message: One line for the user that says what is wrong and how to fix it. The text must not
+                contain a secret.
+            code: The vendor's own error code as text, or None.
+            retryable: True if the same call may succeed later without a change.
             vendor_retried: True if the engine must not retry the call.
         """
         return cls(Fault(category, message, code, retryable=retryable, vendor_retried=vendor_retried))
@@ -97,14 +99,14 @@ class ProviderFault(Exception):  # noqa: N818
 
 
 class InvalidCursor(ValueError):  # noqa: N818
-    """Raised by a provider for a cursor that it cannot have made: a damaged or forged token."""
+    """Raised by a provider for a cursor that it cannot have made, because the token is damaged or forged."""
 
 
 class RecordFault(Exception):  # noqa: N818
-    """Raised for one record that cannot be decoded or is too large (poison).
+    """Raised for one record that cannot be decoded or is too large (a poison record).
 
-    `Batch.events` and `Batch.arrow` raise it with the record's index. `Reader.fetch` raises it with index 0
-    if the vendor's client cannot skip the record by itself.
+    `Batch.events` and `Batch.arrow` raise this error with the record's index. `Reader.fetch` raises it with
+    index 0 if the vendor's client cannot skip the record.
     """
 
     def __init__(
@@ -114,28 +116,28 @@ class RecordFault(Exception):  # noqa: N818
 
     @property
     def index(self) -> int:
-        """The record's index in the batch."""
+        """The index of the record in the batch."""
         return int(self.args[0])
 
     @property
     def position(self) -> str:
-        """Its position, as text for a person."""
+        """The position of the record, as readable text."""
         return str(self.args[1])
 
     @property
     def reason(self) -> str:
-        """The reason why it cannot be delivered, without content of the record."""
+        """The reason why the record cannot be delivered, without any content of the record."""
         return str(self.args[2])
 
     @property
     def skip_cursor(self) -> Cursor:
-        """The position after it."""
+        """The position after the record."""
         cursor: Cursor = self.args[3]
         return cursor
 
     @property
     def code(self) -> str | None:
-        """The vendor's own code as text, or None."""
+        """The vendor's own error code as text, or None."""
         code: str | None = self.args[4]
         return code
 
@@ -144,38 +146,38 @@ class RecordFault(Exception):  # noqa: N818
 
 
 def expired(what: str) -> ProviderFault:
-    """The fault for a position that is older than retention.
+    """Make the fault for a position that is older than the retention.
 
     Args:
-        what: The data that no longer exists, and why.
+        what: The data that no longer exists, and the reason.
     """
     return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
 
 
 def cancelled() -> ProviderFault:
-    """The fault for a fetch of a reader that was cancelled."""
+    """Make the fault for a fetch whose reader was cancelled."""
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True
     )
 
 
 def unsupported(what: str, way_out: str) -> ProviderFault:
-    """The fault for a feature that this database, or this resource as provisioned, does not offer.
+    """Make the fault for a feature that this database, or this resource with its settings, does not offer.
 
     Args:
         what: A statement that the requested feature is not available.
-        way_out: The alternative for the user.
+        way_out: What the user can do instead.
     """
     return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}")
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """The fault for a method whose default in the contract does not suffice for this provider.
+    """Make the fault for a method whose default in the contract is not sufficient for this provider.
 
     Args:
         made: The provider's class.
-        method: The method that it has to override.
-        what: The fact that the default cannot know.
+        method: The method that the provider must override.
+        what: The fact that the default method cannot know.
     """
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

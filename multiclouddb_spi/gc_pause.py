@@ -20,13 +20,13 @@ os.register_at_fork(
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep the cyclic garbage collector from running inside the block; meant for milliseconds.
+    """Keep the cyclic garbage collector from running inside the block, which should last only milliseconds.
 
-    Mapping makes about ten containers per event and no cycle. The collector would scan them again and again
-    during mapping, which takes a quarter of the reading time.
+    Mapping makes about ten containers per event and no reference cycle. The collector would scan them again
+    and again during mapping, which takes a quarter of the reading time.
 
-    One thread at a time pauses the collector; blocks in other threads have no effect on it. So the collector
-    can run whenever the pausing thread leaves its block, however many threads follow one another.
+    Only one thread at a time pauses the collector; blocks in other threads do not affect it. So the collector
+    can run whenever the pausing thread leaves its block, even if other threads enter theirs.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):
         yield

@@ -1,4 +1,4 @@
-"""Reports events to the application's observer and to the log; neither can break a read."""
+"""Reports events to the application's observer and to the log; failures of either never break a read."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ class Observing:
     """Calls the observer and the loggers `multiclouddb.*`, and catches the observer's errors.
 
     Args:
-        observer: The application's, or None.
+        observer: The observer of the application, or None.
     """
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer or Observer()
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
-        """A page is about to be returned."""
+        """Report that a page is about to be returned."""
         _log.debug("%s: %d events, idle=%s", address, len(page.events), page.idle)
         self._tell(self._observer.page, address, page)
 
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, seconds: float, reason: str
     ) -> None:
-        """A call failed and will be repeated."""
+        """Report that a call failed and will be repeated."""
         _log.info("%s: %s failed (%s), try %d in %.2f s", address, partition_id, reason, attempt + 1, seconds)
         self._tell(self._observer.retry, address, partition_id, attempt, seconds, reason)
 
     def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:
-        """A reader was opened."""
+        """Report that a reader was opened."""
         self._tell(self._observer.reader_opened, address, partition_id)
 
     def reader_closed(self, address: ResourceAddress, partition_id: str) -> None:
-        """A reader was closed."""
+        """Report that a reader was closed."""
         self._tell(self._observer.reader_closed, address, partition_id)
 
     def partition_retired(
         self, address: ResourceAddress, partition_id: str, children: tuple[str, ...]
     ) -> None:
-        """A partition was drained."""
+        """Report that a partition was read to its end."""
         _log.info("%s: %s retired, children %s", address, partition_id, ", ".join(children) or "none")
         self._tell(self._observer.partition_retired, address, partition_id, children)
 
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
-        """Changes were lost because they were older than retention."""
+        """Report that changes were lost because they were older than the retention."""
         _log.warning("%s: gap in %s from %s to %s", address, gap.partition_id, gap.lost_from, gap.resumed_at)
         self._tell(self._observer.gap, address, gap)
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
-        """An audit found a partition that was not covered."""
+        """Report that an audit found a partition that the feed did not cover."""
         _log.warning("%s: %s was not covered, and is read from now on", address, found.partition_id)
         self._tell(self._observer.partition_found_late, address, found)
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """The scan of a snapshot takes long, so changes are read during the scan from now on."""
+        """Report that the scan of a snapshot takes long, so changes are read during the scan from now on."""
         _log.info(
             "%s: positions are kept for %.0f s more; changes are read beside the scan", address, seconds
         )
         self._tell(self._observer.snapshot_interleaved, address, seconds)
 
     def audit_failed(self, address: ResourceAddress, reason: str) -> None:
-        """An audit of coverage failed; it is repeated soon."""
+        """Report that an audit of coverage failed; it is repeated soon."""
         _log.warning("%s: the audit of coverage failed (%s)", address, reason)
 
     def headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """A position will soon be older than retention."""
+        """Report that a position will soon be older than the retention."""
         _log.warning("%s: the position in %s is kept for %.0f s more", address, partition_id, seconds)
         self._tell(self._observer.retention_headroom_low, address, partition_id, seconds)
 

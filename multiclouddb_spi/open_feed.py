@@ -1,4 +1,4 @@
-"""One feed of a provider, in the form that the engine, Spark and the command line use."""
+"""Wraps one feed of a provider for the engine, Spark and the command line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Keeper(Protocol):
     """Keeps opened feeds so that other callers with the same spec can use them."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """The feed of this spec, which the caller must release, and whether this call opened it."""
+        """Return the feed of this spec, and whether this call opened it; the caller must release the feed."""
         ...
 
     def forget(self, feed: Feed) -> None:
-        """Give this feed to no other caller from now on."""
+        """Stop giving this feed to other callers."""
         ...
 
     def release(self, feed: Feed) -> None:
@@ -34,18 +34,19 @@ class Keeper(Protocol):
 
 
 class OpenFeed:
-    """A feed that is opened at the first use, with retries.
+    """A feed that is opened when it is first used, with retries.
 
-    If a feed has been open for long, its resource may have been recreated in the meantime. So the feed is
-    opened again before a token or an id is refused because it belongs to another resource.
+    If a feed has been open for a long time, its resource may have been deleted and created again. So the feed
+    is opened again before a token or an id is refused as belonging to another resource.
 
     Args:
         provider: Opens the feed.
         spec: The spec of the feed, made by `spec_of` from a request that the provider can serve.
         make: Makes the calls.
-        limit: The time limit. A `Deadline` limits all calls together, and then the caller itself makes the
-            user's errors. A number of seconds limits each call, and then a call raises the user's error.
-        keeper: Keeps the feed for other callers. Without one, `close` closes the feed.
+        limit: The time limit. A `Deadline` limits all calls together; in that case the caller itself makes
+            the user's errors. A number of seconds limits each call separately, and then a failed call raises
+            the user's error.
+        keeper: Keeps the feed open for other callers. Without a keeper, `close` closes the feed.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class OpenFeed:
         """Ask the provider or the feed, with retries.
 
         Args:
-            operation: The name of the call, for errors.
-            ask: The question; it gets the deadline and may be called several times.
+            operation: The name of the call, used in errors.
+            ask: The function to call; it receives the deadline and may be called several times.
 
         Raises:
-            MulticloudDbError: With a category, if `limit` is in seconds.
-            Exception: Otherwise the error of the last attempt.
+            MulticloudDbError: An error with a category, if `limit` is in seconds.
+            Exception: Otherwise the error of the last attempt is raised unchanged.
         """
         limit = self._limit
         if isinstance(limit, Deadline):
@@ -87,15 +88,16 @@ class OpenFeed:
     def use(self, begin: Callable[[Feed], T], suits: Callable[[Feed], bool] = lambda _: True) -> T:
         """Call `begin` with the feed, and return its result.
 
-        A feed that was opened before this call is opened again if it does not suit or its resource is not
-        found.
+        If the feed was opened before this call and does not fit, or its resource is not found, it is opened
+        again.
 
         Args:
-            begin: The call. It is repeated if the feed is opened again.
-            suits: Returns True if a feed that was opened before this call belongs to the right resource.
+            begin: The call. The function is called again if the feed is opened again.
+            suits: A function that returns True if a feed opened before this call belongs to the right
+                resource.
 
         Raises:
-            Exception: The error of `begin`, or of opening the feed.
+            Exception: The error that `begin` or opening the feed raised.
         """
         feed, fresh = self._acquire()
         try:
@@ -111,15 +113,15 @@ class OpenFeed:
         return begin(self.feed)
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
-        """Refuse a token or an id of another incarnation of the resource, as `Feed.resumes` decides.
+        """Refuse a token or an id from another incarnation of the resource, as `Feed.resumes` decides.
 
         Args:
             incarnation: The incarnation of the token or id.
-            field: The caller's name for it, for the error.
-            way_out: The alternative for the user.
+            field: The caller's name for the token or id, used in the error.
+            way_out: What the user can do instead.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a resource that was recreated.
+            MulticloudDbError: `INVALID_REQUEST` for a resource that was deleted and created again.
         """
         self.use(
             lambda feed: check_resumes(feed, incarnation, field, way_out),
@@ -127,15 +129,15 @@ class OpenFeed:
         )
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
-        """Refuse a start that the provider does not support.
+        """Refuse a start position that the provider does not support.
 
         Raises:
-            MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
+            MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
         """
         require_start(self.provider, position, self.spec.options, "start")
 
     def renew(self) -> None:
-        """Forget the feed, because its resource may have been recreated."""
+        """Forget the feed, because its resource may have been deleted and created again."""
         if self._feed is not None:
             self._keeper.forget(self._feed)
         self.close()
@@ -157,7 +159,7 @@ class OpenFeed:
 
 
 def check_resumes(feed: Feed, incarnation: str | None, field: str, way_out: str) -> None:
-    """As `OpenFeed.check_resumes`, for this feed."""
+    """Do the same as `OpenFeed.check_resumes`, for this feed."""
     if not feed.resumes(incarnation):
         problem = f"is of an earlier {feed.spec.address} that was recreated under the same name"
         raise invalid_request(field, problem, way_out)

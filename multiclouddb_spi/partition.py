@@ -1,9 +1,9 @@
-"""Partition ids as applications see them: each id names the resource that it belongs to.
+"""Partition ids in the form that applications see: each id names the resource to which it belongs.
 
     dynamo:1f3a9c2b.77e01d5c:shardId-00000001541626099285-f35f62ef
     provider:address.incarnation:the service's own id
 
-Address and incarnation are digests, so a foreign id can be recognised and an id reveals no names.
+Address and incarnation are digests, so that a foreign id can be recognised and an id reveals no names.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def _digest(*parts: str | None) -> str:
 def encode_partition_id(
     provider_id: str, address: ResourceAddress, incarnation: str | None, partition_id: str
 ) -> str:
-    """The public id of a service's partition.
+    """Return the public id of a service's partition.
 
     Args:
         provider_id: The provider's id.
         address: The resource.
         incarnation: The incarnation of the resource, or None.
-        partition_id: The service's own id.
+        partition_id: The service's own id of the partition.
     """
     where = _digest(address.database, address.collection)
     return f"{provider_id}:{where}.{_digest(incarnation)}:{partition_id}"
@@ -47,15 +47,15 @@ class PartitionId:
     """The parts of a public id whose provider and address were already checked.
 
     Attributes:
-        native: The service's own id.
-        incarnation_digest: A digest of the incarnation of its resource.
+        native: The service's own id of the partition.
+        incarnation_digest: A digest of the incarnation of the partition's resource.
     """
 
     native: str
     incarnation_digest: str
 
     def is_of(self, incarnation: str | None) -> bool:
-        """True if the partition belongs to this incarnation of the resource.
+        """Return True if the partition belongs to this incarnation of the resource.
 
         Args:
             incarnation: As in `FeedIdentity`.
@@ -63,14 +63,14 @@ class PartitionId:
         return self.incarnation_digest == _digest(incarnation)
 
     def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
-        """Refuse an id of a resource that was recreated; called when the feed is open.
+        """Refuse an id of a resource that was deleted and created again; called when the feed is open.
 
         Args:
-            address: The resource, for the message.
+            address: The address of the resource, for the message.
             incarnation: The present incarnation of the resource.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the resource was recreated.
+            MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
         if not self.is_of(incarnation):
             raise _foreign(f"is of an earlier {address} that was recreated under the same name")
@@ -81,11 +81,11 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
 
     Args:
         public_id: The application's argument.
-        provider_id: The provider that it must belong to.
-        address: The resource that it must belong to.
+        provider_id: The id of the provider to which the partition must belong.
+        address: The address of the resource to which the partition must belong.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that says what does not match.
+        MulticloudDbError: `INVALID_REQUEST` with a message that says what does not match.
     """
     provider, _, rest = public_id.partition(":")
     where, _, native = rest.partition(":")

@@ -17,7 +17,7 @@ __all__ = ["ProviderPlugin", "open_provider"]
 
 
 class ProviderPlugin(ABC):
-    """The object that a provider's entry point `multiclouddb.providers` names: `PLUGIN = MyPlugin()`.
+    """The object under a provider's entry point `multiclouddb.providers`: `PLUGIN = MyPlugin()`.
 
     Attributes:
         provider_id: The name of the entry point.
@@ -30,11 +30,11 @@ class ProviderPlugin(ABC):
         """Check the configuration and make the provider, with as little I/O as possible.
 
         Args:
-            config: The provider reads `config.connection` and refuses unknown names.
-            native_client: The application's own vendor client, or None to make one.
+            config: The provider reads `config.connection` and refuses unknown option names.
+            native_client: The application's own vendor client, or None if the provider makes its own.
 
         Raises:
-            ProviderFault: When the configuration cannot work.
+            ProviderFault: Raised if the configuration cannot work.
         """
 
     def check(self, config: ClientConfig) -> None:
@@ -44,32 +44,32 @@ class ProviderPlugin(ABC):
             config: As for `connect`.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the setting and the way out.
+            MulticloudDbError: `INVALID_REQUEST` with a message that names the setting and the way out.
         """
         del config
 
     @abstractmethod
     def capabilities(self) -> CapabilitySet:
-        """The service's capabilities when provisioned as documented: the same as `Provider.capabilities`."""
+        """Return the capabilities of a service set up as documented, like `Provider.capabilities`."""
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
-        """Connect, and make the engine that uses the provider.
+        """Connect to the database, and make the engine that uses the provider.
 
         Args:
-            config: The provider, and how to reach it.
-            native_client: The application's own vendor client, or None to make one.
-            observer: Gets notifications of internal events.
+            config: Names the provider and how to reach it.
+            native_client: The application's own vendor client, or None if the provider makes its own.
+            observer: Receives notifications of internal events.
         """
         attempts = ATTEMPTS if native_client is None else 1
         return Engine(_connect(self, config, native_client), config, observer, attempts=attempts)
 
 
 def open_provider(config: ClientConfig, native_client: object | None = None) -> Provider:
-    """Connect without an engine: for Spark, the command line and the conformance kit.
+    """Connect to the database without an engine: for Spark, the command line and the conformance kit.
 
     Args:
-        config: The provider, and how to reach it.
-        native_client: The application's own vendor client, or None to make one.
+        config: Names the provider and how to reach it.
+        native_client: The application's own vendor client, or None if the provider makes its own.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the provider is unknown, not installed, or does not follow

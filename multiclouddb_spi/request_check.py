@@ -46,10 +46,10 @@ _TITLES = {
 def require(
     provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a capability that is native, or one that is emulated and opted into.
+    """Accept a capability that is native, or that is emulated and that the caller has opted into.
 
     Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
     """
     note = provider.capabilities()[capability]
     if note.support is Support.NATIVE:
@@ -70,10 +70,10 @@ def require(
 def require_start(
     provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a start that the provider supports, as `require` does.
+    """Accept a start position that the provider supports, as `require` does for a capability.
 
     Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
     """
     for capability in _needed_to_start(position):
         require(provider, capability, options, operation)
@@ -102,10 +102,10 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
 
 
 def check_planned(position: StartPosition) -> None:
-    """Refuse a snapshot that cannot be spread over processes.
+    """Refuse a snapshot that cannot be spread over several processes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`, because its changes would wait for rows that other processes
+        MulticloudDbError: `INVALID_REQUEST`, because the changes would wait for rows that other processes
             read.
     """
     if isinstance(position, Snapshot) and position.order is not SnapshotOrder.INTERLEAVED:
@@ -113,9 +113,9 @@ def check_planned(position: StartPosition) -> None:
 
 
 def check_plan(plan: Plan | None) -> None:
-    """Refuse to spread a feed over processes while its changes wait for the rows of a scan.
+    """Refuse to spread a feed over several processes while its changes wait for the rows of a scan.
 
-    The scan may come from a token, or from `Beginning()` where that is emulated.
+    The scan may come from a token, or from `Beginning()` on a service that emulates this start.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`, because no token would contain the waiting partitions.

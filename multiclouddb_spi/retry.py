@@ -1,4 +1,4 @@
-"""Retries a failed call; decides whether, how soon and how often."""
+"""Decides whether, how soon and how often a failed call is retried, and retries it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ __all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
 T = TypeVar("T")
 
 ATTEMPTS: Final = 6
-"""The tries of one call, including the first. The waits total about 3 s unless the service asks for more."""
+"""The number of attempts of one call, including the first.
+
+The waits between them total about 3 s, unless the service asks for more.
+"""
 
 
 class Call(Protocol):
@@ -31,17 +34,17 @@ class Call(Protocol):
         """Make the call.
 
         Args:
-            ask: The call; it may be made several times.
+            ask: The function to call; it may be called several times.
             deadline: The time limit of all attempts.
 
         Raises:
-            Exception: The error of the last attempt.
+            Exception: The error that the last attempt raised.
         """
         ...
 
 
 def directly(ask: Callable[[], T], deadline: Deadline) -> T:
-    """Call once, because the caller is itself retried as a whole."""
+    """Call the function only once, because the caller is itself retried as a whole."""
     del deadline
     return ask()
 
@@ -56,17 +59,17 @@ def _untold(attempt: int, seconds: float, error: Exception) -> None:
 
 @attrs.frozen(eq=False)
 class Tries:
-    """Repeats a failed call in the caller's own thread, with full jitter, and raises the last failure.
+    """Repeats a failed call in the caller's own thread, with random waits, and raises the last failure.
 
-    It waits for the full `retry_after` of the service, plus jitter. It does not retry a failure that is not
-    retryable or that the vendor's client has already retried.
+    If the service returns `retry_after`, the full time is waited, plus a random time. A failure is not
+    retried if it is not retryable or if the vendor's client has already retried it.
 
     Attributes:
         provider: Classifies failures.
-        attempts: The number of tries, including the first; 1 to leave retries to the application's own
+        attempts: The number of attempts, including the first; 1 leaves retries to the application's own
             client.
         pause: Waits for the given number of seconds, or less if the client is closed.
-        on_retry: Called before each wait with the number of the try, the seconds and the failure.
+        on_retry: Called before each wait with the number of the attempt, the seconds and the failure.
     """
 
     provider: Provider
@@ -75,7 +78,7 @@ class Tries:
     on_retry: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
-        """See `Call`; no try begins after the deadline."""
+        """Call the function as `Call` describes; no attempt starts after the deadline."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001 - raised again below, where it is the first try of the policy
@@ -127,7 +130,7 @@ class Tries:
 
 
 def _failure(state: RetryCallState) -> Exception:
-    """The error of the failed try; only failures that `Tries` has classified are passed here."""
+    """Return the error of the failed attempt; only failures that `Tries` has classified are passed here."""
     error = state.outcome and state.outcome.exception()
     assert isinstance(error, Exception)
     return error

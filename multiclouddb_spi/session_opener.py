@@ -1,4 +1,4 @@
-"""From a request to an opened feed and the state to continue from."""
+"""Opens the feed for a request, and finds the state from which to continue."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SessionOpener:
     """Checks a request's token and ids, the cheapest checks first, then opens the feed.
 
     Args:
-        provider: The provider of the feed.
+        provider: The provider that opens the feed.
         feeds: Opened feeds.
         fetcher: Runs calls.
         written: The lineages of the last tokens that the engine has written.
@@ -62,11 +62,11 @@ class SessionOpener:
     def open(
         self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
     ) -> Iterator[Session | Finished]:
-        """Open a feed for the duration of a call, and find the state to continue from.
+        """Open a feed for the duration of a call, and find the state from which to continue.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
-            Exception: The error of the provider.
+            Exception: The error that the provider raised.
         """
         physical = self._physical(request)
         scope = scope_text(request.scope, physical.native if physical else None)
@@ -105,7 +105,7 @@ class SessionOpener:
             yield opened.use(begin, suits)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
-        """A feed for the duration of a call, which the caller must close."""
+        """Open a feed for the duration of a call; the caller must close it."""
         return OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)
 
     def snapshot(self, feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
@@ -114,10 +114,10 @@ class SessionOpener:
         Args:
             feed: The feed.
             wanted: The requested snapshot.
-            deadline: When it has to be over.
+            deadline: The time at which the call must be over.
 
         Raises:
-            Exception: The error of the provider.
+            Exception: The error that the provider raised.
         """
         asked = feed.for_one_call()
         has_own_floors = isinstance(asked, SupportsBackfill)
@@ -136,15 +136,15 @@ class SessionOpener:
         )
 
     def segment_lineages(self, feed: Feed, lineage: Lineage, deadline: Deadline) -> list[tuple[str, Lineage]]:
-        """Each segment of a lineage's scan, with a lineage that reads it alone.
+        """Return each segment of a lineage's scan, with a lineage that reads only that segment.
 
         Args:
             feed: The feed of the lineage.
-            lineage: The lineage; it may contain no scan.
-            deadline: When it has to be over.
+            lineage: The lineage, which may contain no scan.
+            deadline: The time at which the call must be over.
 
         Raises:
-            Exception: The error of the provider.
+            Exception: The error that the provider raised.
         """
         plan = lineage.plan
         if plan is None or not isinstance(feed, SupportsSnapshot):
@@ -163,7 +163,7 @@ class SessionOpener:
         return decode_partition_id(request.scope.partition_id, self._provider.provider_id, request.address)
 
     def _envelope(self, position: StartPosition) -> Envelope | None:
-        """The content of the request's token."""
+        """Return the content of the request's token."""
         return decode_token(position.token) if isinstance(position, FromContinuationToken) else None
 
     def _check(self, envelope: Envelope, spec: FeedSpec, scope: str, digest: str) -> None:

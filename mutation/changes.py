@@ -1,7 +1,8 @@
-"""The small changes that are possible in a module: the operators, and what they do not change.
+"""Defines the small changes that are possible in a module: the operators, and the code they leave alone.
 
-They do not change what no test should check, or what has no behaviour: docstrings and messages, annotations,
-`__repr__`, logging, `assert` (here for the type checker), code under `TYPE_CHECKING`, decorators.
+The operators do not change code that no test should check or that has no behaviour: docstrings and messages,
+annotations, `__repr__`, logging, `assert` (here for the type checker), code under `TYPE_CHECKING`,
+decorators.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Change:
 
     Attributes:
         node: The node that is replaced, with its position in the source.
-        function: The qualified name of the function or class around it, or `<module>`.
+        function: The qualified name of the enclosing function or class, or `<module>`.
         replacement: The new source text of the node.
         operator: The kind of the change.
     """
@@ -70,7 +71,7 @@ class Change:
 
 
 def changes_of(tree: ast.Module) -> list[Change]:
-    """Every change that the operators can make, in the order of the source.
+    """Return every change that the operators can make, in the order of the source.
 
     Args:
         tree: A module.
@@ -81,7 +82,7 @@ def changes_of(tree: ast.Module) -> list[Change]:
 
 
 class _Finder:
-    """Walks through a tree and records the possible changes."""
+    """Walks through a syntax tree and records the possible changes."""
 
     def __init__(self) -> None:
         self.found: list[Change] = []
@@ -89,7 +90,7 @@ class _Finder:
         self._last: ast.stmt | None = None
 
     def block(self, body: Iterable[ast.stmt]) -> None:
-        """Changes of the statements of a block, and inside them."""
+        """Record changes to the statements of a block, and inside them."""
         for statement in body:
             self._statement(statement)
             self._walk(statement)
@@ -140,7 +141,7 @@ class _Finder:
                     self._walk(item)
 
     def _statement(self, node: ast.stmt) -> None:
-        """Statements that can be removed, and jumps that can be changed."""
+        """Record statements that can be removed, and jumps that can be changed."""
         match node:
             case ast.Break():
                 self._note(node, "jump", "continue")
@@ -265,7 +266,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _means_absent(node: ast.AST) -> bool:
-    """Whether another false value instead of None would make no difference here."""
+    """Return True if replacing None with another false value makes no difference here."""
     match node:
         case ast.Compare() | ast.Assign(targets=[ast.Subscript()]):
             return True
@@ -280,7 +281,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_joined(node: ast.BinOp) -> bool:
-    """Whether text, tuples or lists are joined: there is no other operator for them."""
+    """Return True if text, tuples or lists are joined, because no other operator works for them."""
     joined = ast.Tuple | ast.List | ast.JoinedStr | ast.ListComp
     return any(
         isinstance(side, joined) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
@@ -289,7 +290,7 @@ def _is_joined(node: ast.BinOp) -> bool:
 
 
 def _is_silent(node: ast.Call) -> bool:
-    """Whether a call only informs a person or the type checker."""
+    """Return True if a call only informs a person or the type checker."""
     match node.func:
         case ast.Attribute(value=ast.Name(id=name)) if name in _LOGGERS:
             return True

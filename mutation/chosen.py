@@ -12,7 +12,7 @@ import pytest
 __all__ = ["KILLED", "TESTS"]
 
 TESTS: Final = "MULTICLOUDDB_CHOSEN_TESTS"
-"""The environment variable with the path of a JSON file that lists node ids."""
+"""The environment variable with the path of a JSON file that lists test ids."""
 KILLED: Final = 117
 """The exit code for a failed test; no Python program uses it itself."""
 
@@ -26,13 +26,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A module that can no longer be imported also ends the process."""
+    """End the process too if a module can no longer be imported."""
     if report.failed:
         _end(f"collection of {report.nodeid}")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """End without any tear-down: with a defect it may never end."""
+    """End the process without any tear-down, because with a defect the tear-down may never end."""
     if report.failed:
         _end(report.nodeid)
 

@@ -22,7 +22,9 @@ _SETTINGS: Final = "mutation.toml"
 _Chosen: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--settings", metavar="FILE", help="Settings in this folder: spanner.toml plants elsewhere."
+        "--settings",
+        metavar="FILE",
+        help="The settings file in mutation/; spanner.toml plants defects in the Spanner provider.",
     ),
 ]
 _Equivalents: TypeAlias = Annotated[
@@ -43,19 +45,20 @@ def mutate(
         1, (os.cpu_count() or 2) - 1
     ),
     seed: Annotated[int | None, typer.Option(help="Another seed plants other defects.")] = None,
-    number: Annotated[int | None, typer.Option(min=1, help="How many defects are planted.")] = None,
+    number: Annotated[int | None, typer.Option(min=1, help="The number of planted defects.")] = None,
     minutes: Annotated[float | None, typer.Option(help="After this time no further defect is tried.")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Only defects whose name or file has this text.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Plant only defects whose name or file contains this text."),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the defects and try none.")] = False,
     chosen: _Chosen = _SETTINGS,
     equivalents: _Equivalents = False,
 ) -> None:
-    """Plant defects in the engine, the iterator, the stores and the embedded reader; count those found.
+    """Plant defects in engine, iterator, stores and embedded reader; count those that a test finds.
 
-    The exit code is 0 when at least the required share is killed. It is 1 when less is killed, when too few
-    ran, or when an entry of equivalents.toml is stale.
+    The exit code is 0 if at least the required share of the mutants is killed. The exit code is 1 if fewer
+    are killed, if too few mutants ran, or if an entry of equivalents.toml is out of date.
     """
     settings = Settings.read(FOLDER / chosen, ROOT)
     began = time.monotonic()
@@ -81,7 +84,10 @@ def mutate(
 
 
 def _known(settings: Settings, chosen: str) -> list[Equivalent]:
-    """The listed equivalents; with other settings those of its modules only."""
+    """Return the listed equivalents.
+
+    With other settings, only those of the modules that the settings name.
+    """
     listed = read_equivalents(FOLDER / "equivalents.toml")
     return [entry for entry in listed if chosen == _SETTINGS or entry.file in settings.modules]
 
@@ -100,7 +106,7 @@ def _told(
     least: int,
     goal: float,
 ) -> bool:
-    """Show survivors and figures; True when enough ran and enough of them were killed."""
+    """Show survivors and figures; True if enough mutants ran and enough of them were killed."""
     equivalent = {each.name for each in mutants if each.identity in same}
     show(console(), mutants, equivalent, outcomes)
     figures = tally(mutants, equivalent, outcomes)
@@ -140,7 +146,7 @@ def _traced(settings: Settings, jobs: int) -> Traces:
 def _tried(
     settings: Settings, traces: Traces, mutants: list[Mutant], jobs: int, until: float
 ) -> dict[str, Outcome]:
-    """Outcomes; a kill counts only when its test passes without the defect."""
+    """The outcomes. Try the mutants; a kill counts only if its test passes without the defect."""
     runner = Runner(settings.root, traces.tests)
     slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
     work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]

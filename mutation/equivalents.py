@@ -1,4 +1,4 @@
-"""Mutants that behave like the original module, each with a reason."""
+"""Lists mutants that behave like the original module, each with a reason."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Equivalent:
         function: As `Mutant.function`.
         before: As `Mutant.before`.
         after: As `Mutant.after`.
-        reason: Why a user of the module sees no difference.
-        nth: As `Mutant.nth`: 1 for the second line in the function with the same text.
+        reason: The reason why a user of the module sees no difference.
+        nth: The same number as `Mutant.nth`: 1 means the second line in the function with the same text.
     """
 
     file: str
@@ -35,18 +35,18 @@ class Equivalent:
 
     @property
     def identity(self) -> tuple[str, str, str, str, int]:
-        """Equal to the identity of its mutant."""
+        """Return an identity that equals the identity of the mutant."""
         return (self.file, self.function, self.before, self.after, self.nth)
 
 
 def read_equivalents(path: Path) -> list[Equivalent]:
-    """The entries of a file.
+    """Return the entries of a file.
 
     Args:
         path: A TOML file with `[[equivalent]]` tables.
 
     Raises:
-        ValueError: An entry is incomplete, or is there twice.
+        ValueError: Raised if an entry is incomplete, or the file contains it twice.
     """
     found: dict[tuple[str, str, str, str, int], Equivalent] = {}
     for number, entry in enumerate(tomllib.loads(path.read_text()).get("equivalent", []), 1):
@@ -55,17 +55,19 @@ def read_equivalents(path: Path) -> list[Equivalent]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path.name}, entry {number}: {error}") from None
         if equivalent.identity in found:
-            raise ValueError(f"{path.name}, entry {number}: an entry above says the same; remove one")
+            raise ValueError(
+                f"{path.name}, entry {number}: an entry above it is the same; remove one of them"
+            )
         found[equivalent.identity] = equivalent
     return list(found.values())
 
 
 def stale(equivalents: Iterable[Equivalent], mutants: Iterable[Mutant]) -> list[Equivalent]:
-    """Entries whose line or change no longer exists.
+    """Return the entries whose line or change no longer exists.
 
     Args:
         equivalents: All entries.
-        mutants: Every mutant that is possible, chosen or not.
+        mutants: Every possible mutant, whether chosen or not.
     """
     possible = {mutant.identity for mutant in mutants}
     return [entry for entry in equivalents if entry.identity not in possible]

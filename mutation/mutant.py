@@ -1,4 +1,4 @@
-"""A module with one change, its stable name, and the choice of some of many."""
+"""Defines a mutant, which is a module with one planted defect, and chooses the mutants of a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Mutant:
     """One planted defect.
 
     Attributes:
-        file: Its path from the root.
-        function: The qualified name of the function or class around it.
+        file: The path of the module, from the root of the repository.
+        function: The qualified name of the enclosing function or class.
         before: The original lines, joined to one line.
-        after: The same with the defect.
+        after: The changed lines with the defect, joined to one line.
         operator: The kind of the change.
-        nth: Counts mutants that are the same in all of the above.
-        lines: First and last number of the changed lines.
-        source: The whole module with the defect.
+        nth: A number that distinguishes mutants that are the same in all fields above.
+        lines: The numbers of the first and the last changed line.
+        source: The text of the whole module with the defect.
     """
 
     file: str
@@ -42,12 +42,12 @@ class Mutant:
 
     @property
     def identity(self) -> tuple[str, str, str, str, int]:
-        """The identity, which stays the same when other lines are edited."""
+        """Return the identity, which stays the same when other lines are edited."""
         return (self.file, self.function, self.before, self.after, self.nth)
 
     @property
     def compiles(self) -> bool:
-        """Whether the source is a valid program."""
+        """Return True if the source is a valid program."""
         try:
             compile(self.source, self.file, "exec", dont_inherit=True)
         except SyntaxError:
@@ -56,20 +56,20 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """A name of eight characters."""
+        """Return a name of eight characters."""
         return self.rank("")[:8]
 
     def rank(self, seed: object) -> str:
-        """Its rank in the order of a seed, as text that sorts."""
+        """Return the mutant's rank for a given seed, as text that sorts."""
         text = "\0".join(map(str, (seed, *self.identity)))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def mutants_of(root: Path, file: str) -> list[Mutant]:
-    """Every defect that can be planted in a module, in the order of the source.
+    """Return every defect that can be planted in a module, in the order of the source.
 
     Args:
-        root: The folder that the file's path begins at.
+        root: The folder that the file's path is relative to.
         file: A module.
     """
     source = (root / file).read_text(encoding="utf-8")
@@ -85,21 +85,21 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
 
 
 def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]:
-    """Choose some mutants: the same for the same source and seed, and mostly the same after an edit.
+    """Choose some mutants: always the same for one source and seed, and mostly the same after an edit.
 
     Args:
         mutants: To choose from.
-        seed: Gives each mutant its rank, which depends on no other mutant.
+        seed: A number that determines the rank of each mutant, independently of the other mutants.
         number: The maximum number of chosen mutants.
     """
     return sorted(mutants, key=lambda mutant: mutant.rank(seed))[:number]
 
 
 def lines_of(mutant: Mutant) -> Iterator[list[int]]:
-    """The lines that a test must run to find a defect, from the best choice to the last.
+    """Return the lines that a test must run to find a defect, from the best choice to the last.
 
-    These are the changed lines; the function around them; for lines that run at import, the lines that use
-    what they define; the whole module.
+    The choices are: the changed lines; the enclosing function; for lines that run at import, the lines that
+    use their definitions; and the whole module.
 
     Args:
         mutant: A defect.

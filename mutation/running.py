@@ -29,9 +29,12 @@ SURVIVED: Final = "survived"
 NOT_RUN: Final = "not run"
 
 _ARGUMENTS: Final = (*PYTEST, "-p", "mutation.chosen", "-p", "no:xdist", "--timeout=25")
-"""The limit is for one test, which takes a few seconds without a defect."""
+"""The limit applies to one test, which takes a few seconds without a defect."""
 _BROKEN: Final = (2, 3, 4)
-"""pytest's exit codes when the defect fails before a test runs, as in a conftest; signals are negative."""
+"""pytest's exit codes if the defect makes the run fail before any test, for example in a conftest.
+
+Signals are negative.
+"""
 _FORKS: Final = multiprocessing.get_context("forkserver")
 # Modules that are loaded once for all mutants: none of them imports a module of the project.
 _FORKS.set_forkserver_preload([warm.__name__, *warm.LOADED])
@@ -46,10 +49,10 @@ class Outcome:
     """The result of a mutant.
 
     Attributes:
-        status: One of the constants of this module.
-        by: The test that failed, or another cause of the end; empty for a survivor.
-        seconds: How long it took.
-        tests: How many tests were chosen to find it.
+        status: The status, which is one of the constants of this module.
+        by: The test that failed, or why the run ended otherwise; empty for a survivor.
+        seconds: The duration of the run, in seconds.
+        tests: The number of tests that were chosen to find the defect.
     """
 
     status: str
@@ -59,16 +62,16 @@ class Outcome:
 
     @property
     def killed(self) -> bool:
-        """True also when a test or the process took too long."""
+        """True if a test found the defect. A test or a process that took too long counts too."""
         return self.status in (KILLED, LATE)
 
 
 class Runner:
-    """Starts pytest with one module replaced.
+    """Starts pytest with one module replaced by its mutant.
 
     Args:
-        root: The folder of the tests.
-        tests: Node id → seconds that the test takes.
+        root: The folder that contains the tests.
+        tests: Maps each test id to the seconds that the test takes.
     """
 
     def __init__(self, root: Path, tests: Mapping[str, float]) -> None:
@@ -82,13 +85,13 @@ class Runner:
         until: float,
         done: Callable[[Mutant, Outcome], object],
     ) -> dict[str, Outcome]:
-        """Outcomes by the names of the mutants.
+        """Return the outcomes, by the names of the mutants.
 
         Args:
-            mutants: Each with the tests that should find it.
-            jobs: Processes at the same time.
+            mutants: The mutants, each with the tests that should find it.
+            jobs: The number of processes that run at the same time.
             until: After this time, on the monotonic clock, no further mutant is started.
-            done: Called for each result.
+            done: A function that is called for each result.
         """
         found: dict[str, Outcome] = {}
 
@@ -103,11 +106,11 @@ class Runner:
         return found
 
     def run(self, mutant: Mutant, names: Sequence[str]) -> Outcome:
-        """Try to find one defect: first with a few tests of few files, because those start sooner.
+        """Try to find one defect, first with a few tests from few files, because these start sooner.
 
         Args:
             mutant: The defect.
-            names: Node ids, in order.
+            names: The ids of the tests, in order.
         """
         began = time.monotonic()
         first = _few(names)
@@ -119,10 +122,10 @@ class Runner:
         return attrs.evolve(outcome, seconds=time.monotonic() - began)
 
     def control(self, work: Sequence[tuple[Mutant, list[str]]]) -> str:
-        """Run the tests of one module of `work` without a defect; returns a failing test, or "".
+        """Run the tests of one module of `work` without a defect; return a failing test, or "".
 
         Args:
-            work: Mutants with their tests.
+            work: The mutants with their tests.
         """
         for mutant, names in work:
             if names:
@@ -131,7 +134,7 @@ class Runner:
         return ""
 
     def fails(self, names: Sequence[str]) -> str:
-        """The first of these tests that fails without any defect; empty when none does.
+        """Return the first of these tests that fails without any defect; empty if all of them pass.
 
         Args:
             names: Node ids.
@@ -157,7 +160,10 @@ class Runner:
             return _judged(self._finished(names, environment, limit), tests)
 
     def _finished(self, names: Sequence[str], environment: Mapping[str, str], seconds: float) -> int | None:
-        """The exit code of pytest; None when it took too long. Every process that it started is ended."""
+        """Return the exit code of pytest; None if it took too long.
+
+        Every process that pytest started is ended too.
+        """
         files = sorted({name.partition("::")[0] for name in names})
         process = _FORKS.Process(target=warm.run, args=(self._root, environment, [*_ARGUMENTS, *files]))
         process.start()
@@ -174,10 +180,10 @@ class Runner:
 
 
 def module_name(file: str) -> str:
-    """The dotted name that a module is imported by.
+    """Return the dotted name under which a module is imported.
 
     Args:
-        file: Its path from the root; folders of distributions are not packages.
+        file: The path of the module from the root; folders of distributions are not packages.
     """
     parts = Path(file).with_suffix("").parts
     start = next(index for index, part in enumerate(parts) if part.startswith("multiclouddb_"))

@@ -1,4 +1,4 @@
-"""The output for a person: progress while it runs, the survivors, and the final table."""
+"""Prints the output for a person: progress during the run, the survivors, and the final table."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Tally:
     """The figures of a run, or of one module.
 
     Attributes:
-        planted: Mutants that were chosen.
+        planted: The number of mutants that were chosen.
         compile: The number of planted mutants that are valid programs.
         equivalent: The number of planted mutants that are listed as equivalent.
-        killed: Found by a test.
+        killed: The number of mutants that a test found.
         late: The number of killed mutants that a time limit ended.
         survived: Found by none.
-        not_run: Not started when the time was over.
+        not_run: The number of mutants that were not started when the time was over.
     """
 
     planted: int
@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """The killed share of the mutants that ran and are not equivalent."""
+        """Return the killed share of the mutants that ran and are not equivalent."""
         ran = self.killed + self.survived
         return self.killed / ran if ran else 1.0
 
@@ -54,8 +54,8 @@ def tally(mutants: Sequence[Mutant], equivalent: set[str], outcomes: dict[str, O
 
     Args:
         mutants: The chosen mutants.
-        equivalent: Names of the mutants that are listed.
-        outcomes: The results of the others that compile, by name.
+        equivalent: The names of the mutants that are listed as equivalent.
+        outcomes: The results of the other mutants that compile, by name.
     """
     programs = [mutant for mutant in mutants if mutant.compiles]
     found = [outcomes[each.name] for each in programs if each.name in outcomes]
@@ -71,14 +71,14 @@ def tally(mutants: Sequence[Mutant], equivalent: set[str], outcomes: dict[str, O
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console as wide as the terminal; in a pipe it prints plain text in long lines."""
+    """Return a console as wide as the terminal; in a pipe it prints plain text in long lines."""
     found = Console(stderr=stderr, highlight=False)
     return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPED_WIDTH)
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Mutant, Outcome], None]]:
-    """Progress on stderr: a bar in a terminal, one line per mutant elsewhere.
+    """Show progress on stderr: a bar in a terminal, one line per mutant elsewhere.
 
     Yields:
         A function to call when a mutant is done.
@@ -127,7 +127,7 @@ def _cells(figures: Tally) -> list[str]:
 
 
 def _entry(mutant: Mutant, outcome: Outcome) -> str:
-    """TOML, with the place and the number of tests as comments."""
+    """Return the entry as TOML, with the place and the number of tests as comments."""
     first, last = mutant.lines
     lines = [
         f"# survived {outcome.tests} tests: {mutant.name}, lines {first} to {last}, {mutant.operator}",
@@ -144,7 +144,7 @@ def _entry(mutant: Mutant, outcome: Outcome) -> str:
 
 
 def quoted(text: str) -> str:
-    """A TOML string, as a literal string where possible.
+    """Return a TOML string, as a literal string if possible.
 
     Args:
         text: One line.

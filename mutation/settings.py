@@ -1,4 +1,4 @@
-"""The settings of `mutation.toml`: where to plant defects, which tests to run, and the bounds."""
+"""Reads the settings in `mutation.toml`: where to plant defects, which tests to run, and the limits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FOLDER: Final = Path(__file__).parent
 
 @attrs.frozen
 class Settings:
-    """The bounds of a run, and its files.
+    """The limits of a run, and its files.
 
     Attributes:
-        root: The folder that all paths are relative to.
-        seed: Another seed plants other defects.
-        number: How many defects are planted.
-        minutes: After this time no further mutant is started.
-        goal: The share that has to be killed.
+        root: The folder to which all paths are relative.
+        seed: The seed of the choice; another seed plants other defects.
+        number: The number of defects that are planted.
+        minutes: The time after which no further mutant is started.
+        goal: The share of mutants that must be killed.
         least: If fewer mutants than this ran, there is no result.
-        slowest_test_seconds: A test that takes longer is not used.
-        tests_seconds: How long the tests of one mutant may take without the defect.
-        modules: Files to plant defects in.
+        slowest_test_seconds: The longest duration of a usable test; slower tests are not used.
+        tests_seconds: The maximum duration of the tests for one mutant, measured without the defect.
+        modules: The files in which defects are planted.
         tests: Test files.
     """
 
@@ -43,14 +43,14 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Settings:
-        """Read a TOML file; a folder in it means every module below.
+        """Read a TOML file. A folder that it names stands for every module below the folder.
 
         Args:
             path: The file.
-            root: The folder that its paths are relative to.
+            root: The folder to which the file's paths are relative.
 
         Raises:
-            ValueError: A path in it does not exist, or an entry is unknown or missing.
+            ValueError: Raised if a path in the file does not exist, or an entry is unknown or missing.
         """
         found = tomllib.loads(path.read_text())
         left_out = {name for item in found.pop("leave_out", []) for name in _files(root, item, "test_*.py")}

@@ -77,6 +77,6 @@ class _Traces:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect where the tests run: in the workers, not in the process that starts them."""
+    """Collect lines in the processes that run the tests: the workers, not the process that starts them."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(_Traces(json.loads(os.environ[FILES])), "multiclouddb-traces")

@@ -1,4 +1,4 @@
-"""Runs the tests once without a defect: they have to pass, and the lines that each runs are recorded."""
+"""Runs the tests once without a defect: all have to pass, and the lines of each test are recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kept: TypeAlias = dict[str, dict[str, Any]]
 
 
 class FailingTestsError(Exception):
-    """Tests fail without a planted defect, so a run would prove nothing."""
+    """Raised if tests fail without a planted defect, because then a run would prove nothing."""
 
 
 @attrs.frozen
@@ -37,9 +37,9 @@ class Traces:
     """The lines that each test runs.
 
     Attributes:
-        tests: Node id → seconds; in the order of the files in the settings.
-        runs: File and line → the node ids of the tests that run it.
-        failed: Tests that do not pass while they are traced; they are not used.
+        tests: Maps each test id to its seconds, in the order of the files in the settings.
+        runs: Maps each file and line to the ids of the tests that run the line.
+        failed: The tests that do not pass while they are traced; the run does not use them.
     """
 
     tests: dict[str, float]
@@ -47,14 +47,16 @@ class Traces:
     failed: tuple[str, ...]
 
     def tests_of(self, mutant: Mutant, slowest: float, seconds: float) -> list[str]:
-        """The tests that run the changed lines; of each test function the fastest case comes first.
+        """Return the tests that run the changed lines; of each test function the fastest case comes first.
 
-        When no test runs them, for example lines that run at import, the tests that run the code around them.
+        If no test runs these lines, for example because they run at import, return the tests that run the
+        enclosing code.
 
         Args:
             mutant: A defect.
-            slowest: A test that takes longer is left out.
-            seconds: How long all tests together may take: the files that the settings name first come first.
+            slowest: The longest duration of a usable test; slower tests are left out.
+            seconds: How long all tests together may take; tests from the files that the settings name come
+                first.
         """
         levels: dict[str, int] = {}
         for level, lines in enumerate(lines_of(mutant)):
@@ -82,12 +84,12 @@ def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
     """Trace the tests of the files that have changed since the last run, or all.
 
     Args:
-        settings: The files and tests.
-        folder: Where traces are stored between runs.
+        settings: The settings, which name the files and tests.
+        folder: The folder in which traces are stored between runs.
         jobs: Processes.
 
     Raises:
-        FailingTestsError: More than a few tests fail.
+        FailingTestsError: Raised if more than a few tests fail.
     """
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / "traces.json"
@@ -103,7 +105,7 @@ def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
 
 
 def python_path(*first: Path) -> dict[str, str]:
-    """The environment variable that makes every Python process of a run search these folders first.
+    """Return the environment variable that makes every Python process of a run search these folders first.
 
     Args:
         first: Folders.
@@ -129,7 +131,7 @@ def _traces(files: Iterable[dict[str, Any]]) -> Traces:
 
 
 def _keys(settings: Settings) -> dict[str, str]:
-    """The inputs of each test file's traces: the file itself, and everything that is not a test."""
+    """Return the inputs of each test file's traces: the file itself, and everything that is not a test."""
     shared = hashlib.sha256()
     ours = (PACKAGE, settings.root / ".venv")
     for path in sorted(settings.root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Runs in the process of a mutant, forked from one that has loaded pytest but none of our modules."""
+"""Runs in a mutant's process, forked from one that has loaded pytest but no module of the project."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Final, NoReturn
 __all__ = ["LOADED", "PYTEST_ENDED", "run"]
 
 PYTEST_ENDED: Final = 200
-"""Added to pytest's exit code, so that it differs from that of a process that failed before pytest."""
+"""This number is added to pytest's exit code, so that the sum differs from the code of a process that failed
+before pytest."""
 LOADED: Final = (
     "attrs",
     "hypothesis.stateful",

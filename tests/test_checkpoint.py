@@ -1,6 +1,6 @@
-"""The behaviour of `FileCheckpointStore` only.
+"""Tests behaviour that only `FileCheckpointStore` has.
 
-The promises of every store are tested in `test_checkpoint_stores.py`.
+`test_checkpoint_stores.py` tests the promises of every store.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The file store leaves no file open."""
+"""Tests that the file store leaves no file open."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The promises of every checkpoint store, tested on the file store."""
+"""Tests the promises of every checkpoint store on the file store."""
 
 import pytest
 

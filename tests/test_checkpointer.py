@@ -1,4 +1,4 @@
-"""Two workers and one checkpoint: after a failed save, neither overwrites what the other has saved."""
+"""Tests two workers with one checkpoint: after a failed save, neither overwrites what the other has saved."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from multiclouddb_embedded import SqliteCheckpointStore
 
 
 class Clock:
-    """A clock that stands still."""
+    """A clock whose time does not change."""
 
     def now(self):
         return 0.0
 
 
 class Unsure:
-    """A store over a network: a save may fail before it is stored, or after."""
+    """A store over a network, in which a save may fail before or after the data is stored."""
 
     def __init__(self, inner):
         self.inner, self.failure = inner, None

@@ -1,4 +1,4 @@
-"""The settings that `.ci/run` makes for every step, and their effects."""
+"""Tests the settings that `.ci/run` makes for every step, and their effects."""
 
 import ast
 import os
@@ -27,7 +27,7 @@ def test_every_step_runs_with_ci_set(tmp_path):
 
 
 def test_no_test_is_left_out():
-    """With CI set and without."""
+    """The test runs with CI set and without."""
     found = []
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""The client over a fake provider: arguments that it passes on, closing, pickling and forking."""
+"""Tests the client over a fake provider: arguments that it passes on, closing, pickling and forking."""
 
 import gc
 import os
@@ -234,7 +234,7 @@ class TestPickle:
 
 
 def in_child(action):
-    """Run an action in a forked child. Returns its result, or the error that it raises."""
+    """Run an action in a forked child. Return the action's result, or the error that it raises."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""`ClientConfig`: read from a URL or TOML, validated, pickled, and shown without secrets."""
+"""Tests `ClientConfig`: read from a URL or TOML, validated, pickled, and shown without secrets."""
 
 import pickle
 import stat

@@ -1,4 +1,4 @@
-"""Positions inside a commit: a page may end anywhere, and resuming there delivers everything once."""
+"""Tests positions inside a commit: a page may end anywhere, and resuming there delivers everything once."""
 
 import json
 
@@ -16,12 +16,17 @@ CHANGES = st.lists(
 
 
 def in_order(changes):
-    """True when each transaction is in its own order; transactions of one commit may be mixed."""
+    """Return True if the changes of each transaction are in order.
+
+    Transactions of one commit may be mixed.
+    """
     return sorted(changes, key=lambda each: (each[0], each[2], each[3]))
 
 
 def resumed(changes, cut):
-    """The changes that a reader at this position delivers when the service sends these changes again."""
+    """Return the changes that a reader at this position delivers if the service sends the given changes
+    again.
+    """
     return [each for each in changes if each[0] >= cut.at and not cut.has(each[0], each[1], each[2:])]
 
 

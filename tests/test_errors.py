@@ -1,4 +1,4 @@
-"""`MulticloudDbError`: a message, details that survive pickling, and categories that may grow."""
+"""Tests `MulticloudDbError`: a message, details that survive pickling, and categories that may grow."""
 
 import copy
 import pickle
@@ -31,7 +31,7 @@ SECRET = "hunter2"
 
 
 def text_around(word):
-    """Parts of URLs with the secret word in them."""
+    """Return parts of URLs that contain the secret word."""
     piece = st.text(alphabet=":/@?&;#=%…[],. \\\na1ü", max_size=8) | st.text(max_size=4)
     return st.tuples(piece, st.just(word), piece).map("".join)
 

@@ -1,4 +1,4 @@
-"""Events and pages as JSON: exact in both directions; an error names the damaged field."""
+"""Tests events and pages as JSON: exact in both directions; an error names the damaged field."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
@@ -221,7 +221,7 @@ def names(kind):
 
 
 def changed(write, value, path, new):
-    """The JSON text with one field replaced. A path names the field by keys and indexes."""
+    """Return the JSON text with one field replaced. A path identifies the field by keys and indexes."""
     fields = json.loads(write(value))
     place = fields
     for step in path[:-1]:

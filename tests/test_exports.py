@@ -1,4 +1,4 @@
-"""Every package exports exactly the names that it lists."""
+"""Tests that every package exports exactly the names that it lists."""
 
 import importlib
 import pkgutil
@@ -19,7 +19,7 @@ MODULES = [
 
 
 def place(name):
-    """Sort key of ruff: constants, then classes, then functions."""
+    """Return the sort key of ruff: constants, then classes, then functions."""
     return not name.isupper(), not name[0].isupper(), name
 
 

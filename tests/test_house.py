@@ -1,7 +1,8 @@
-"""Rules of this repository that no linter checks."""
+"""Checks rules of this repository that no linter checks."""
 
 import ast
 import inspect
+import itertools
 import re
 import runpy
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import multiclouddb_api
-from multiclouddb_api import ChangeFeedIterator, MulticloudDbClient
+from multiclouddb_api import MulticloudDbClient
 from multiclouddb_conformance import us8
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +30,7 @@ FOLDERS = [
 ]
 MODULE_LIMIT = 400
 # The contract is prose on one page; its functions have no body.
-LONGER = {"multiclouddb_spi/contract.py": 520}
+LONGER = {"multiclouddb_spi/contract.py": 580}
 # Lines are counted without docstrings, comments and blank lines.
 CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
 FUNCTION_LIMIT = 40
@@ -82,7 +83,7 @@ def tree(path):
 
 
 def public_definitions(path):
-    """Pairs of a dotted name and a public class, function or method."""
+    """Return pairs of a dotted name and a public class, function or method."""
 
     def walk(body, prefix):
         for node in body:
@@ -95,14 +96,35 @@ def public_definitions(path):
 
 
 def docstring(node):
-    """The line numbers of the docstring of a module, class or function."""
+    """Return the line numbers of the docstring of a module, class or function."""
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) or not ast.get_docstring(node):
         return range(0)
     return range(node.body[0].lineno, node.body[0].end_lineno + 1)
 
 
+def field_docstrings(path, name):
+    """Field → the text below it, of the public annotated fields of a class."""
+    (found,) = (node for node in tree(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+    texts = {}
+    for field, below in itertools.pairwise([*found.body, None]):
+        if isinstance(field, ast.AnnAssign) and not (
+            field.target.id.startswith("_") or "ClassVar" in ast.unparse(field.annotation)
+        ):
+            texts[field.target.id] = " ".join(below.value.value.split()) if is_text(below) else ""
+    return texts
+
+
+def is_text(node):
+    """Whether a statement is only a text: the docstring of the field above it."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
 def length(function):
-    """Lines of a function without its docstring."""
+    """Return the number of lines of a function without its docstring."""
     return function.end_lineno - function.lineno + 1 - len(docstring(function))
 
 
@@ -111,7 +133,9 @@ class TestSize:
     def test_a_module_is_within_its_limit(self, path):
         lines = (ROOT / path).read_text().splitlines()
         assert len(lines) <= LONGER.get(str(path), MODULE_LIMIT)
-        prose = {number for node in ast.walk(tree(path)) for number in docstring(node)}
+        nodes = list(ast.walk(tree(path)))
+        prose = {number for node in nodes for number in docstring(node)}
+        prose |= {line for node in nodes if is_text(node) for line in range(node.lineno, node.end_lineno + 1)}
         code = [
             line
             for number, line in enumerate(lines, 1)
@@ -153,10 +177,12 @@ class TestPortability:
 
 
 class TestIterator:
-    def test_describes_every_setting(self):
-        described = inspect.getdoc(ChangeFeedIterator)
-        for name in multiclouddb_api.iterator.IteratorSettings.__annotations__:
-            assert f"\n    {name}: " in described
+    def test_describes_every_setting_where_an_editor_looks_for_it(self):
+        """The texts are the same at the keyword, and at the attribute of the iterator."""
+        settings = field_docstrings("multiclouddb_api/iterator_settings.py", "IteratorSettings")
+        assert list(settings) == list(multiclouddb_api.IteratorSettings.__annotations__)
+        fields = field_docstrings("multiclouddb_api/iterator.py", "ChangeFeedIterator")
+        assert {name: fields[name] for name in settings} == settings
 
 
 class TestScheduling:
@@ -205,7 +231,7 @@ class TestScheduling:
 
 
 def loaded_by(imports):
-    """The modules that a fresh interpreter has loaded after an import."""
+    """Return the modules that a fresh interpreter has loaded after an import."""
     program = f"import {imports}, sys; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in ran.stdout.split()}
@@ -239,7 +265,7 @@ class TestImports:
 
 
 class TestProviders:
-    """All providers have the same modules, so who knows one provider can read another."""
+    """All providers have the same modules, so a person who knows one provider can read another."""
 
     def test_every_one_has_the_same_rooms(self):
         contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -253,7 +279,7 @@ class TestProviders:
 
 @pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)
 class TestEmulators:
-    """The emulators do not import the kit: a mistake in the kit would then be in both."""
+    """The emulators do not import the kit, because a mistake in the kit would then be in both."""
 
     def test_it_is_named_after_its_folder(self, file):
         project = tomllib.loads(file.read_text())

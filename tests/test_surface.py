@@ -1,4 +1,4 @@
-"""The public surface equals `surface.txt`, and every parameter and field in it is described.
+"""Tests that the public surface equals `surface.txt`, and that every parameter and field in it is described.
 
 A change of the surface affects users. Renew the file with `python tests/test_surface.py`, and name the change
 in the change log.
@@ -46,7 +46,7 @@ def kind(annotation):
 
 
 def value(default):
-    """A default as a person would write it, the same in every process."""
+    """Format a default value as a person would write it, the same in every process."""
     if isinstance(default, attrs.Factory):
         return f"{default.factory.__name__}()"
     if isinstance(default, Enum):
@@ -59,7 +59,7 @@ def value(default):
 
 
 def signature(function, *, bound):
-    """`(name: type = default, …) -> type`, with annotations as in the source."""
+    """Return `(name: type = default, …) -> type`, with annotations as in the source."""
     found = inspect.signature(function)
     parameters = [
         parameter.replace(
@@ -82,7 +82,9 @@ def ours(owner):
 
 
 def members(owner):
-    """Names and definitions of the members that a class has from our code, its bases included."""
+    """Return names and definitions of the members that a class has from the project's code, including base
+    classes.
+    """
     for name in sorted(dir(owner)):
         definer = next((base for base in owner.__mro__ if name in vars(base)), type)
         if ours(definer) and (not name.startswith("_") or name == "__init__"):
@@ -90,7 +92,7 @@ def members(owner):
 
 
 def member(name, found):
-    """One line for a member of a class, or None when another line covers it."""
+    """Return one line for a member of a class, or None if another line covers the member."""
     if isinstance(found, property | functools.cached_property):
         getter = found.fget if isinstance(found, property) else found.func
         return f"{name}: {kind(getter.__annotations__['return'])} (property)"
@@ -106,7 +108,7 @@ def field(found):
 
 
 def class_lines(owner):
-    """The lines of a class: values, fields, annotations, methods."""
+    """Return the lines of a class: values, fields, annotations, methods."""
     if issubclass(owner, Enum):
         return [f"{item.name} = {item.value!r}" for item in owner]
     if typing.is_typeddict(owner):
@@ -130,7 +132,7 @@ def class_lines(owner):
 
 
 def lines_of(name, element):
-    """The lines of the surface for one exported name."""
+    """Return the lines of the surface for one exported name."""
     if inspect.isclass(element):
         return [name, *(f"{name}.{line}" for line in class_lines(element))]
     if inspect.isfunction(element):
@@ -142,7 +144,7 @@ def lines_of(name, element):
 
 
 def surface():
-    """Every name in `__all__` of the packages, with a line for each part whose change can break users."""
+    """Return every name in the packages' `__all__`, with a line for each part whose change breaks users."""
     lines = []
     for package in PACKAGES:
         module = importlib.import_module(package)
@@ -152,7 +154,7 @@ def surface():
 
 
 def elements():
-    """Path and griffe object of every public class and function, without running the code."""
+    """Return path and griffe object of every public class and function, without running the code."""
     for package in PACKAGES:
         module = griffe.load(package, search_paths=PLACES, resolve_aliases=True)
         for name in importlib.import_module(package).__all__:
@@ -171,7 +173,7 @@ ELEMENTS = dict(elements())
 
 
 def sections(element):
-    """Name of a section → the names it describes."""
+    """Map the name of each section to the names that it describes."""
     parsed = element.docstring.parse("google", warnings=False) if element.docstring else []
     return {
         part.kind.value: [item.name.lstrip("*") for item in part.value]
@@ -185,7 +187,9 @@ def parameters(function):
 
 
 def expected(element):
-    """Names that a docstring must describe: a function's parameters, attrs fields, or those of `__init__`."""
+    """Return the names that a docstring must describe: a function's parameters, attrs fields, or those of
+    `__init__`.
+    """
     if element.is_function:
         return parameters(element)
     if any("attrs" in str(decorator.value) for decorator in element.decorators):
@@ -201,20 +205,21 @@ def expected(element):
 
 
 def described(path):
-    """The names that a docstring describes, in a section or, in the SPI, in prose.
+    """Return the names that a docstring describes, in a section or, in the SPI, in prose.
 
     `contract.py` has to fit on its page, so its prose explains the arguments.
     """
     element = ELEMENTS[path]
     names = set().union(*sections(element).values())
     text = element.docstring.value if element.docstring else ""
-    if element.is_class:  # the property of that name describes it
+    if element.is_class:  # a property, or the docstring of a field
         names |= {name for name, found in element.attributes.items() if "property" in found.labels}
+        names |= {name for name, found in element.attributes.items() if found.docstring}
     if path.startswith("multiclouddb_spi."):
         names |= set(re.findall(r"`(\w+)`", text))
-    if same := re.match(r"(?:Like|As) `([\w.]+)`", text):  # the same parameters, described there
+    if same := re.search(r"(?:Like|as|As|See also) `([\w.]+)`", text):  # the same parameters, described there
         near, far = f"{path.rpartition('.')[0]}.{same[1]}", f"multiclouddb_api.{same[1]}"
-        names |= described(near if near in ELEMENTS else far)
+        names |= described(near) if near in ELEMENTS else described(far) if far in ELEMENTS else set()
     return names
 
 
@@ -235,6 +240,13 @@ class TestDescriptions:
     @pytest.mark.parametrize("path", ELEMENTS)
     def test_every_parameter_and_field_is_described(self, path):
         assert [name for name in expected(ELEMENTS[path]) if name not in described(path)] == []
+
+    @pytest.mark.parametrize("path", [path for path in ELEMENTS if not path.startswith("multiclouddb_spi.")])
+    def test_an_editor_shows_what_a_field_is(self, path):
+        """It shows the text below a field, not a section of the class."""
+        element = ELEMENTS[path]
+        fields = expected(element) if element.is_class and "__init__" not in element.functions else []
+        assert [name for name in fields if not element.attributes[name].docstring] == []
 
     @pytest.mark.parametrize("path", ELEMENTS)
     def test_nothing_is_described_that_is_not_there(self, path):

@@ -1,4 +1,4 @@
-"""Events and keys that are built from columns behave like those that are built by a call."""
+"""Tests that events and keys built from columns behave like those built by a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wait always ends, and a wakeup never waits."""
+"""Tests that a wait always ends and that a wakeup never waits."""
 
 import signal
 import threading
@@ -11,7 +11,10 @@ from multiclouddb_api.wakeup import Wakeup
 
 
 def aside(call, seconds=60):
-    """Run it in a thread that cannot keep the tests from ending. Returns False when it does not end."""
+    """Run an action in a daemon thread, which cannot prevent the end of the tests.
+
+    Return False if the action does not end.
+    """
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -77,8 +80,10 @@ def test_a_signal_handler_rings_in_the_thread_that_waits():
 
 
 def test_no_ring_is_lost_among_threads():
-    """Threads add work and wake up the waiter, as fetches do when they end. The waiter takes all work that is
-    there."""
+    """Threads add work and wake up the waiter, as fetches do when they end.
+
+    The waiter takes all work that is available.
+    """
     wakeup, there, taken = Wakeup(), [], []
 
     def leave():

@@ -1,15 +1,11 @@
-"""What users install: every distribution as a wheel, and a clean environment made from the wheels."""
+"""Tests what users install: every distribution as a wheel, and a clean environment made from the wheels."""
 
 import json
-import re
 import subprocess
-import sys
 import tomllib
 import venv
 from pathlib import Path
 from zipfile import ZipFile
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = sorted(
@@ -32,30 +28,16 @@ print(json.dumps([names, providers]))
 
 
 def run(*command) -> str:
-    """The output of a command that must succeed."""
+    """Return the output of a command that must succeed."""
     ran = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory) -> Path:
-    """A folder with the wheel of every distribution, built from the working tree."""
-    folder = tmp_path_factory.mktemp("wheels")
-    pip_wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    run(*pip_wheel, "-w", folder, *PROJECTS)
-    return folder
-
-
-def first_program() -> str:
-    """The first program of the README."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert blocks, "README.md has no python block"
-    return blocks[0]
-
-
 def test_wheel_holds_its_packages_and_nothing_else(wheels):
-    """A wheel contains no tests and no other distribution's packages, but the type information."""
+    """A wheel contains its packages and the type information, but no tests and no other distribution's
+    packages.
+    """
     for project in PROJECTS:
         settings = tomllib.loads((project / "pyproject.toml").read_text())
         stem = settings["project"]["name"].replace("-", "_")
@@ -73,8 +55,8 @@ def test_distributions_share_one_version():
     assert len(versions) == 1
 
 
-def test_clean_environment_runs_the_first_program_of_the_readme(wheels, tmp_path):
-    """The environment is isolated: only the wheels can be imported, not the working tree."""
+def test_pip_installs_the_wheels_and_no_more(wheels, tmp_path):
+    """docs/tests/test_printed_blocks.py runs programs in such environments."""
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     run(python, "-I", "-m", "pip", "install", "-q", "--find-links", wheels, "multiclouddb[embedded]")
@@ -87,13 +69,3 @@ def test_clean_environment_runs_the_first_program_of_the_readme(wheels, tmp_path
     }
     assert not {"pyspark", "pyarrow", "pytest"} & set(names)
     assert providers == ["embedded"]
-
-    program = first_program()
-    assert "connect(" in program
-    assert "embedded:" in program
-    (tmp_path / "program.py").write_text(program)
-    ran = subprocess.run(
-        [python, "-I", "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout, "the first program printed nothing"

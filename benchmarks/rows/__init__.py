@@ -1,4 +1,4 @@
-"""The rows, one module per subject; every row that is found here is in the table.
+"""The rows of the benchmarks, one module per subject; every row that is found here appears in the table.
 
-A row imports what it needs, a provider or Spark, when it runs.
+A row imports a provider or Spark only when it runs.
 """

@@ -16,13 +16,13 @@ _ITEMS: Final = 20_000
 _PAGE: Final = 1_000
 _AT_ONCE: Final = 1_000
 _CLIENT: Final = (
-    "The server has one core and the client another. The client needs almost no CPU time: it signs each "
-    "request once in advance and parses no answer."
+    "The server runs on one core and the client on another. The client needs almost no CPU time: it signs "
+    "each request once in advance and parses no answer."
 )
 
 
 def reads(wire: Wire, request: bytes, times: int) -> Done:
-    """The same request, this many times."""
+    """Return a list that contains the same request the given number of times."""
     with on_client_core():
         good = wire.repeat(request, times)
     if good != times:
@@ -42,7 +42,7 @@ def reads(wire: Wire, request: bytes, times: int) -> Done:
     against="A server of the same framework, aiohttp, that answers every request with the same item.",
 )
 def cosmos_reads(bench: Bench) -> Iterator[Sides]:
-    """The cost that the emulator adds to HTTP."""
+    """This row measures the cost that the emulator adds to HTTP."""
     times = bench.size(_READS)
     with emulator(1) as (endpoint, key), closing(Wire(endpoint, key)) as wire:
         path = f"{CONTAINER}/docs/0"
@@ -65,7 +65,7 @@ def _feed_request(wire: Wire, after: str | None) -> bytes:
 
 
 def _walk(wire: Wire) -> tuple[list[bytes], int]:
-    """The requests that read the feed page by page, and the number of items that they return."""
+    """Return the requests that read the feed page by page, and the number of items that they return."""
     requests: list[bytes] = []
     items, after = 0, None
     while True:
@@ -98,7 +98,7 @@ def walk(wire: Wire, requests: list[bytes], items: int) -> Done:
     against="A server of the same framework, aiohttp, that answers every request with one such page.",
 )
 def cosmos_feed(bench: Bench) -> Iterator[Sides]:
-    """The cost of making a page."""
+    """This row measures the cost of making a page."""
     with emulator(bench.size(_ITEMS, 2 * _PAGE)) as (endpoint, key), closing(Wire(endpoint, key)) as wire:
         requests, items = _walk(wire)
         with fixed(wire, requests[0]) as plain:
@@ -134,13 +134,14 @@ async def _at_once(endpoint: str, key: str, number: int) -> int:
     pairs=1,
     warm_up=False,
     about=(
-        "How many of 1,000 point reads are answered that the asynchronous azure-cosmos sends at once, on "
+        "The number of answered reads out of 1,000 point reads that the asynchronous azure-cosmos sends "
+        "at once, on "
         "1,000 connections and without retries."
     ),
     against="",
 )
 def cosmos_at_once(bench: Bench) -> Iterator[Sides]:
-    """Every read gets an answer."""
+    """This row checks that every read gets an answer."""
     number = bench.size(_AT_ONCE)
     with emulator(1) as (endpoint, key):
         yield Sides(lambda: Done(number, value=float(asyncio.run(_at_once(endpoint, key, number)))))

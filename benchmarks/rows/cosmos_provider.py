@@ -19,8 +19,9 @@ _RANGES: Final = 4
 _MANY: Final = 64
 _LATENCY: Final = 0.02
 _CPU: Final = (
-    "24,000 changes of 400 bytes in 4 ranges, in pages of 1,000 items that the emulator has as text. The "
-    "figure counts CPU time of the client, not wall time. The client has one core and the server another."
+    "24,000 changes of 400 bytes in 4 ranges, in pages of 1,000 items that the emulator stores as text. The "
+    "figure counts CPU time of the client, not wall time. The client runs on one core and the server on "
+    "another."
 )
 _BARE: Final = (
     "A loop over `query_items_change_feed` of azure-cosmos, for all ranges at once, that builds no event."
@@ -76,7 +77,7 @@ def _by_hand(container: Any, continuation: str) -> Done:
     against=_BARE,
 )
 def cosmos_events(bench: Bench) -> Iterator[Sides]:
-    """At most 1.3 times the CPU time of the loop."""
+    """The goal is at most 1.3 times the CPU time of the loop."""
     with account(_RANGES) as server:
         token, container = _start(server), server.container()
         continuation = start_by_hand(container)
@@ -92,7 +93,7 @@ def cosmos_events(bench: Bench) -> Iterator[Sides]:
     against=_BARE,
 )
 def cosmos_arrow(bench: Bench) -> Iterator[Sides]:
-    """At most 1.1 times the CPU time of the loop."""
+    """The goal is at most 1.1 times the CPU time of the loop."""
     with account(_RANGES) as server:
         token, container = _start(server), server.container()
         continuation = start_by_hand(container)
@@ -137,7 +138,8 @@ _WIDE: Final = "The client reads 64 ranges with 20 ms of latency added to each c
     goal=0.8,
     about=_WIDE,
     against=(
-        "The ideal, computed from a run of the same calls with no latency. It is the larger of two times: "
+        "The ideal, computed from a run of the same calls with no latency. The ideal is the larger of two"
+        " times: "
         "calls * latency / 64, and the CPU time of that run."
     ),
 )
@@ -154,10 +156,10 @@ def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
     title="Cosmos DB, 64 ranges compared with a loop",
     goal=8.0,
     about=_WIDE,
-    against=f"{_BARE} It asks one range after the other.",
+    against=f"{_BARE} The loop asks one range after the other.",
 )
 def cosmos_ranges_by_hand(bench: Bench) -> Iterator[Sides]:
-    """All at once and one by one."""
+    """Our side asks all ranges at once; the loop asks them one by one."""
     with account(_MANY) as server:
         token, container = _start(server), server.container()
         continuation = start_by_hand(container)
@@ -190,10 +192,13 @@ def _idle(server: Account, token: str, calls: int) -> Done:
         "Calls on an idle feed of 1,000 ranges. In a loop that waits, each range is asked at most once in "
         "ten seconds: 6,000 requests a minute for all of them."
     ),
-    against="The same on a feed of 100 ranges: a call takes time in proportion to the ranges.",
+    against=(
+        "The same calls on a feed of 100 ranges. The ratio shows whether the time of a call is proportional "
+        "to the number of ranges."
+    ),
 )
 def cosmos_thousand(bench: Bench) -> Iterator[Sides]:
-    """A call is linear in ranges."""
+    """The time of a call grows linearly with the number of ranges."""
     with account(bench.size(1000, 50)) as wide, account(bench.size(100, 5)) as narrow:
         tokens = _start(wide), _start(narrow)
         yield Sides(lambda: _idle(wide, tokens[0], 2), lambda: _idle(narrow, tokens[1], 20))

@@ -20,13 +20,13 @@ _ABOUT: Final = (
     "rows, with documents of 300 bytes. The copy of the table before each run is not counted."
 )
 _AGAINST: Final = (
-    "deltalake's own merge of the last change of each key, found off the clock: an upsert without a "
-    "condition and without tombstones."
+    "deltalake's own merge of the last change of each key. The last changes are found before the clock "
+    "starts; the merge is an upsert without a condition and without tombstones."
 )
 
 
 def changes(numbers: list[int], order: int) -> pa.Table:
-    """A change of each of these keys."""
+    """Returns one change for each of the given keys."""
     import pyarrow as pa
 
     from multiclouddb_spi.arrow import EVENT_SCHEMA
@@ -56,7 +56,7 @@ def by_sink(path: Path, batch: pa.Table) -> None:
 
 
 def by_deltalake(path: Path, latest: pa.Table) -> None:
-    """An upsert by deltalake, of rows without duplicates."""
+    """Upsert rows without duplicates with deltalake's own merge."""
     from deltalake import DeltaTable
 
     merger = DeltaTable(path).merge(latest, "s.key = t.key", source_alias="s", target_alias="t")
@@ -74,7 +74,7 @@ def by_deltalake(path: Path, latest: pa.Table) -> None:
     shown=(by_deltalake,),
 )
 def delta_merge(bench: Bench) -> Iterator[Sides]:
-    """Many changes, small table."""
+    """This row merges many changes into a small table."""
     yield _sides(bench, _KEYS)
 
 
@@ -87,7 +87,7 @@ def delta_merge(bench: Bench) -> Iterator[Sides]:
     against=_AGAINST,
 )
 def delta_merge_million(bench: Bench) -> Iterator[Sides]:
-    """The same changes, larger table."""
+    """This row merges the same changes into a larger table."""
     yield _sides(bench, 1_000_000)
 
 
@@ -112,7 +112,7 @@ def _sides(bench: Bench, keys: int) -> Sides:
 
 
 def _timed(bench: Bench, table: Path, size: int, merge: Callable[[Path], Any]) -> Side:
-    """The merge into a fresh copy of the table; the copy is off the clock."""
+    """Merge into a fresh copy of the table. The copying is not timed."""
 
     def run() -> Done:
         copy = bench.folder / "copy"

@@ -25,12 +25,12 @@ from multiclouddb_api import (
 
 _ITEMS: Final = 24_000
 _LOCAL: Final = (
-    "24,000 items of 300 bytes, from one shard of DynamoDB Local. The client has one core and the server "
-    "another, for both sides alike."
+    "24,000 items of 300 bytes, from one shard of DynamoDB Local. On both sides the client runs on one "
+    "core and the server on another."
 )
 _BARE: Final = (
-    "A loop over boto3's `get_records` that decodes nothing: 1,000 records a call, each call from the "
-    "iterator that the call before returned."
+    "A loop over boto3's `get_records` that decodes nothing. Each call asks for 1,000 records, with the "
+    "iterator that the previous call returned."
 )
 
 
@@ -38,7 +38,7 @@ _BARE: Final = (
 
 
 def bare_loop(streams: Any, arn: str) -> Done:
-    """Records as boto3 returns them."""
+    """Read records as boto3 returns them."""
     (shard,) = streams.describe_stream(StreamArn=arn)["StreamDescription"]["Shards"]
     start = {"StreamArn": arn, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
     iterator = streams.get_shard_iterator(**start)["ShardIterator"]
@@ -53,7 +53,7 @@ def bare_loop(streams: Any, arn: str) -> Done:
 
 
 def decoding_loop(streams: Any, arn: str) -> Done:
-    """The same with keys and items as Python values."""
+    """Read records as boto3 returns them, with keys and items as Python values."""
     from boto3.dynamodb.types import TypeDeserializer
 
     decode = TypeDeserializer().deserialize
@@ -130,11 +130,11 @@ def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
     "dynamo-arrow",
     title="DynamoDB Local, Arrow",
     goal=3.0,
-    about=f"The engine reads, as Arrow batches with items as JSON text, {_LOCAL}",
+    about=f"The engine reads, in the form of Arrow batches with items as JSON text, {_LOCAL}",
     against=_BARE,
 )
 def dynamo_arrow(bench: Bench) -> Iterator[Sides]:
-    """As Spark takes them."""
+    """This row reads events in the form that Spark needs."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_arrow(table), lambda: _by_hand(table, bare_loop))
 
@@ -147,7 +147,7 @@ _PAGE_BYTES: Final = 64 * 1024  # some 100 records
 
 
 def _read_shards(server: Scripted, address: ResourceAddress, latency: float) -> tuple[Done, int]:
-    """Read everything in a stream; returns also how many calls that took."""
+    """Read everything in a stream; return also how many calls that took."""
     operations = ("GetShardIterator", "GetRecords", "DescribeStream", "DescribeTable")
     server.ask("troubles.end")
     if latency:
@@ -163,7 +163,7 @@ def _read_shards(server: Scripted, address: ResourceAddress, latency: float) -> 
 
 
 def ideal(server: Scripted, address: ResourceAddress) -> Done:
-    """The larger of two times: the latency on all threads, or the CPU time."""
+    """Return the larger of two times: the latency on all threads, or the CPU time."""
     done, calls = _read_shards(server, address, latency=0.0)
     assert done.cpu is not None
     return attrs.evolve(done, seconds=max(calls * _LATENCY / _SHARDS, done.cpu))
@@ -180,13 +180,14 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
         "takes 20 ms for each call."
     ),
     against=(
-        "The ideal, computed from a run of the same calls with no latency. It is the larger of two times: "
+        "The ideal, computed from a run of the same calls with no latency. The ideal is the larger of two"
+        " times: "
         "calls * latency / 64, and the client's CPU time in that run."
     ),
     shown=(ideal,),
 )
 def dynamo_fan_out(bench: Bench) -> Iterator[Sides]:
-    """The cost of waiting for many shards."""
+    """This row measures the cost of waiting for many shards."""
     with scripted(_SHARDS, initial_shards=_SHARDS, page_bytes=_PAGE_BYTES) as server:
         address = server.create("items")
         server.fill(address, bench.size(500))
@@ -201,7 +202,7 @@ _RECORD_BYTES: Final = 1000
 
 
 def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
-    """How many records the server sends for each delivered event."""
+    """Return how many records the server sends for each delivered event."""
     before = server.records_sent()
     ids: list[str] = []
     with on_client_core(), connect(server.config) as client:
@@ -222,14 +223,15 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     warm_up=False,
     about=(
         "How many records the service sends for each event that is delivered: from 16 and from 64 shards of "
-        "a scripted server whose answers have a megabyte, as the service's do, with pages of 1,000 events "
-        "and the default buffer. Parsed, sixteen such answers are larger than the buffer. What is fetched "
-        "and then evicted is sent again. The larger of the two figures counts."
+        "a scripted server whose answers have a megabyte, like those of the service, with pages of 1,000 "
+        "events "
+        "and the default buffer. After parsing, sixteen such answers are larger than the buffer. Records "
+        "that are fetched and then evicted are sent again. The larger of the two figures counts."
     ),
     against="",
 )
 def dynamo_sent(bench: Bench) -> Iterator[Sides]:
-    """Fetched records are delivered and not fetched again."""
+    """This row checks that fetched records are delivered and not fetched again."""
     with ExitStack() as stack:
         tables = {}
         for shards in (16, _SHARDS):
@@ -252,7 +254,7 @@ class _Follower:
         server: Has the table.
         client: Reads it.
         table: Its name.
-        listed: How many shards it has, 64 of them open.
+        listed: The number of shards, of which 64 are open.
     """
 
     def __init__(self, server: Scripted, client: MulticloudDbClient, table: str, listed: int) -> None:
@@ -263,7 +265,7 @@ class _Follower:
             self._token = client.read_changes(ChangeFeedRequest(self._address, Now())).continuation_token
 
     def cost_of_pages(self, records: int) -> Done:
-        """The CPU time of a page call, with pages of 64 events and this many events from each shard."""
+        """Return the CPU time of a call, with pages of 64 events and this many events from each shard."""
         self._server.fill(self._address, records)
         listings = self._server.calls("DescribeStream")
         cpu, calls, events = time.process_time(), 0, 0
@@ -277,7 +279,7 @@ class _Follower:
         return Done(calls, value=1000 * cpu / calls, cpu=cpu)
 
     def cost_of_children(self, times: int) -> Done:
-        """How often shards are listed for each that ends."""
+        """This row measures how often shards are listed for each shard that ends."""
         before = self._server.calls("DescribeStream")
         for _ in range(times):
             self._server.ask("roll_over", self._server.ask("open_shards", self._address.collection)[0])
@@ -306,11 +308,11 @@ class _Follower:
         "CPU time of a page call that resumes from a token, with 64 open shards that all have new records, "
         "in a stream that lists 5,000 shards. Pages have 64 events. The row checks that no call lists shards."
     ),
-    against="The same in a stream that lists only those 64.",
+    against="The same page call in a stream that lists only those 64 shards.",
     same_work=False,
 )
 def dynamo_active(bench: Bench) -> Iterator[Sides]:
-    """The cost of a page call depends on the shards that are read, not on those that are listed."""
+    """This row checks that the cost of a page call depends on the shards that are read, not listed."""
     records = bench.size(100)
     with (
         scripted(_SHARDS, initial_shards=_SHARDS) as server,
@@ -330,15 +332,16 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
     at_most=True,
     about=(
         "DescribeStream calls for each shard that rolls over, in a stream of 5,000 shards, whose list has 50 "
-        "pages; the service allows ten calls a second. Children are requested by their parent. Where there "
-        "is one, it may be half of a split, so the other half is looked for during a second. Only the start "
-        "reads the list: twice at `Now`, to miss no shard that ends meanwhile. The goal allows one search, "
+        "pages; the service allows ten calls a second. Children are requested by their parent. A single "
+        "child may be one half of a split, so the reader looks for the other half for one second. Only the "
+        "start reads the list. At `Now` it reads the list twice, so that it misses no shard that ends "
+        "meanwhile. The goal allows one search, "
         "two more in that second, and one in reserve."
     ),
     against="",
 )
 def dynamo_discovery(bench: Bench) -> Iterator[Sides]:
-    """After the start only children are requested."""
+    """This row checks that after the start only children are requested."""
     with scripted(_SHARDS, initial_shards=_SHARDS) as server, connect(server.config) as client:
         follower = _Follower(server, client, "many", bench.size(5000, _SHARDS))
         notes = {"at the start": float(server.calls("DescribeStream"))}

@@ -24,7 +24,7 @@ _PARTS: Final = 8
 
 
 def scanning_loop(tables: Any, table: str) -> Done:
-    """The usual parallel scan: a thread for each segment, and items as Python values."""
+    """Run the usual parallel scan: a thread for each segment, and items as Python values."""
     from boto3.dynamodb.types import TypeDeserializer
 
     decode = TypeDeserializer().deserialize
@@ -71,7 +71,7 @@ def _scanned_through_the_client(table: Local) -> Done:
     goal=2.0,
     about=(
         "The client reads a snapshot of 24,000 items of 300 bytes, in eight segments, from DynamoDB Local. "
-        "The client has one core and the server another, for both sides alike."
+        "On both sides the client runs on one core and the server on another."
     ),
     against=(
         "The usual parallel scan with boto3: a thread for each of eight segments, consistent reads, and "
@@ -80,6 +80,6 @@ def _scanned_through_the_client(table: Local) -> Done:
     shown=(scanning_loop,),
 )
 def dynamo_snapshot(bench: Bench) -> Iterator[Sides]:
-    """Like beside like; ours has events with ids, and positions after each row, too."""
+    """Both sides do the same work, but ours also makes events with ids and a position after each row."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _scanned_through_the_client(table), lambda: _scanned_by_hand(table))

@@ -17,13 +17,13 @@ from multiclouddb_api import ClientConfig, connect
 
 _EVENTS: Final = 200_000
 _BARE: Final = (
-    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no event. It "
-    "keeps no position, knows no partitions, and parses no key."
+    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no event. "
+    "The loop keeps no position, knows no partitions, and parses no key."
 )
 
 
 def bare_loop(path: Path) -> Done:
-    """About the fastest loop that is possible in Python."""
+    """The loop is about the fastest that is possible in Python."""
     seqs = []
     with closing(sqlite3.connect(path)) as connection:
         for seq, _ts, _type, _key, doc in connection.execute("SELECT seq, ts, type, key, doc FROM log"):
@@ -42,7 +42,7 @@ def through_the_client(path: Path) -> Done:
 
 
 def through_arrow(path: Path, max_page_size: int) -> Done:
-    """The same as Arrow batches: documents stay JSON text, as Spark expects them."""
+    """Reads the events as Arrow batches. Documents stay JSON text, as Spark expects them."""
     with arrow_reader(ClientConfig.from_url(url(path))) as reader:
         for _ in pages(reader.read, ADDRESS, max_page_size):
             pass
@@ -57,8 +57,9 @@ def through_arrow(path: Path, max_page_size: int) -> Done:
     against=_BARE,
     reason=(
         "Measured by hand: 55 % of the time converts rows to events, and half of that parses documents and "
-        "keys, which is most of the baseline's work. The engine takes 17 %, waiting for the thread that "
-        "calls SQLite takes 17 %, and freeing events takes 11 %. The two threads share two cores with the "
+        "keys, which is most of the baseline's work. The engine takes 17 % of the time, waiting for the "
+        "thread that calls SQLite takes 17 %, and freeing events takes 11 %. The two threads share two "
+        "cores with the "
         "other processes of the machine."
     ),
     shown=(bare_loop,),
@@ -89,7 +90,7 @@ def embedded_arrow(bench: Bench) -> Iterator[Sides]:
     "embedded-arrow-1000",
     title="Embedded store, Arrow, small pages",
     goal=1.2,
-    about="The same in pages of 1,000, the provider's default.",
+    about="The engine reads the same events as Arrow batches in pages of 1,000, the provider's default.",
     against=_BARE,
 )
 def embedded_arrow_1000(bench: Bench) -> Iterator[Sides]:

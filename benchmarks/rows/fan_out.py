@@ -1,4 +1,4 @@
-"""Reads of many partitions with a latency each."""
+"""Reads many partitions; each read has a latency."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LATENCY: Final = 0.02
 # As many as can be read at once: the engine has at most one running read per partition.
 _WIDTH: Final = _PARTITIONS
 _IDEAL: Final = (
-    "The ideal, computed from a run of the same reads with no latency. It is the larger of two times: "
+    "The ideal, computed from a run of the same reads with no latency. The ideal is the larger of two times: "
     "reads * latency / 64, and the CPU time of that run."
 )
 
@@ -30,12 +30,12 @@ def _engine(provider: Any) -> Engine:
 
 
 def _read(sim: Any, latency: float) -> tuple[Done, int]:
-    """Read everything in a simulated collection; returns the report, and how many reads that took."""
+    """Read everything in a simulated collection; return the report, and how many reads that took."""
     from multiclouddb_conformance.delegating import WrappedProvider, WrappedReader
     from multiclouddb_conformance.simulation import SimulationProvider
 
     class Distant(WrappedProvider):
-        """Answers late, as a service on a network does: it waits, without CPU time and without a lock."""
+        """Answers late, like a service on a network: it waits without CPU time and without a lock."""
 
         def fetch(self, reader: WrappedReader, *wishes: Any) -> Batch:
             if latency:
@@ -55,7 +55,7 @@ def _read(sim: Any, latency: float) -> tuple[Done, int]:
 
 
 def ideal(sim: Any) -> Done:
-    """The larger of two times: the latency on all threads, or the CPU time."""
+    """Return the larger of two times: the latency on all threads, or the CPU time."""
     cpu = time.process_time()
     done, reads = _read(sim, latency=0.0)
     cpu = time.process_time() - cpu
@@ -77,13 +77,13 @@ def _sides(bench: Bench, records: int) -> Iterator[Sides]:
     goal=0.8,
     about=(
         "The engine reads 64 partitions of a simulated service, all at once (`max_concurrency=64`), with "
-        "20 ms of latency added to each read. A read brings 25 events: latency is most of the time."
+        "20 ms of latency added to each read. A read returns 25 events, so most of the time is latency."
     ),
     against=_IDEAL,
     shown=(ideal,),
 )
 def fan_out_25(bench: Bench) -> Iterator[Sides]:
-    """A feed that is read while it is written: short reads."""
+    """This row stands for a feed that is read while it is written: reads are short."""
     yield from _sides(bench, 25)
 
 
@@ -91,16 +91,17 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     "fan-out-100",
     title="Fan-out, 100 events a read",
     goal=0.8,
-    about="The same with 100 events a read: latency and CPU need about the same time.",
+    about="The same reads with 100 events each: latency and CPU need about the same time.",
     against=_IDEAL,
     reason=(
-        "The ideal lets waiting and computing overlap without a gap. Here both take about the same time. "
+        "The ideal lets waiting and computing overlap without a gap. In this row, waiting and computing "
+        "take about the same time. "
         "An answer that has arrived waits for the interpreter's lock while events of another answer are "
         "mapped, and only then can the next read of its partition begin."
     ),
 )
 def fan_out_100(bench: Bench) -> Iterator[Sides]:
-    """Between the two: the ideal lets them overlap without a gap."""
+    """This row lies between the other two: latency and CPU work take about the same time."""
     yield from _sides(bench, 100)
 
 
@@ -108,9 +109,10 @@ def fan_out_100(bench: Bench) -> Iterator[Sides]:
     "fan-out-1000",
     title="Fan-out, 1,000 events a read",
     goal=0.8,
-    about="The same with 1,000 events a read, as in catching up: CPU is most of the time.",
+    about="The same reads with 1,000 events each, like those of a reader that catches up. "
+    "CPU work accounts for most of the time.",
     against=_IDEAL,
 )
 def fan_out_1000(bench: Bench) -> Iterator[Sides]:
-    """Catching up: full reads."""
+    """This row stands for a reader that catches up: every read is full."""
     yield from _sides(bench, 1000)

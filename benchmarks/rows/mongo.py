@@ -25,13 +25,13 @@ _SMALL_PAGE: Final = 10
 # batches of 100, 91 of 250, 94 of 500, 92 of 1000, 88 of 2000, 72 of 5000. The loop that makes dicts agrees.
 BATCH_SIZE: Final = 500
 _READ: Final = (
-    "40,000 inserts of 300 bytes, from the change stream of one mongod. The client has one core and the "
-    "server another, for both sides alike; both connect, resume from a position before the first insert, "
-    "and stop after the last one."
+    "40,000 inserts of 300 bytes, from the change stream of one mongod. On both sides the client runs on "
+    "one core and the server on another. Both sides connect, resume from a position before the first "
+    "insert, and stop after the last insert."
 )
 _EMPTY: Final = (
     "PyMongo's `for change in collection.watch()` with nothing in the loop, in batches of 500, its best "
-    "size. It decodes each change to a dict and drops it."
+    "size. The loop decodes each change to a dict and drops it."
 )
 
 
@@ -41,7 +41,7 @@ _TYPES: Final = {"insert": ChangeType.CREATE, "update": ChangeType.UPDATE, "dele
 
 
 def empty_loop(client: Any, resume_token: Any, size: int) -> Done:
-    """Changes as PyMongo returns them, counted."""
+    """Count changes as PyMongo returns them."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     with collection.watch(start_after=resume_token, batch_size=BATCH_SIZE) as stream:
         for _ in islice(stream, size):
@@ -50,7 +50,7 @@ def empty_loop(client: Any, resume_token: Any, size: int) -> Done:
 
 
 def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
-    """The same fields as an event has, in a dict."""
+    """Reads each change into a dict with the fields of an event."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     ids: list[str] = []
     with collection.watch(start_after=resume_token, batch_size=BATCH_SIZE) as stream:
@@ -73,7 +73,7 @@ def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
 
 
 def stream_a_page(client: Any, resume_token: Any, pages: int) -> Done:
-    """A program without an open stream: it opens one for each page, from the page before."""
+    """Reads without an open stream: each page opens a stream at the end of the previous page."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     count = 0
     for _ in range(pages):
@@ -95,7 +95,7 @@ def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int)
 def _pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Pages after the backlog's token, without end."""
+    """Yield pages after the backlog's token, without end."""
     token = changes.token
     while True:
         page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token), max_page_size=max_page_size))
@@ -114,10 +114,10 @@ def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """The loop keeps no ids to compare, so our side checks what it read.
+    """The loop keeps no ids for a comparison, so our side checks its own events.
 
     Raises:
-        ValueError: It has not read all changes, or has read one twice.
+        ValueError: Raised if the library's side has missed a change or has read one twice.
     """
     assert not isinstance(done.ids, int)
     if (different := len(set(done.ids))) != changes.size or done.count != changes.size:
@@ -183,7 +183,7 @@ def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def mongo_arrow(bench: Bench) -> Iterator[Sides]:
-    """Events as Spark takes them."""
+    """This row reads events in the form that Spark needs."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _counted(changes, _through_arrow(changes)),
@@ -200,14 +200,15 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
         "of the previous page."
     ),
     against=(
-        "A program that opens a change stream for each page, after the page before, and closes it. It reads "
+        "A program that opens a change stream for each page, at the end of the previous page, and then "
+        "closes the stream. It reads "
         "the first 60 pages: the time for a page does not depend on its position."
     ),
     same_work=False,
     shown=(stream_a_page,),
 )
 def mongo_pages(bench: Bench) -> Iterator[Sides]:
-    """A stream stays open between calls."""
+    """This row checks that a stream stays open between calls."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         reopened = min(_REOPENED, changes.size // _SMALL_PAGE)
         yield Sides(
@@ -217,7 +218,7 @@ def mongo_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def cursors(changes: Backlog, calls: int) -> Done:
-    """How many change streams so many calls open; half of them find nothing."""
+    """Return how many change streams this many calls open; half of the calls find nothing."""
     before, events = changes.aggregates(), 0
     with on_client_core(), connect(changes.config) as client:
         for page in islice(_pages(client.read_changes, changes, _SMALL_PAGE), calls):
@@ -235,17 +236,16 @@ def cursors(changes: Backlog, calls: int) -> Done:
     goal=1,
     at_most=True,
     about=(
-        "Change streams that 100 calls of `read_changes` open, one after the other, each with the token of "
-        "the previous call, in one process: pages of 10, the second half of them after the last change. "
-        "The "
-        "server counts the `aggregate` commands; each opens one stream. The number for the start, which "
-        "got the first token, is given separately."
+        "One process makes 100 calls of `read_changes`, each with the token of the previous call, for "
+        "pages of 10 events. The second half of the calls come after the last change. The figure is the "
+        "number of change streams that are opened: the server counts the `aggregate` commands. The streams "
+        "that the first call needs to get a token are counted separately."
     ),
     against="",
     warm_up=False,
 )
 def mongo_cursors(bench: Bench) -> Iterator[Sides]:
-    """One cursor, not a hundred."""
+    """The calls need one cursor, not a hundred."""
     calls = bench.size(_CALLS, 4)
     with backlog(bench.folder, calls // 2 * _SMALL_PAGE) as changes:
         yield Sides(lambda: cursors(changes, calls))

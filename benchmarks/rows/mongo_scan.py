@@ -27,7 +27,7 @@ _SAMPLES: Final = 100
 
 
 def _bounds(collection: Any) -> list[Any]:
-    """Where a scan is cut, by samples of the keys."""
+    """Return the keys at which the scan is divided, found by sampling."""
     found = collection.aggregate(
         [{"$sample": {"size": _SAMPLES * PARTS}}, {"$project": {"_id": 1}}, {"$sort": {"_id": 1}}]
     )
@@ -36,7 +36,7 @@ def _bounds(collection: Any) -> list[Any]:
 
 
 def parallel_scan(client: Any, size: int) -> Done:
-    """Ranges of `_id` in threads; the fields of an event, in a dict."""
+    """Reads ranges of `_id` in threads; each row becomes a dict with the fields of an event."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     moment = datetime.now(UTC)
     bounds = _bounds(collection)
@@ -91,12 +91,14 @@ def _snapshot(rows: Backlog) -> Done:
     unit="rows/s",
     goal=1.0,
     about=(
-        "The client scans 100,000 rows of 300 bytes of one mongod with `Snapshot()`, from the connection on "
-        "to `BackfillDone`. The client has one core and the server another, for both sides alike."
+        "The client scans 100,000 rows of 300 bytes from one mongod with `Snapshot()`. The time counts "
+        "from the connection to `BackfillDone`. On both sides the client runs on one core and the server "
+        "on another."
     ),
     against=(
-        "PyMongo in eight threads: ranges of `_id` that 800 samples cut, `find` in batches of 1000, and a "
-        "dict of the fields that an event has for each row. It resumes nowhere, and pins no change stream."
+        "PyMongo in eight threads. 800 samples cut the ranges of `_id`, `find` reads in batches of 1,000, "
+        "and each row becomes a dict with the fields of an event. The loop cannot resume, and it fixes no "
+        "position in a change stream."
     ),
     shown=(parallel_scan,),
 )

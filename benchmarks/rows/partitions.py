@@ -1,4 +1,4 @@
-"""The cost of many partitions: a call that finds nothing, and the token."""
+"""Measures the cost of many partitions: of a call that finds nothing, and of the token."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 _MANY: Final = 10_000
 _SWEPT: Final = 20_000
-"""Partitions that are read in one run, for any number of partitions per call."""
+"""The number of partitions that are read in one run, for any number of partitions per call."""
 
-_AGAINST: Final = "The same call with 1,000 partitions, ten times as often."
+_AGAINST: Final = (
+    "The same call with 1,000 partitions. It is made ten times as often, so that both sides read as much."
+)
 
 
 class Poller:
@@ -55,7 +57,7 @@ class Poller:
         self._token = read(ChangeFeedRequest(address, Beginning())).continuation_token
 
     def milliseconds(self) -> float:
-        """The mean time of a call."""
+        """Return the mean time of a call."""
         began = time.perf_counter()
         for _ in range(self._calls):
             page = self._read(ChangeFeedRequest(self._address, FromContinuationToken(self._token)))
@@ -89,7 +91,7 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     same_work=False,
     about=(
         "The mean time of a page call that reads 10,000 partitions and finds nothing. The service is "
-        "simulated and answers at once: the time is the engine's, with its threads."
+        "simulated and answers at once, so only the engine and its threads take time."
     ),
     against=_AGAINST,
 )
@@ -121,11 +123,11 @@ def page_call(bench: Bench) -> Iterator[Sides]:
     goal=12,
     at_most=True,
     same_work=False,
-    about="The same through the client, with the embedded store.",
+    about="The mean time of the same page call through the client, with the embedded store.",
     against=_AGAINST,
 )
 def page_call_embedded(bench: Bench) -> Iterator[Sides]:
-    """The cost for an application."""
+    """This row measures the cost for an application."""
     sizes = _sizes(bench)
     with ExitStack() as stack:
 
@@ -148,13 +150,13 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     warm_up=False,
     about=(
         "The length of a continuation token of the embedded store over 10,000 partitions, divided by their "
-        "number. Each partition is at a change of its own, which gives the longest token; a "
-        "page is read from it to check that it is valid."
+        "number. Each partition is at a different change, which gives the longest token. A page is read "
+        "with this token to check that the token is valid."
     ),
     against="",
 )
 def token(bench: Bench) -> Iterator[Sides]:
-    """A token must fit into a checkpoint."""
+    """This row checks that a token fits into a checkpoint."""
     sizes = _sizes(bench)
     for count in sizes:
         fill(bench.folder / f"{count}.db", 5 * count, count, small_document, batch=10)
@@ -169,9 +171,10 @@ def token(bench: Bench) -> Iterator[Sides]:
 
 
 def _token_in_the_middle(path: Path) -> str:
-    """A token whose positions are those of a change in each partition.
+    """Return a token in which each partition is at the position of a change.
 
-    Reading up to there would take one call for each partition, so the positions are written into the token.
+    Reading up to these positions would take one call for each partition, so the positions are written into
+    the token.
     """
     with closing(sqlite3.connect(path)) as connection:
         changes = dict(

@@ -37,13 +37,13 @@ _WAIT: Final = 5.0
 _PAUSE: Final = 0.3
 _PARALLEL: Final = 8
 _READ: Final = (
-    "of nine columns, about 300 bytes of JSON, from Google's emulator with churning off. The client has one "
-    "core and the emulator another, for both sides alike; both connect, resume before the first change, "
-    "and stop after the last one."
+    "of nine columns, about 300 bytes of JSON, from Google's emulator with churning off. On both sides the "
+    "client runs on one core and the emulator on another. Both sides connect, resume before the first "
+    "change, and stop after the last change."
 )
 _LOOP: Final = (
     "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
-    "partition, that makes a dict for each record and one for each change in it, but no event."
+    "partition. It makes a dict for each record, and a dict for each change in the record, but no event."
 )
 
 
@@ -51,7 +51,7 @@ _LOOP: Final = (
 
 
 def dict_loop(changes: Backlog) -> Done:
-    """Records as the library returns them, as dicts."""
+    """Reads records as the library returns them, and makes dicts."""
     end, count = changes.now(), 0
     for token in changes.partitions():
         for data, _, _ in changes.query(token, end=end):
@@ -106,7 +106,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     """Check that each change came once.
 
     Raises:
-        ValueError: A change is missing or came twice.
+        ValueError: Raised if a change is missing or came twice.
     """
     if done.count != changes.size or done.ids not in (0, changes.size):
         raise ValueError(f"read {done.count:,} changes, {done.ids} different, of {changes.size:,}")
@@ -126,7 +126,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     shown=(dict_loop,),
 )
 def spanner_events(bench: Bench) -> Iterator[Sides]:
-    """One record has many changes."""
+    """In this row one record contains many changes."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
 
@@ -140,7 +140,7 @@ def spanner_events(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def spanner_events_single(bench: Bench) -> Iterator[Sides]:
-    """One record has one change."""
+    """In this row one record contains one change."""
     with backlog(bench.size(_SINGLE), 1) as changes:
         yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
 
@@ -154,7 +154,7 @@ def spanner_events_single(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def spanner_arrow(bench: Bench) -> Iterator[Sides]:
-    """Events as Spark takes them."""
+    """This row reads events in the form that Spark needs."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_arrow(changes), lambda: _by_hand(changes))
 
@@ -173,7 +173,7 @@ def _milliseconds(changes: Backlog, max_page_size: int, pages: int) -> float:
 
 
 def small_pages(changes: Backlog, pages: int) -> Done:
-    """The additional time that it takes to read the same changes in small pages."""
+    """Return the additional time that it takes to read the same changes in small pages."""
     small = _milliseconds(changes, _SMALL_PAGE, pages)
     large = _milliseconds(changes, 1000, _LARGE_PAGES)
     more = max(1.0, small - large)  # less than a millisecond is noise
@@ -187,21 +187,22 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     goal=250,
     at_most=True,
     about=(
-        "The additional time that 500 pages of 5 take, compared with 3 pages of 1,000. Both read a backlog "
+        "The additional time that 500 pages of 5 take, compared with 3 pages of 1,000. Both sides read a "
+        "backlog "
         "of 2,500 commits with one row each. Each call uses the token of the previous page, in one "
         "process."
     ),
     against="",
 )
 def spanner_pages(bench: Bench) -> Iterator[Sides]:
-    """An answer stays open between calls."""
+    """This row checks that the server's answer stays open between the calls."""
     pages = bench.size(_SMALL_PAGES, 4)
     with backlog(pages * _SMALL_PAGE, 1) as changes:
         yield Sides(lambda: small_pages(changes, pages))
 
 
 def scan_loop(changes: Backlog) -> Done:
-    """Rows as the library's partitioned read returns them, as dicts; partitions are read at the same time."""
+    """Reads rows with the library's partitioned read, all partitions at the same time, and makes dicts."""
     from google.cloud.spanner_v1 import KeySet
 
     snapshot = changes.database.batch_snapshot()
@@ -222,7 +223,7 @@ def _scan_by_hand(changes: Backlog) -> Done:
 
 
 def scan(changes: Backlog) -> Done:
-    """The rows of a snapshot, to its end."""
+    """Reads the rows of a snapshot to its end."""
     ids: set[str] = set()
     count = 0
     start: Snapshot | FromContinuationToken = Snapshot(SnapshotOrder.ORDERED)
@@ -242,9 +243,10 @@ def scan(changes: Backlog) -> Done:
     unit="rows/s",
     goal=1.0,
     about=(
-        "The client reads 50,000 rows that exist, with `Snapshot()`: of nine columns, about 300 bytes of "
-        "JSON, from Google's emulator. The client has one core and the emulator another, for both sides "
-        "alike. A snapshot also finds where the change stream starts, and where to cut the table."
+        "The client reads 50,000 existing rows with `Snapshot()` from Google's emulator. A row has nine "
+        "columns, which are about 300 bytes of JSON. On both sides the client runs on one core and the "
+        "emulator on another. A snapshot also finds where the change stream starts, and where to cut the "
+        "table."
     ),
     against=(
         "The library's parallel scan (`generate_read_batches` and `process_read_batch` in eight threads), "
@@ -254,13 +256,13 @@ def scan(changes: Backlog) -> Done:
     shown=(scan_loop,),
 )
 def spanner_snapshot(bench: Bench) -> Iterator[Sides]:
-    """Rows at one moment."""
+    """This row reads rows as they were at one time."""
     with backlog(bench.size(_ROWS), _ROWS_AT_ONCE) as changes:
         yield Sides(lambda: scan(changes), lambda: _scan_by_hand(changes))
 
 
 def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> float:
-    """Milliseconds from a commit to its change, for a reader that already waits."""
+    """Return the milliseconds from a commit to its change, for a reader that is already waiting."""
     committed: list[float] = []
 
     def write() -> None:
@@ -279,7 +281,7 @@ def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> floa
 
 
 def latency(changes: Backlog, commits: int) -> Done:
-    """The client with `wait_seconds`."""
+    """Measures the client with `wait_seconds`."""
     waits = []
     with connect(changes.config) as client:
         token = changes.token
@@ -299,7 +301,7 @@ def latency(changes: Backlog, commits: int) -> Done:
 
 
 def bare_latency(changes: Backlog, commits: int) -> Done:
-    """The library's query of each partition, which stays open and waits."""
+    """Measures the library's query of each partition, which stays open and waits."""
     waits = []
     for number in range(commits):
         start = changes.now() + timedelta(microseconds=1)
@@ -339,7 +341,7 @@ def bare_latency(changes: Backlog, commits: int) -> Done:
     warm_up=False,
 )
 def spanner_latency(bench: Bench) -> Iterator[Sides]:
-    """A wait ends when the change comes."""
+    """The row checks that a wait ends when the change comes."""
     commits = bench.size(_COMMITS, 3)
     with backlog(1, 1) as changes:
         yield Sides(lambda: latency(changes, commits), lambda: bare_latency(changes, commits))

@@ -26,7 +26,7 @@ _SETTINGS: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
 def job(frame: DataFrame) -> tuple[int, int]:
-    """The work for each DataFrame: count its rows, and compute the checksum of their ids."""
+    """Run the work for each DataFrame: count its rows, and compute the checksum of their ids."""
     from pyspark.sql import functions
 
     found = frame.agg(functions.count("*"), functions.sum(functions.crc32("event_id")))
@@ -35,7 +35,7 @@ def job(frame: DataFrame) -> tuple[int, int]:
 
 
 def by_hand(spark: SparkSession, path: Path) -> Done:
-    """Pages of 1,000 events as dicts, a DataFrame and a job for each."""
+    """Read pages of 1,000 events as dicts, with one DataFrame and one job for each page."""
     count = total = 0
     with connect(url(path)) as client:
         for page in pages(client.read_changes, ADDRESS, max_page_size=1000):
@@ -58,7 +58,7 @@ def by_hand(spark: SparkSession, path: Path) -> Done:
 
 
 def by_data_source(spark: SparkSession, path: Path) -> Done:
-    """One DataFrame and one job."""
+    """Read everything with one DataFrame and one job."""
     source = spark.read.format("multiclouddb").option("url", url(path))
     rows, ids = job(source.option("collection", str(ADDRESS.collection)).load())
     return Done(rows, ids)
@@ -68,20 +68,20 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
     "spark",
     title="Spark data source",
     unit="rows/s",
-    goal=1,
+    goal=10,
     about=(
         "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with documents of 300 "
-        "bytes and aggregates them, in a local session. CPU is that of the driver, its JVM and Spark's "
-        "Python workers."
+        "bytes and aggregates them, in a local session. The CPU time is the sum for the driver, its JVM "
+        "and Spark's Python workers."
     ),
     against=(
-        "`createDataFrame` of event dicts with a given schema, one DataFrame and one job for each page of "
-        "1,000."
+        "A loop that calls `createDataFrame` with event dicts and a given schema. It makes one DataFrame and "
+        "one job for each page of 1,000 events."
     ),
     shown=(by_hand, job),
 )
 def spark(bench: Bench) -> Iterator[Sides]:
-    """The same job over the same events."""
+    """Both sides run the same job over the same events."""
     from pyspark_multiclouddb import local_session
 
     path = bench.folder / "store.db"
@@ -91,7 +91,7 @@ def spark(bench: Bench) -> Iterator[Sides]:
 
 
 def _counted(session: SparkSession, side: Callable[[SparkSession, Path], Done], path: Path) -> Side:
-    """The side, with the CPU time of the JVM and Spark's workers added to this process's."""
+    """Run the side, and add the CPU time of the JVM and of Spark's workers to that of this process."""
 
     def spent() -> float:
         return time.process_time() + cpu_of_descendants()

@@ -1,4 +1,4 @@
-"""A factory of rows whose sides only count, without real work."""
+"""Provides a factory of rows whose sides only count, without real work."""
 
 import sys
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def make_row():
-    """Makes rows of two sides: `make_row(ours, baseline, goal=…)`."""
+    """Make rows of two sides: `make_row(ours, baseline, goal=…)`."""
 
     def make(ours, baseline=lambda: Done(10), name="row", goal=1.0, **settings):
         @contextmanager
@@ -28,7 +28,7 @@ def make_row():
 
 @pytest.fixture
 def run_benchmarks():
-    """Runs the command as a user would, its output into pipes."""
+    """Run the command as a user would; its output goes into pipes."""
     import subprocess
 
     def run(*arguments):

@@ -1,4 +1,4 @@
-"""The command line and its output."""
+"""Tests the command line and its output."""
 
 import json
 
@@ -14,7 +14,7 @@ FIELDS = {"name", "unit", "value", "baseline", "ratio", "goal", "ok", "reason"}
 
 @pytest.fixture
 def rows(make_row, monkeypatch):
-    """A table of three rows, the second of which breaks."""
+    """Provide a table of three rows, the second of which fails."""
 
     def broken():
         raise OSError("the server is gone")

@@ -1,4 +1,4 @@
-"""The basis of DynamoDB's rows: cores, servers, and that a missing server breaks only these rows."""
+"""Tests what DynamoDB's rows share: cores and servers. A missing server breaks only these rows."""
 
 import multiprocessing
 import os
@@ -15,7 +15,7 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, connect
 
 
 def cores(pid=0):
-    """The cores that a process may run on; nothing where the system does not report them."""
+    """Return the cores on which a process may run; empty if the system does not report them."""
     return sorted(getattr(os, "sched_getaffinity", lambda _: ())(pid))
 
 

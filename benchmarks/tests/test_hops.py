@@ -1,4 +1,4 @@
-"""The count of a call's hops."""
+"""Tests the count of a call's functions, changes of module and frames."""
 
 from benchmarks.hops import measure
 

@@ -1,4 +1,4 @@
-"""One row: order of the sides, medians, verdicts, and that a side cannot be fast by reading less."""
+"""Tests one row: order of the sides, medians and verdicts. A side cannot become faster by reading less."""
 
 import gc
 

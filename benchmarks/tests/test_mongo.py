@@ -1,4 +1,5 @@
-"""The basis of MongoDB's rows: a server on its core, sides that read the same, counts that are right."""
+"""Tests what MongoDB's rows share: a server on its own core, sides that read the same changes, correct
+counts."""
 
 import os
 from functools import partial
@@ -29,7 +30,7 @@ CALLS = 2 * SIZE // 10
 
 
 def cores(pid=0):
-    """The cores that a process may run on; nothing where the system does not report them."""
+    """Return the cores on which a process may run; empty if the system does not report them."""
     return sorted(getattr(os, "sched_getaffinity", lambda _: ())(pid))
 
 

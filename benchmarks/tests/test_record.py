@@ -1,4 +1,4 @@
-"""The recorded run, and that the documentation is made from it."""
+"""Tests that the documentation is made from the recorded run."""
 
 import json
 import struct

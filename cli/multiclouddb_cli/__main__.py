@@ -1,4 +1,4 @@
-"""`python -m multiclouddb_cli`, the same as the script `multiclouddb`."""
+"""Runs the command as `python -m multiclouddb_cli`, which is the same as the script `multiclouddb`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Turns arguments into values; a wrong argument is a usage error that names the option."""
+"""Converts command-line arguments to values; a wrong argument is a usage error that names the option."""
 
 from __future__ import annotations
 
+import re
 import sys
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,6 @@ from multiclouddb_api import (
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
-    NewItemStateMode,
     Now,
     PhysicalPartition,
     ResourceAddress,
@@ -32,15 +32,21 @@ from multiclouddb_api import (
 )
 from multiclouddb_cli.bookmark import Bookmark
 
-__all__ = ["to_address", "to_config", "to_key", "to_start", "to_state", "to_target", "to_token"]
+__all__ = [
+    "to_address",
+    "to_checkpoint",
+    "to_config",
+    "to_key",
+    "to_moment",
+    "to_start",
+    "to_target",
+    "to_token",
+]
 
 _MOST_CHARACTERS: Final = 64 * 1024 * 1024
-_MODES: Final = {
-    "omit": NewItemStateMode.OMIT,
-    "include": NewItemStateMode.INCLUDE_IF_AVAILABLE,
-    "require": NewItemStateMode.REQUIRE,
-}
-
+_AGE: Final = re.compile(r"-((?:\d+(?:\.\d+)?[smhdw])+)", re.ASCII)
+_PARTS: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _SNAPSHOTS: Final = {"snapshot": SnapshotOrder.AUTO} | {
     f"snapshot:{order.value}": order for order in SnapshotOrder
 }
@@ -57,25 +63,25 @@ def _wrong(option: str, problem: str) -> typer.BadParameter:
 
 
 def to_config(url: str) -> ClientConfig:
-    """A URL, or the path of a TOML file, where secrets can come from the environment."""
+    """Read a URL, or the path of a TOML file, which may take secrets from the environment."""
     if "://" not in url and url.endswith(".toml"):
         return ClientConfig.from_toml(url)
     return ClientConfig.from_url(url)
 
 
 def to_address(text: str) -> ResourceAddress:
-    """`DATABASE/COLLECTION`, or the collection alone."""
+    """Read an address: Read an address: `DATABASE/COLLECTION`, or the collection alone."""
     database, slash, collection = text.partition("/")
     if not slash:
         database, collection = "", text
     if not collection.strip():
-        raise _wrong("COLLECTION", "names no collection: write DATABASE/COLLECTION or COLLECTION")
+        raise _wrong("COLLECTION", "names no collection: multiclouddb collections URL lists them")
     return ResourceAddress(database or None, collection)
 
 
-def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope]:
-    """The target and the scope: a collection, or with `--scope` a database or a cluster."""
-    kind = _to_scope(scope)
+def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAddress, FeedScope]:
+    """Read the target and the scope: a collection, or with `--scope` a database or a cluster."""
+    kind = _to_scope(scope, provider)
     match kind:
         case EntireCluster():
             if where is not None:
@@ -90,32 +96,61 @@ def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope
             return to_address(where or ""), kind
 
 
-def to_start(text: str, *, snapshots: bool = False) -> StartPosition:
-    """`beginning`, `now`, a time, `@FILE` with a token, or `snapshot` where snapshots are read."""
+def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None = None) -> StartPosition:
+    """Read a start: `beginning`, `now`, a time, an age, `@FILE` with a token, or `snapshot` if accepted."""
     if text in _SNAPSHOTS:
         if not snapshots:
             raise _wrong("--from", f"{text!r} is only for tail: it reads every row")
-        return Snapshot(_SNAPSHOTS[text])
+        return Snapshot(_SNAPSHOTS[text], max_scan_rate=max_scan_rate)
     if text == "beginning":
         return Beginning()
     if text == "now":
         return Now()
     if text.startswith("@"):
         return FromContinuationToken(to_token(text, "--from"))
+    known = "beginning, now, snapshot, @FILE" if snapshots else "beginning, now, @FILE"
+    return AtTime(to_moment(text, "--from", known))
+
+
+def to_moment(text: str, option: str, known: str = "now") -> datetime:
+    """Read a time with its zone, an age like `-1h30m`, or `now`; ages count from this machine's clock.
+
+    Args:
+        text: The user's.
+        option: Its option.
+        known: The other values that the option accepts, for the message.
+    """
+    now = datetime.now(UTC)
+    if text == "now":
+        return now
     try:
+        if (age := _AGE.fullmatch(text)) is not None:
+            parts = _PARTS.findall(age[1])
+            return now - timedelta(**{_UNITS[unit]: float(count) for count, unit in parts})
         time = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise _wrong(
-            "--from",
-            f"{text!r} is not beginning, now, snapshot, @FILE or a time like 2026-01-31T12:00:00Z",
-        ) from error
+    except (ValueError, OverflowError) as error:
+        example = "a time like 2026-01-31T12:00:00Z or an age like -1h"
+        raise _wrong(option, f"{text!r} is not {known}, {example}") from error
     if time.utcoffset() is None:
-        raise _wrong("--from", f"{text} has no time zone: add Z, or an offset like +02:00")
-    return AtTime(time)
+        raise _wrong(option, f"{text} has no time zone: add Z, or an offset like +02:00")
+    return time
+
+
+def to_checkpoint(path: Path | None) -> Path | None:
+    """Read the path of a file in a folder that exists; this is checked before anything is read."""
+    if path is None:
+        return None
+    if path.is_dir():
+        raise _wrong("--checkpoint", f"{path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise _wrong("--checkpoint", f"the folder {path.parent} does not exist: make it first")
+    if not path.name.removesuffix(".checkpoint.json").strip("."):
+        raise _wrong("--checkpoint", f"{str(path)!r} names no file")
+    return path
 
 
 def to_token(text: str, option: str = "TOKEN") -> str:
-    """The token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
+    """Read a token: the token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
     if text == "-":
         text = _stripped(sys.stdin.read(_MOST_CHARACTERS), option, "standard input")
     elif text.startswith("@"):
@@ -144,31 +179,31 @@ def _stripped(text: str, option: str, where: str) -> str:
     return text.strip()
 
 
-def _to_scope(text: str) -> FeedScope:
-    """`collection`, `database`, `cluster`, `partition:ID`, `descendants:ID` or `key:JSON`."""
+def _to_scope(text: str, provider: str) -> FeedScope:
+    """Read `collection`, `database`, `cluster`, `partition:ID`, `descendants:ID`, `key:JSON`, or an ID."""
     kind, _, value = text.partition(":")
     if text in _WHOLE:
         return _WHOLE[text]
+    if kind == provider and value:
+        return PhysicalPartition(text)
     if kind in ("partition", "descendants") and value:
         return PhysicalPartition(value, with_descendants=kind == "descendants")
     if kind == "key" and value:
         return LogicalPartition(to_key(value, "--scope"))
-    raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}")
+    hint = "" if value else f"; a partition of that name is partition:{text}"
+    raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}{hint}")
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
-    """A partition key: a JSON object with its components in their order."""
+    """Read a partition key: a JSON object with its components in their order."""
+    example = 'a key is a JSON object like {"customer": "c-1"}'
     try:
         components: Any = decode_json(text)
-        if isinstance(components, dict) and components:
-            return MulticloudDbKey(components, len(components))
+    except MulticloudDbError as error:
+        raise _wrong(option, f"{text!r} is not JSON; {example}") from error
+    if not isinstance(components, dict) or not components:
+        raise _wrong(option, example)
+    try:
+        return MulticloudDbKey(components, len(components))
     except MulticloudDbError as error:
         raise _wrong(option, error.message) from error
-    raise _wrong(option, 'a key is a JSON object like {"customer": "c-1"}')
-
-
-def to_state(text: str) -> NewItemStateMode:
-    """`omit`, `include` or `require`."""
-    if text not in _MODES:
-        raise _wrong("--state", f"{text!r} is not one of {', '.join(_MODES)}")
-    return _MODES[text]

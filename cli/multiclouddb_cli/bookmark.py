@@ -1,4 +1,4 @@
-"""A checkpoint in the one file that the user named."""
+"""Keeps a checkpoint in the one file that the user named."""
 
 from __future__ import annotations
 
@@ -13,28 +13,40 @@ _SUFFIX: Final = ".checkpoint.json"
 
 
 class Bookmark(FileCheckpointStore):
-    """A `FileCheckpointStore` for one file of any name.
+    """A checkpoint store like `FileCheckpointStore`, for one file of any name.
 
-    It can also read and continue a file of an application's `FileCheckpointStore`.
+    The store can also read and continue a file of an application's `FileCheckpointStore`.
 
     Args:
-        file: The file; it need not exist.
+        file: The path of the file, which need not exist.
     """
 
     def __init__(self, file: Path) -> None:
         super().__init__(file.parent)
         self._file = file
+        self.is_held = False
         self.name = file.name.removesuffix(_SUFFIX)
 
     def path(self, name: str) -> Path:
         """The file.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a name that a checkpoint cannot have.
+            MulticloudDbError: Return the path; raises `INVALID_REQUEST` for a name that a checkpoint cannot
+                have.
         """
         super().path(name)
         return self._file
 
+    def hold(self) -> None:
+        """From now on save nothing, because a later run has to read from the saved position again."""
+        self.is_held = True
+
+    def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
+        """Replace the checkpoint, unless `hold` was called."""
+        if self.is_held:
+            return Checkpoint(token, expected or "held")
+        return super().save(name, token, expected)
+
     def load(self, name: str | None = None) -> Checkpoint | None:
-        """The checkpoint, or None when there is no file."""
+        """Return the checkpoint, or None if its file does not exist."""
         return super().load(name or self.name)

@@ -1,4 +1,4 @@
-"""`multiclouddb capabilities`: what each provider can do, without connecting."""
+"""`multiclouddb capabilities` shows what each provider can do, without connecting to a database."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _NEEDS_URL: Final = "needs a URL: run multiclouddb capabilities URL"
 
 @runtime_checkable
 class TellsCapabilities(Protocol):
-    """A plugin that reports what its provider can do without a configuration."""
+    """A plugin that reports what its provider can do, without needing a configuration."""
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of the service when provisioned as documented; no I/O."""
+        """Return the capabilities of the service when it is set up as documented, without any I/O."""
         ...
 
 
@@ -42,8 +42,8 @@ class Column:
 
     Attributes:
         provider: Its id.
-        known: Its capabilities, or None.
-        problem: Why its capabilities are not known.
+        known: The capabilities of the provider, or None if they are unknown.
+        problem: The reason why the capabilities are not known.
     """
 
     provider: str
@@ -55,11 +55,11 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
     """Print the matrix.
 
     Args:
-        config: One database, or None for every installed provider.
-        as_json: One JSON object, by provider.
+        config: The URL of one database, or None for every installed provider.
+        as_json: True to print one JSON object, by provider.
 
     Raises:
-        MulticloudDbError: The configuration is wrong.
+        MulticloudDbError: Raised if the configuration is wrong.
     """
     columns = [_connected(config)] if config else [_installed(name) for name in installed_providers()]
     if as_json:

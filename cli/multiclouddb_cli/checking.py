@@ -1,7 +1,7 @@
-"""`multiclouddb token check` shows if a token can still be resumed, and for how long.
+"""`multiclouddb token check` shows whether a token can still be resumed, and for how long.
 
-First it reads the whole token as its reader would, with one event and no document. Then it reads each
-partition alone, because events of one partition can hide that another has expired.
+First the command reads from the whole token as a reader would, with one event and no document. Then the
+command reads each partition alone, because events of one partition can hide that another has expired.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from multiclouddb_api import (
     EntireCollection,
     EntireDatabase,
     ErrorCategory,
-    ErrorDetail,
     FeedScope,
     FromContinuationToken,
     LogicalPartition,
@@ -30,6 +29,7 @@ from multiclouddb_api import (
     MulticloudDbKey,
     NewItemStateMode,
     PhysicalPartition,
+    ProviderOptions,
     invalid_request,
 )
 from multiclouddb_api.redaction import rfc3339
@@ -54,8 +54,8 @@ class Answer:
 
     Attributes:
         standing: The partition.
-        page: The page, or None when the partition was not read or the read was refused.
-        error: Why the read was refused, or None.
+        page: The page, or None if the partition was not read or the read was refused.
+        error: The reason why the read was refused, or None.
     """
 
     standing: Standing
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """One word for a table."""
+        """The answer as one word for a table."""
         if self.error is not None:
             return str(self.error.category)
         if self.page is None:
@@ -73,20 +73,20 @@ class Answer:
 
     @property
     def headroom(self) -> float | None:
-        """The seconds until its position expires, if the service reports this."""
+        """The number of seconds until the partition's position expires, if the service reports it."""
         return None if self.page is None else self.page.diagnostics.retention_headroom_seconds
 
 
 @attrs.frozen
 class Verdict:
-    """The result of the check of a token.
+    """The result of checking a token.
 
     Attributes:
         envelope: The token.
-        whole: The result of reading it: a page, or the error that it has expired.
-        answers: The results of reading its partitions one by one.
-        missed: Open partitions that the token neither contains nor leads to; None if this cannot be
-            determined.
+        whole: The result of reading from the token: a page, or the error that the token has expired.
+        answers: The results of reading the token's partitions one by one.
+        missed: Open partitions that the token neither contains nor leads to; None if these partitions cannot
+            be determined.
     """
 
     envelope: Envelope
@@ -96,29 +96,29 @@ class Verdict:
 
     @property
     def page(self) -> ChangeFeedPage | None:
-        """The page, if there is one."""
+        """The page, if the read returned one."""
         return self.whole if isinstance(self.whole, ChangeFeedPage) else None
 
     @property
     def error(self) -> MulticloudDbError | None:
-        """Why it cannot be resumed, or None if it can."""
+        """The reason why the token cannot be resumed, or None if it can."""
         if isinstance(self.whole, MulticloudDbError):
             return self.whole
         return next((answer.error for answer in self.answers if answer.error is not None), None)
 
     @property
     def watermark(self) -> datetime | None:
-        """The watermark of the page, else that of the token."""
+        """The watermark of the page, or else that of the token."""
         return watermark_of(self.envelope) if self.page is None else self.page.diagnostics.watermark
 
     @property
     def lag(self) -> float | None:
-        """Seconds that the watermark lags behind the service's clock."""
+        """The number of seconds by which the watermark lags behind the service's clock."""
         return None if self.page is None else self.page.diagnostics.lag_seconds
 
     @property
     def changes(self) -> str:
-        """True if there are changes to read."""
+        """True if there are changes to read after the token."""
         if self.page is None:
             return "lost to retention"
         return "waiting" if self.page.events else "none at present" if self.page.idle else "maybe"
@@ -132,28 +132,36 @@ class Verdict:
 
     @property
     def headroom(self) -> float | None:
-        """The seconds until its oldest position expires, if the service reports this."""
+        """The number of seconds until the token's oldest position expires, if the service reports it."""
         told = [answer.headroom for answer in self.answers]
         if self.page is not None:
             told.append(self.page.diagnostics.retention_headroom_seconds)
         return min((seconds for seconds in told if seconds is not None), default=None)
 
 
-def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_json: bool) -> None:
-    """Print whether the token resumes.
+def check(
+    config: ClientConfig,
+    token: str,
+    key: MulticloudDbKey | None,
+    options: ProviderOptions | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print whether the token can be resumed.
 
     Raises:
-        MulticloudDbError: The error of a read from it; `INVALID_REQUEST` for a foreign token.
-        typer.BadParameter: The token belongs to one partition key, and `key` is a different key.
+        MulticloudDbError: The error of a read from the token; `INVALID_REQUEST` for a foreign token.
+        typer.BadParameter: Raised if the token belongs to one partition key, and `key` is a different key.
     """
     envelope = decode_token(token)
-    _check_provider(config, envelope)
+    _check_provider(config, envelope, options)
     request = ChangeFeedRequest(
         envelope.address,
         FromContinuationToken(token),
         _scope(config, envelope, key),
         new_item_state_mode=NewItemStateMode.OMIT,
         max_page_size=1,
+        provider_options=options,
     )
     with Session(config, request) as session:
         whole = _read(session, request)
@@ -173,7 +181,10 @@ def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_j
 
 
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
-    """Partitions that the token does not cover; only a feed of a whole collection can report them."""
+    """Return the partitions that the token does not cover.
+
+    Only a feed of a whole collection can report them.
+    """
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:
         return None
@@ -183,7 +194,7 @@ def _missed(session: Session, envelope: Envelope) -> list[str] | None:
 
 
 def _scope(config: ClientConfig, envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
-    """The scope that the token was made for."""
+    """Return the scope for which the token was made."""
     kind, _, value = envelope.scope.partition(":")
     match kind:
         case "database":
@@ -208,18 +219,17 @@ def _one_key(envelope: Envelope, key: MulticloudDbKey | None) -> LogicalPartitio
     return scope
 
 
-def _check_provider(config: ClientConfig, envelope: Envelope) -> None:
+def _check_provider(config: ClientConfig, envelope: Envelope, options: ProviderOptions | None) -> None:
     if envelope.provider_id != config.provider:
         raise invalid_request(
             "continuation_token",
             f"is of provider {envelope.provider_id!r}, not {config.provider!r}",
             "give the URL of the database that it came from",
         )
-    if envelope.options_digest:
-        raise MulticloudDbError(
-            "the token was made with provider options that change positions, which the command line "
-            "cannot set; read one page from it in the application",
-            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, config.provider, "token check"),
+    if envelope.options_digest and options is None:
+        raise typer.BadParameter(
+            "the token was made with provider options that change positions: give them",
+            param_hint="--option NAME=VALUE",
         )
 
 

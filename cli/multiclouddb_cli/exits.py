@@ -1,4 +1,4 @@
-"""Exit codes. Each kind of failure has its own code, so that a script knows what to do."""
+"""Exit codes. Defines one exit code for each kind of failure, so that a script knows what to do."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ TABLE: Final = {
     NOT_COVERED: "token check: the token resumes, but does not cover every partition",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
-"""Exit code → its meaning; the help and the README show this table."""
+"""Maps each exit code to its meaning; the help and the README show this table."""
 
 
 def exit_code(category: str) -> int:
-    """The exit code of an error's category; 9 for a category without its own code."""
+    """Return the exit code of an error's category; 9 for a category without its own code."""
     return _CODES.get(category, OTHER)

@@ -1,4 +1,7 @@
-"""Reports a failure as one line on stderr and an exit code; at a terminal also with a link."""
+"""Reports a failure as one line on stderr and an exit code.
+
+A terminal also gets a link to the documentation.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import typer
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_api.redaction import redact_url
+from multiclouddb_cli.advice import on_the_command_line
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
 from multiclouddb_cli.screen import printable
 
@@ -28,7 +32,7 @@ def report(error: Exception, *, debug: bool) -> int:
     """Print the error for the user, and return the exit code.
 
     Args:
-        error: The error of the command.
+        error: The error that the command raised.
         debug: True to print the traceback too, without local variables.
     """
     code, line = _line(error)
@@ -43,10 +47,10 @@ def report(error: Exception, *, debug: bool) -> int:
 
 
 def _traces(error: BaseException) -> str:
-    """The traceback of an error and of its causes, in Python's form.
+    """Return the traceback of an error and of its causes, in Python's format.
 
-    Our message contains the vendor's text where it is safe to show. Only the class of the vendor's exception
-    is printed, because its text may quote the refused request, including a session token.
+    The library's message contains the vendor's text if that text is safe to show. Only the class of the
+    vendor's exception is printed, because its text may quote the refused request, including a session token.
     """
     told = isinstance(error, MulticloudDbError)
     parts: list[str] = []
@@ -67,21 +71,23 @@ def _dim(text: str) -> str:
 
 def _line(error: Exception) -> tuple[int, str]:
     if isinstance(error, MulticloudDbError):
-        message = error.message
+        message = on_the_command_line(error.message)
         if error.category == ErrorCategory.PROVIDER_ERROR and error.detail.skip_token is not None:
             message += "; tail --skip-poison skips it"
         return exit_code(error.category), f"[{error.category}] {message}"
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "multiclouddb"
-        return USAGE, f"[USAGE] {error.format_message().rstrip('.')}; see {command} --help"
+        # These words of typer say nothing.
+        said = error.format_message().rstrip(".").replace("Value error, ", "")
+        return USAGE, f"[USAGE] {said}; see {command} --help"
     if isinstance(error, OSError):  # the library wraps its own errors, so this one comes from our output
         return FAILURE, f"[OUTPUT] cannot be written: {error.strerror or error}"
     return FAILURE, f"[UNEXPECTED] {type(error).__name__}: {error}; run it again with --debug and report it"
 
 
 def scrub(text: str) -> str:
-    """The text with every URL in it redacted."""
+    """Return the text with every URL in it redacted."""
 
     def redacted(match: re.Match[str]) -> str:
         url = match.group()

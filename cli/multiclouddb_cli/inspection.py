@@ -1,7 +1,7 @@
-"""`multiclouddb token inspect`: the content of a token.
+"""`multiclouddb token inspect` shows the content of a token.
 
-Cursors are opaque without their provider and may hold a document's key. So only their size and a digest are
-shown, which is enough to see whether two tokens have the same position.
+Cursors are opaque without their provider, and may contain a document's key. So only the size and a digest of
+each cursor are shown, which is enough to see whether two tokens have the same position.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def inspect(token: str, *, as_json: bool) -> None:
-    """Print which feed the token belongs to, its age, and what it covers.
+    """Print to which feed the token belongs, its age, and what it covers.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for text that is not a token.
+        MulticloudDbError: `INVALID_REQUEST` if the text is not a token.
     """
     envelope = decode_token(token)
     standings = read_standings(envelope)
@@ -48,14 +48,17 @@ def inspect(token: str, *, as_json: bool) -> None:
 
 
 def watermark_of(envelope: Envelope) -> datetime | None:
-    """A time; nothing after the token is older. None if the service did not report it."""
+    """Return a time; nothing after the token is older than this time.
+
+    None if the service did not report it.
+    """
     if envelope.watermark is None:
         return None
     return _EPOCH + timedelta(microseconds=envelope.watermark)
 
 
 def ago(time_then: datetime) -> str:
-    """A time, and how long ago that is by the clock of this machine."""
+    """Return a time, and how long ago it is by the clock of this machine."""
     return f"{moment(time_then)} ({duration(time.time() - time_then.timestamp())} ago)"
 
 
@@ -121,7 +124,7 @@ def _facts(token: str, envelope: Envelope, standings: list[Standing]) -> dict[st
 
 
 def _name(envelope: Envelope, standing: Standing) -> str:
-    """The partition's name; a digest for a token of one key, because the name may be the key itself."""
+    """Return the partition's name; for a token of one key a digest, because the name may be the key."""
     if not envelope.scope.startswith("key:"):
         return standing.partition_id
     return f"#{_digest(standing.partition_id.encode())}"

@@ -1,4 +1,4 @@
-"""Ctrl-C takes effect between two pages, so that the checkpoint is after the printed events."""
+"""Makes Ctrl-C take effect between two pages, so that the checkpoint is after the printed events."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, MulticloudDbClient, OperationOptions
-
-__all__ = ["Interrupt", "InterruptibleReader"]
+__all__ = ["Interrupt"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Handles SIGINT and SIGTERM while it is entered.
+    """Handles SIGINT and SIGTERM inside its `with` block.
 
-    The first signal asks the loop to stop, and interrupts a read that is waiting. The second one interrupts
-    anything that runs: for example printing into a pipe that nobody reads.
+    The first signal asks the loop to stop, and interrupts a read that is waiting. The second signal
+    interrupts anything that runs, for example printing into a pipe that nobody reads.
     """
 
     def __init__(self) -> None:
@@ -42,12 +40,12 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code that a shell uses: 130 for ctrl-C; None when there was no signal."""
+        """Return the exit code that a shell uses: 130 for ctrl-C; None if there was no signal."""
         return None if self.signal is None else 128 + self.signal
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """An interrupt in this block loses nothing."""
+        """Mark a block in which an interrupt loses nothing."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self._reading = True
@@ -62,22 +60,3 @@ class Interrupt:
             self.stop()
         if again or self._reading or self.stop is None:
             raise KeyboardInterrupt
-
-
-class InterruptibleReader:
-    """A client whose reads a signal may interrupt.
-
-    Args:
-        client: Reads the pages.
-        interrupt: Handles the signals.
-    """
-
-    def __init__(self, client: MulticloudDbClient, interrupt: Interrupt) -> None:
-        self._client, self._interrupt = client, interrupt
-
-    def read_changes(
-        self, request: ChangeFeedRequest, options: OperationOptions | None = None
-    ) -> ChangeFeedPage:
-        """One page."""
-        with self._interrupt.reading():
-            return self._client.read_changes(request, options)

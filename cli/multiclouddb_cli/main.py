@@ -1,4 +1,4 @@
-"""The commands, and the error handling around them."""
+"""Defines the commands, and the error handling around them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,45 @@ import os
 import sys
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from multiclouddb_cli.exits import INTERRUPTED, OK, TABLE
+from multiclouddb_cli.options import (
+    Checkpoint,
+    Collection,
+    Database,
+    Exact,
+    Expired,
+    Format,
+    From,
+    FromAny,
+    Json,
+    JsonLines,
+    Key,
+    Last,
+    MaxEvents,
+    MaxScanRate,
+    OldState,
+    OnExpired,
+    OnlyKey,
+    ProviderOption,
+    Scope,
+    Since,
+    SkipPoison,
+    State,
+    Target,
+    Timeout,
+    To,
+    Token,
+    Type,
+    UntilIdle,
+    Url,
+    Wait,
+    Want,
+)
 
 __all__ = ["app", "run"]
 
@@ -21,7 +53,7 @@ _NAME = "multiclouddb"
 
 
 class Commands(TyperGroup):
-    """Runs a command; every failure is one line on stderr and its exit code."""
+    """Runs a command; every failure is reported as one line on stderr and an exit code."""
 
     def main(
         self,
@@ -32,7 +64,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command of the arguments and exit."""
+        """Run the command that the arguments name, and exit."""
         words = list(sys.argv[1:] if args is None else args)
         debug = _take_debug(words)
         self._main_shell_completion(extra, _NAME, complete_var)
@@ -64,13 +96,13 @@ class Commands(TyperGroup):
 
 
 def _silence() -> None:
-    """The rest of the buffer has no reader, and the interpreter must not report an error for it."""
+    """Discard the rest of the output, so that the interpreter reports no error about the missing reader."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _take_debug(words: list[str]) -> bool:
-    """Remove `--debug`, which may be anywhere on the line."""
+    """Remove `--debug` from the arguments; it may be anywhere on the line."""
     ours = words[: words.index("--")] if "--" in words else words
     if "--debug" not in ours:
         return False
@@ -88,44 +120,6 @@ app = typer.Typer(
 )
 token_app = typer.Typer(rich_markup_mode=None, help="Inspect and check a continuation token.")
 app.add_typer(token_app, name="token")
-
-_Url = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL",
-        help="mongodb://…, dynamo://REGION, embedded:///data/store.db, or a .toml file with the connection.",
-    ),
-]
-_Where = Annotated[str, typer.Argument(metavar="COLLECTION", help="DATABASE/COLLECTION, or COLLECTION.")]
-_Target = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="COLLECTION",
-        help="DATABASE/COLLECTION, or COLLECTION; DATABASE with --scope database, nothing with cluster.",
-    ),
-]
-_Scope = Annotated[
-    str,
-    typer.Option(
-        metavar="SCOPE", help="collection, database, cluster, partition:ID, descendants:ID or key:JSON."
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_From = Annotated[
-    str,
-    typer.Option("--from", metavar="START", help="beginning, now, a time (2026-01-31T12:00Z), or @FILE."),
-]
-_FromAny = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        metavar="START",
-        help="beginning, now, a time (2026-01-31T12:00Z), @FILE, or snapshot: all rows, then changes.",
-    ),
-]
-_Token = Annotated[
-    str, typer.Argument(metavar="TOKEN", help="A token, @FILE with one or with a checkpoint, or - (stdin).")
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -150,50 +144,63 @@ def _options(
 
 @app.command()
 def tail(
-    url: _Url,
-    collection: _Target = None,
-    start: _FromAny = "now",
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Resume from this file if it exists, and save to it."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON event per line.")] = False,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing more.")] = False,
-    scope: _Scope = "collection",
-    state: Annotated[
-        str, typer.Option(metavar="STATE", help="Show documents: omit, include or require.")
-    ] = "include",
-    max_events: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N events.")] = None,
-    skip_poison: Annotated[
-        bool, typer.Option("--skip-poison", help="Skip records that cannot be decoded.")
-    ] = False,
+    url: Url,
+    collection: Target = None,
+    start: FromAny = "now",
+    to: To = None,
+    last: Last = None,
+    checkpoint: Checkpoint = None,
+    until_idle: UntilIdle = False,
+    max_events: MaxEvents = None,
+    scope: Scope = "collection",
+    state: State = Want.INCLUDE,
+    old_state: OldState = Want.OMIT,
+    kinds: Type = None,
+    since: Since = None,
+    only_key: OnlyKey = None,
+    as_json: JsonLines = False,
+    exact: Exact = False,
+    template: Format = None,
+    on_expired: OnExpired = Expired.FAIL,
+    skip_poison: SkipPoison = False,
+    wait: Wait = False,
+    timeout: Timeout = 30.0,
+    options: ProviderOption = None,
+    max_scan_rate: MaxScanRate = None,
 ) -> None:
     """Print changes as they happen.
 
     The checkpoint is saved after the events before it are printed: the next run resumes without a gap,
-    however this one ended. START applies when there is no checkpoint yet.
+    however this one ended. START and --last apply only if there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
-    from multiclouddb_cli.arguments import to_config, to_start, to_state, to_target
+    from multiclouddb_cli.arguments import to_checkpoint, to_config
+    from multiclouddb_cli.rendering import renderer
+    from multiclouddb_cli.requests import to_request, to_selection
 
-    address, kind = to_target(collection, scope)
-    command.tail(
-        to_config(url),
-        command.Wish(
-            address, to_start(start, snapshots=True), kind, to_state(state), checkpoint,
-            as_json=as_json, until_idle=until_idle, max_events=max_events, skip_poison=skip_poison,
-        ),
+    render = renderer(template, as_json=as_json, exact=exact)
+    selection, file = to_selection(kinds, since, to, only_key), to_checkpoint(checkpoint)
+    request = to_request(
+        url, collection, start, scope, state, old_state, on_expired, options,
+        snapshots=True, max_scan_rate=max_scan_rate, last=last,
     )  # fmt: skip
+    wish = command.Wish(
+        request, render, selection, last, file, until_idle, max_events, skip_poison, wait, timeout,
+    )  # fmt: skip
+    command.tail(to_config(url), wish)
 
 
 @app.command(short_help="Show partitions, rates, lag and retention, live.")
 def top(
-    url: _Url,
-    collection: _Target = None,
-    start: _From = "now",
-    scope: _Scope = "collection",
+    url: Url,
+    collection: Target = None,
+    start: From = "now",
+    scope: Scope = "collection",
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to update.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
+    on_expired: OnExpired = Expired.FAIL,
+    wait: Wait = False,
+    options: ProviderOption = None,
 ) -> None:
     """Show partitions, events/s, lag, watermark and retention headroom.
 
@@ -201,17 +208,28 @@ def top(
     or saved.
     """
     from multiclouddb_cli import top as command
-    from multiclouddb_cli.arguments import to_config, to_start, to_target
+    from multiclouddb_cli.arguments import to_config
+    from multiclouddb_cli.requests import to_request
 
-    command.top(to_config(url), to_target(collection, scope), to_start(start), interval, once=once)
+    request = to_request(url, collection, start, scope, Want.OMIT, Want.OMIT, on_expired, options)
+    command.top(to_config(url), request, interval, once=once, wait=wait)
+
+
+@app.command(short_help="List the collections of a database.")
+def collections(url: Url, database: Database = None, as_json: Json = False) -> None:
+    """List the collections of a database, one per line, in the form that the other commands accept."""
+    from multiclouddb_cli import listing
+    from multiclouddb_cli.arguments import to_config
+
+    listing.collections(to_config(url), database, as_json=as_json)
 
 
 @app.command()
 def partitions(
-    url: _Url,
-    collection: _Where,
+    url: Url,
+    collection: Collection,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show the partitions and their lineage."""
     from multiclouddb_cli import partitions as command
@@ -227,7 +245,7 @@ def capabilities(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="One database; all installed providers without it.")
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show what each provider can do, and the alternative where it cannot; connects to nothing."""
     from multiclouddb_cli import capabilities as command
@@ -237,7 +255,7 @@ def capabilities(
 
 
 @app.command(short_help="List the installed providers.")
-def providers(as_json: _Json = False) -> None:
+def providers(as_json: Json = False) -> None:
     """List the installed providers, and whether their SDKs can be imported."""
     from multiclouddb_cli import providers as command
 
@@ -245,7 +263,7 @@ def providers(as_json: _Json = False) -> None:
 
 
 @token_app.command(short_help="Show which feed it belongs to and its positions, offline.")
-def inspect(token: _Token, as_json: _Json = False) -> None:
+def inspect(token: Token, as_json: Json = False) -> None:
     """Show the feed of a token, its age and its partitions; connects to nothing, shows no document's key."""
     from multiclouddb_cli import inspection
     from multiclouddb_cli.arguments import to_token
@@ -255,12 +273,11 @@ def inspect(token: _Token, as_json: _Json = False) -> None:
 
 @token_app.command(short_help="Show whether it still resumes, and for how long.")
 def check(
-    url: _Url,
-    token: _Token,
-    key: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The partition key, for a token of one key.")
-    ] = None,
-    as_json: _Json = False,
+    url: Url,
+    token: Token,
+    key: Key = None,
+    options: ProviderOption = None,
+    as_json: Json = False,
 ) -> None:
     """Show whether a token still resumes, for how long, and whether it covers every partition.
 
@@ -269,9 +286,10 @@ def check(
     """
     from multiclouddb_cli import checking
     from multiclouddb_cli.arguments import to_config, to_key, to_token
+    from multiclouddb_cli.provider_options import to_options
 
-    wanted = None if key is None else to_key(key, "--key")
-    checking.check(to_config(url), to_token(token), wanted, as_json=as_json)
+    config, wanted = to_config(url), None if key is None else to_key(key, "--key")
+    checking.check(config, to_token(token), wanted, to_options(config, options or ()), as_json=as_json)
 
 
 def run() -> None:
@@ -283,4 +301,18 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal's encoding lacks is written as an escape.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    app()
+    try:
+        app()
+    except SystemExit as error:
+        if error.code:
+            _end(int(error.code))
+        raise
+
+
+def _end(code: int) -> None:
+    """End the process at once, because a call to a silent host would keep its thread alive."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(code)

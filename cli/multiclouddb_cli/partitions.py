@@ -1,4 +1,4 @@
-"""`multiclouddb partitions`: the partitions and their lineage."""
+"""`multiclouddb partitions` shows the partitions and their lineage."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _COLOURS: Final = {PartitionState.OPEN: "green", PartitionState.CLOSED: "bright_
 
 @attrs.frozen
 class Branch:
-    """A partition in the tree.
+    """One partition in the printed tree.
 
     Attributes:
         partition: The partition.
-        lead: The text before it on its line.
-        again: True when its descendants were printed above, because it has several parents.
+        lead: The text before the partition on its line.
+        again: True if its descendants were already printed above, because it has several parents.
     """
 
     partition: Partition
@@ -37,7 +37,7 @@ class Branch:
 
 
 class Family:
-    """The partitions of a feed and their lineage; with merges it is not a tree.
+    """The partitions of a feed and their lineage; if partitions merge, the lineage is not a tree.
 
     Args:
         listed: The partitions that the service lists, in any order.
@@ -52,10 +52,10 @@ class Family:
                     self.children[parent].append(item)
 
     def tree(self, *, lines: bool) -> Iterator[Branch]:
-        """Each partition below its parents; its descendants only below the first parent.
+        """Return each partition below its parents; its descendants are printed only below the first parent.
 
         Args:
-            lines: True to lead with lines, False with spaces.
+            lines: True to start lines with connecting lines, False with spaces.
         """
         elbow, bar = _LINES if lines else _SPACES
         seen: set[str] = set()
@@ -75,12 +75,12 @@ class Family:
                 stack.append((child, indent + elbow[last], indent + bar[last]))
 
     def gone(self, item: Partition) -> list[str]:
-        """Its parents that are no longer listed."""
+        """Return the parents that are no longer listed."""
         return [parent for parent in item.parents if parent not in self.members]
 
 
 def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool, as_json: bool) -> None:
-    """Print what the service lists.
+    """Print the partitions that the service lists.
 
     Raises:
         MulticloudDbError: By category.
@@ -148,5 +148,5 @@ def _json(family: Family, public_id: Callable[[str], str]) -> bytes:
 
 
 def _order(item: Partition) -> tuple[int, str]:
-    """`p2` before `p10`: a shorter name is usually an older one."""
+    """Sort `p2` before `p10`, because a shorter name usually belongs to an older partition."""
     return len(item.partition_id), item.partition_id

@@ -1,4 +1,4 @@
-"""A token's partitions, and the position of each."""
+"""Lists the partitions in a token, and the position of each."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Standing:
     """One partition of a token.
 
     Attributes:
-        partition_id: The service's own id.
+        partition_id: The service's own id of the partition.
         state: `active`, `drained` (its children are not named yet), `watched` (some of its children are
-            named, and others are looked for), `waiting` (for its parents), `next` (a child of a retired
-            partition), or `scan` (what a snapshot has not cut into segments).
-        cursors: Its position; several when its parents differ.
-        parents: The parents that it waits for.
+            named, and the engine searches for others), `waiting` (for its parents), `next` (a child of a
+            retired partition), or `scan` (what a snapshot has not divided into segments).
+        cursors: The position of the partition; several positions if its parents give different ones.
+        parents: The parents for which the partition waits.
         entry: The partition's entry in the lineage, or None for a child of a retired one.
     """
 
@@ -37,7 +37,10 @@ class Standing:
     entry: Entry | None = None
 
     def describe(self, feed: Feed) -> tuple[str, datetime | None]:
-        """Its position as text for a person, and a time; nothing after the position is older than this."""
+        """Return the position as readable text, and a time.
+
+        Nothing after the position is older than this time.
+        """
         try:
             told = [feed.describe(cursor) for cursor in self.cursors]
         except InvalidCursor:
@@ -47,10 +50,10 @@ class Standing:
 
 
 def read_standings(envelope: Envelope) -> list[Standing]:
-    """The partitions in the order of the fair queue; none when the feed is over.
+    """Return the partitions in the order in which they are read; none if the feed is over.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for a damaged state.
+        MulticloudDbError: `INVALID_REQUEST` if the state is damaged.
     """
     match _state(envelope):
         case FeedOver():
@@ -64,13 +67,13 @@ def read_standings(envelope: Envelope) -> list[Standing]:
 
 
 def lineage_of(envelope: Envelope) -> Lineage | None:
-    """The partitions of a feed that continues; None for a feed that has ended."""
+    """Return the partitions of a feed that continues; None for a feed that has ended."""
     state = _state(envelope)
     return state if isinstance(state, Lineage) else None
 
 
 def ending(envelope: Envelope) -> str | None:
-    """How reading ended at this token, or None when it continues."""
+    """Return how reading ended at this token, or None if it continues."""
     match _state(envelope):
         case FeedOver(reason):
             return f"the feed is over: {reason}"
@@ -81,7 +84,7 @@ def ending(envelope: Envelope) -> str | None:
 
 
 def one_partition(envelope: Envelope, standing: Standing) -> str:
-    """A token for one active partition alone."""
+    """Return a token for only one active partition."""
     assert standing.entry is not None
     alone = Lineage([standing.entry], _never_joined)
     return encode_token(
@@ -112,7 +115,7 @@ def _standing(entry: Entry) -> Standing:
 
 
 def _never_joined(child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-    """This is never called, because nothing is retired while a token is only inspected."""
+    """Raise an error; it is never called, because no partition ends while a token is only inspected."""
     del child_id
     return cursors[0]
 

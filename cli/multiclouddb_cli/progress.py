@@ -1,4 +1,4 @@
-"""The progress of a snapshot's scan, on stderr: a bar in a terminal, a line from time to time elsewhere."""
+"""Shows the progress of a snapshot scan on stderr: a bar in a terminal, or else a line now and then."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> st
     """`[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`.
 
     Args:
-        progress: The progress of the scan.
-        rows_a_second: Its speed; None if it is not known yet.
+        progress: The progress of the snapshot scan.
+        rows_a_second: Its speed; None if the rate is not known yet.
     """
     segments = progress.segments
     words = []
@@ -42,10 +42,10 @@ def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> st
 
 
 class ScanProgress:
-    """Shows the progress of one scan.
+    """Shows the progress of one snapshot scan.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Returns seconds that never go back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class ScanProgress:
         self._is_shown = False
 
     def clear(self) -> None:
-        """Remove the bar, because something else is printed."""
+        """Remove the progress bar, because something else is printed."""
         if self._is_shown:
             typer.echo(_CLEAR, err=True, nl=False)
             self._is_shown = False
@@ -65,7 +65,7 @@ class ScanProgress:
         """Show the progress, unless it was shown a moment ago.
 
         Args:
-            progress: From the last page; None when no scan is running.
+            progress: The progress in the last page; None if no scan is running.
         """
         if progress is None:
             return

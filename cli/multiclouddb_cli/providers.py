@@ -1,4 +1,4 @@
-"""`multiclouddb providers` lists the installed providers and shows if they can be imported."""
+"""`multiclouddb providers` lists the installed providers and shows whether they can be imported."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Installed:
 
     Attributes:
         provider: Its id.
-        distribution: The name of the package for pip.
-        version: The version of the distribution.
-        problem: Why it cannot be imported, or None.
+        distribution: The name of the package in pip.
+        version: The version of the installed distribution.
+        problem: The reason why the provider cannot be imported, or None.
     """
 
     provider: str
@@ -34,7 +34,7 @@ class Installed:
 
 
 def providers(*, as_json: bool) -> None:
-    """Print one line per provider."""
+    """Print one line for each provider."""
     found = sorted((_look(point) for point in _points()), key=lambda item: item.provider)
     if as_json:
         typer.echo(orjson.dumps([attrs.asdict(item) for item in found]))
@@ -45,7 +45,7 @@ def providers(*, as_json: bool) -> None:
 
 
 def _points() -> list[EntryPoint]:
-    """The entry points, each once: an editable distribution can be found twice."""
+    """Return each entry point once, because an editable distribution can be found twice."""
     return list({(point.name, point.value): point for point in entry_points(group=GROUP)}.values())
 
 

@@ -1,4 +1,4 @@
-"""The output: tables in a terminal, plain columns in a pipe."""
+"""Prints the output: tables in a terminal, plain columns in a pipe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Cell: TypeAlias = str | tuple[str, str]
-"""Text, or text and a style of rich."""
+"""A text, or a text with a style of rich."""
 
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0))}
 # A longer text may be folded in a table; shorter ones, for example a time, stay on one line.
@@ -44,37 +44,37 @@ _PARTS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def is_terminal() -> bool:
-    """True if the output goes to a terminal."""
+    """Return True if the output goes to a terminal."""
     return sys.stdout.isatty()
 
 
 def with_colour() -> bool:
-    """True when the output may have colours."""
+    """Return True if the output may have colours."""
     return is_terminal() and not os.environ.get("NO_COLOR")
 
 
 def width() -> int:
-    """Columns of the terminal."""
+    """Return the number of columns of the terminal."""
     return shutil.get_terminal_size().columns
 
 
 def printable(text: str) -> str:
-    """One line without control characters: text from a database must not control the terminal."""
+    """Return one line without control characters, so that database text cannot control the terminal."""
     return text.translate(_CONTROLS)
 
 
 def shorter(text: str, columns: int) -> str:
-    """The beginning of a text that is too long."""
+    """Return the beginning of a text that is too long."""
     return text if len(text) <= columns else f"{text[: max(0, columns - 1)]}…"
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 partition`, `2 partitions`."""
+    """Return a number with its noun: Return a number with its noun: `1 partition`, `2 partitions`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:
-    """`3h 12m`, the two largest units; `-` if the duration is not known."""
+    """Return the two largest units of a duration, for example `3h 12m`; `-` if the duration is not known."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -89,17 +89,17 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    """A time to the millisecond; `-` if it is not known."""
+    """Return a time to the millisecond; `-` if the time is not known."""
     if time is None:
         return "-"
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def check_reader() -> None:
-    """Check that our output still has a reader, without printing anything.
+    """Check that the output still has a reader, without printing anything.
 
     Raises:
-        BrokenPipeError: It has no reader.
+        BrokenPipeError: Raised if the output has no reader.
     """
     try:
         poll = select.poll()
@@ -112,13 +112,13 @@ def check_reader() -> None:
 
 
 def emit(data: bytes) -> None:
-    """Write to stdout; when it returns, all data has left this process.
+    """Write to stdout; when the call returns, all data has left this process.
 
     A signal may interrupt a write to a pipe. With PYTHONUNBUFFERED neither typer nor the text layer notices
-    that, and the rest would be lost.
+    the interruption, and the rest would be lost.
 
     Raises:
-        BrokenPipeError: The output has no reader.
+        BrokenPipeError: Raised if the output has no reader.
     """
     sys.stdout.flush()
     stream, rest = sys.stdout.buffer, memoryview(data)
@@ -131,7 +131,7 @@ def emit(data: bytes) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a sentence: wrapped between words in a terminal, one line elsewhere."""
+    """Print a sentence, wrapped between words in a terminal and on one line elsewhere."""
     if is_terminal():
         text = textwrap.fill(
             text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -144,8 +144,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: S
 
     Args:
         columns: Their headings.
-        rows: A cell for each of them.
-        spare: Headings of columns that are left out in a narrow terminal.
+        rows: The cells of each row, one for each heading.
+        spare: The headings of the columns that are omitted in a narrow terminal.
     """
     if not is_terminal():
         typer.echo("\n".join(_plain(columns, rows)))
@@ -164,9 +164,9 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> Table:
-    """The table as rich draws it, at most as wide as the terminal; rich reads no markup in it.
+    """Return the table as rich draws it, at most as wide as the terminal; rich reads no markup in it.
 
-    Empty columns are left out. Only long texts are folded.
+    Empty columns are omitted. Only long texts are wrapped.
     """
     from rich import box
     from rich.table import Table
@@ -184,7 +184,7 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Se
 
 
 def _shown(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str]) -> list[int]:
-    """The indexes of the columns that fit and are not empty."""
+    """Return the indexes of the columns that fit and are not empty."""
     places = range(len(columns))
     shown = [place for place in places if not rows or any(_text(row[place]) for row in rows)]
     for name in spare:

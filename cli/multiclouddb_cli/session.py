@@ -1,4 +1,4 @@
-"""One database with its engine and one opened feed, for information that a client does not provide."""
+"""Opens one database with its engine and one feed, for information that a client does not provide."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Session:
     """A connected database and the feed that a request needs; a context manager.
 
     Args:
-        config: How to reach it.
+        config: The configuration for reaching the database.
         request: The request whose feed is opened.
-        observer: Is called by the engine.
+        observer: The observer that the engine calls.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Session:
         """The request's feed.
 
         Raises:
-            MulticloudDbError: The database cannot do what the request asks for.
+            MulticloudDbError: Raised if the database cannot do what the request asks for.
         """
         spec = spec_of(self.provider, self._request, "open")
         opened = OpenFeed(self.provider, spec, Tries(self.provider).call, CALL_SECONDS)
@@ -55,7 +55,7 @@ class Session:
 
     @property
     def feed(self) -> Feed:
-        """The feed itself, opened at the first use."""
+        """The feed itself, which is opened when it is first used."""
         return self.opened.feed
 
     def read(self, request: ChangeFeedRequest, wait_seconds: float = 0.0) -> ChangeFeedPage:

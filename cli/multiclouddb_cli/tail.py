@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -10,184 +12,212 @@ import attrs
 import typer
 
 from multiclouddb_api import (
+    ChangeEvent,
     ChangeFeedIterator,
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
     EntireCluster,
     EntireDatabase,
-    FeedScope,
-    MulticloudDbClient,
-    NewItemStateMode,
-    Observer,
-    ResourceAddress,
-    StartPosition,
+    OperationOptions,
     connect,
-    event_to_json,
 )
+from multiclouddb_api.position import FromContinuationToken
 from multiclouddb_cli.bookmark import Bookmark
+from multiclouddb_cli.contact import Contact
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.interrupt import Interrupt, InterruptibleReader
+from multiclouddb_cli.interrupt import Interrupt
+from multiclouddb_cli.newest import newest
+from multiclouddb_cli.outages import OutageReport, StatusLine
 from multiclouddb_cli.progress import ScanProgress
-from multiclouddb_cli.rendering import event_line, notice_line
-from multiclouddb_cli.screen import check_reader, emit, is_terminal, printable, width, with_colour
+from multiclouddb_cli.rendering import Renderer, notice_line
+from multiclouddb_cli.screen import check_reader, emit, printable
+from multiclouddb_cli.selection import Selection
 
 __all__ = ["Wish", "tail"]
 
 _WAIT_SECONDS: Final = 2.0
 _OUTAGE_SECONDS: Final = 300.0
 _PAGE_EVENTS: Final = 1000
-_PIPE_COLUMNS: Final = 160
 
 
 @attrs.frozen
 class Wish:
-    """The settings of a tail: the target and the output.
+    """The settings of a `tail` command: what to read, and what to print.
 
     Attributes:
-        address: The collection, database or cluster.
-        start: The start position when there is no checkpoint.
-        scope: The part of the target to follow.
-        state: Whether events carry documents.
-        checkpoint: The file that keeps the position, or None.
-        as_json: Print one JSON event per line.
-        until_idle: End after the first idle page.
-        max_events: End after this many events, or None.
-        skip_poison: Skip records that cannot be decoded.
+        request: The request to read; its start is used only if there is no checkpoint.
+        render: A function that makes the text of an event.
+        selection: The selection of the events to print.
+        last: The number of newest events to print first, or None.
+        checkpoint: The file that stores the position, or None.
+        until_idle: True to end after the first idle page.
+        max_events: The number of printed events after which to end, or None.
+        skip_poison: True to skip records that cannot be decoded.
+        wait: True to keep trying while the feed cannot be read.
+        timeout: The time limit of one call, in seconds.
     """
 
-    address: ResourceAddress
-    start: StartPosition
-    scope: FeedScope
-    state: NewItemStateMode
+    request: ChangeFeedRequest
+    render: Renderer
+    selection: Selection = attrs.field(factory=Selection)
+    last: int | None = None
     checkpoint: Path | None = None
-    as_json: bool = False
     until_idle: bool = False
     max_events: int | None = None
     skip_poison: bool = False
+    wait: bool = False
+    timeout: float = 30.0
 
-    def request(self) -> ChangeFeedRequest:
-        """The request for the read."""
-        return ChangeFeedRequest(
-            self.address,
-            self.start,
-            self.scope,
-            new_item_state_mode=self.state,
-            max_page_size=_page_size(self.max_events),
-        )
+    @property
+    def wide(self) -> bool:
+        """True if the events may come from several collections."""
+        return isinstance(self.request.scope, EntireDatabase | EntireCluster)
+
+    def page_size(self, left: int | None) -> int:
+        """The limit of a page when so many events may still be printed.
+
+        A saved position must not be after an event that was not printed. Without a checkpoint, a selection
+        reads whole pages, because most of their events may be left out.
+        """
+        if left is None or (self.checkpoint is None and self.selection != Selection()):
+            return 0
+        return min(left, _PAGE_EVENTS)
 
 
 def tail(config: ClientConfig, wish: Wish) -> None:
     """Print events until the feed is idle, ends, or the user stops it.
 
     Raises:
-        MulticloudDbError: A read or the checkpoint failed.
-        BrokenPipeError: The output has no reader.
-        typer.Exit: A signal ended it.
+        MulticloudDbError: Raised if a read or the checkpoint failed.
+        BrokenPipeError: Raised if the output has no reader.
+        typer.Exit: Raised if a signal ended the command.
     """
-    request, grumbler = wish.request(), _Grumbler()
-    with Interrupt() as interrupt, connect(config, observer=grumbler) as client:
-        try:
-            changes = _changes(client, request, wish, interrupt)
-            interrupt.stop = changes.stop
-            with changes:
-                _follow(changes, wish)
-        except KeyboardInterrupt:
-            if interrupt.exit_code is None:
-                raise
-        finally:
-            grumbler.muted = True
+    status = StatusLine()
+    report = OutageReport(status, muted=wish.until_idle and not wish.wait)
+    with Interrupt() as interrupt:
+        contact = Contact(lambda: connect(config, observer=report), interrupt, report, waits=wish.wait)
+        with closing(contact):
+            try:
+                _run(contact, interrupt, wish, status)
+            except KeyboardInterrupt:
+                if interrupt.exit_code is None:
+                    raise
+            finally:
+                status.clear()
+                report.muted = True
     if interrupt.exit_code is not None:
         raise typer.Exit(interrupt.exit_code)
 
 
-def _changes(
-    client: MulticloudDbClient, request: ChangeFeedRequest, wish: Wish, interrupt: Interrupt
-) -> ChangeFeedIterator:
+def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine) -> None:
     bookmark = None if wish.checkpoint is None else Bookmark(wish.checkpoint)
+    printer = _Printer(wish, status)
+    if wish.last is not None and (bookmark is None or bookmark.load() is None):
+        limits = OperationOptions(wish.timeout)
+        count = min(wish.last, wish.max_events or wish.last)
+        events, token = newest(contact, wish.request, wish.selection, count, limits)
+        printer.lines(events)
+        if wish.max_events is not None and printer.printed >= wish.max_events:
+            if bookmark is not None:
+                bookmark.save(bookmark.name, token, None)
+            return
+        start = FromContinuationToken(token)
+        wish = attrs.evolve(wish, request=attrs.evolve(wish.request, start_position=start))
+    changes = _changes(contact, wish, bookmark)
+    interrupt.stop = changes.stop
+    with changes:
+        _follow(changes, wish, printer, bookmark)
+    if bookmark is not None and bookmark.is_held and bookmark.load() is None:
+        typer.echo("warning: no checkpoint was saved, because no change before --to came first", err=True)
+
+
+def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeFeedIterator:
+    # The engine retries each call, so a run that should end does not also wait for the end of an outage.
+    outage = float("inf") if wish.wait else 0.0 if wish.until_idle else _OUTAGE_SECONDS
+    size = wish.page_size(wish.max_events)
+    if bookmark is not None and wish.selection.until is not None and bookmark.load() is None:
+        size = 1  # so that a position is saved before the first event that a later run has to print
     return ChangeFeedIterator(
-        InterruptibleReader(client, interrupt),
-        request,
-        wait_seconds=0.0 if wish.until_idle else _WAIT_SECONDS,
+        contact,
+        attrs.evolve(wish.request, max_page_size=size),
+        timeout_seconds=wish.timeout,
+        wait_seconds=0.0 if wish.until_idle or wish.selection.is_of_the_past() else _WAIT_SECONDS,
         until_idle=wish.until_idle,
-        # The engine retries each call, so a run that should end does not also wait for the end of an outage.
-        max_outage_seconds=0.0 if wish.until_idle else _OUTAGE_SECONDS,
+        max_outage_seconds=outage,
         checkpoint_store=bookmark,
         checkpoint_name=None if bookmark is None else bookmark.name,
         on_poison="skip" if wish.skip_poison else "raise",
     )
 
 
-def _follow(changes: ChangeFeedIterator, wish: Wish) -> None:
-    """Print pages. The iterator saves the position after a page when it is asked for the next one."""
-    wide = isinstance(wish.scope, EntireDatabase | EntireCluster)
-    printer = _Printer(as_json=wish.as_json, address=wide)
-    left = wish.max_events
+def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark: Bookmark | None) -> None:
+    """Print pages. Print the pages.
+
+    The iterator saves the position after a page when the next page is requested.
+    """
+    left = None if wish.max_events is None else wish.max_events - printer.printed
+    asked_at = datetime.now(UTC)
     for page in changes.pages():
-        printer.print(page)
+        if bookmark is not None and wish.selection.leaves_for_later(page):
+            bookmark.hold()
+        before = printer.printed
+        printer.page(page, left)
         if left is not None:
-            left -= len(page.events)
+            left -= printer.printed - before
             if left <= 0:
                 changes.stop()
-            else:
-                changes.request = attrs.evolve(changes.request, max_page_size=_page_size(left))
-
-
-def _page_size(events: int | None) -> int:
-    return 0 if events is None else min(events, _PAGE_EVENTS)
+        size = wish.page_size(left)
+        if changes.request.max_page_size != size and (left is None or left > 0):
+            changes.request = attrs.evolve(changes.request, max_page_size=size)
+        if wish.selection.is_over(page, asked_at):
+            changes.stop()
+        asked_at = datetime.now(UTC)
 
 
 class _Printer:
-    """Prints pages; the output has left this process when `print` returns."""
+    """Prints pages; when a method returns, the output has left this process.
 
-    def __init__(self, *, as_json: bool, address: bool) -> None:
-        self._as_json, self._address = as_json, address
-        self._colour = with_colour()
+    Attributes:
+        printed: The number of events that were printed.
+    """
+
+    def __init__(self, wish: Wish, status: StatusLine) -> None:
+        self.printed = 0
+        self._wish, self._status = wish, status
         self._troubles: dict[str, str] = {}
         self._progress = ScanProgress()
 
-    def print(self, page: ChangeFeedPage) -> None:
-        """Events to stdout, everything else to stderr."""
+    def lines(self, events: list[ChangeEvent]) -> None:
+        """Events to stdout."""
+        if events:
+            render = self._wish.render
+            text = "".join(render(event, address=self._wish.wide) for event in events)
+            emit(text.encode(sys.stdout.encoding, "backslashreplace"))
+        self.printed += len(events)
+
+    def page(self, page: ChangeFeedPage, most: int | None) -> None:
+        """Up to `most` events to stdout, everything else to stderr."""
+        events = self._wish.selection.of(page.events)[:most]
         self._progress.clear()
-        if not page.events:
-            check_reader()
-        elif self._as_json:
-            emit(b"".join(event_to_json(event) + b"\n" for event in page.events))
+        if events or page.notices:
+            self._status.clear()
+        if events:
+            self.lines(events)
         else:
-            columns = width() if is_terminal() else _PIPE_COLUMNS
-            lines = [
-                event_line(event, columns, colour=self._colour, address=self._address)
-                for event in page.events
-            ]
-            emit("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding, "backslashreplace"))
+            check_reader()
         for notice in page.notices:
             typer.echo(f"notice: {notice_line(notice)}", err=True)
         self._complain(page)
         self._progress.show(page.diagnostics.snapshot)
+        if page.diagnostics.snapshot is None:
+            self._status.show(page)
 
     def _complain(self, page: ChangeFeedPage) -> None:
-        """Report each error of a partition once, not with every page."""
+        """Report each error of a partition only once, not with every page."""
         troubles = dict(page.diagnostics.partition_errors)
         for name, text in troubles.items():
             if self._troubles.get(name) != text:
+                self._status.clear()
                 typer.echo(f"warning: {printable(scrub(f'{name}: {text}'))}", err=True)
         self._troubles = troubles
-
-
-class _Grumbler(Observer):
-    """Reports retries, so that an outage does not look like a feed without changes.
-
-    Attributes:
-        muted: Set at the end: closing cancels reads, and their retries need no report.
-    """
-
-    muted = False
-
-    def retry(
-        self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
-    ) -> None:
-        """Print the retry on stderr."""
-        if self.muted:
-            return
-        line = f"{partition_id}: {reason}; trying again in {wait_seconds:.1f}s"
-        typer.echo(f"warning: {printable(scrub(line))}", err=True)

@@ -1,4 +1,4 @@
-"""`multiclouddb top`: the activity of a feed, measured while it is read."""
+"""`multiclouddb top` shows the activity of a feed, measured while the feed is read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     FeedEnded,
-    FeedScope,
     FromContinuationToken,
     MulticloudDbError,
-    NewItemStateMode,
     Observer,
     OperationDiagnostics,
     ResourceAddress,
-    StartPosition,
 )
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.positions import Standing, read_standings
@@ -47,13 +44,13 @@ from multiclouddb_spi.continuation.token import decode_token
 __all__ = ["top"]
 
 _COLUMNS: Final = ("partition", "state", "events", "events/s", "position", "time", "kept for", "trouble")
-_SPARE: Final = ("time",)
+_SPARE: Final = ("time", "position", "kept for", "state")
 _IDLE_SECONDS: Final = 0.05
 _LINES_AROUND: Final = 8
 
 
 class Meter(Observer):
-    """Collects what the engine reports while it reads."""
+    """Collects the reports that the engine makes while it reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,21 +65,28 @@ class Meter(Observer):
             self.retries += 1
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """Called for every partition, because the limit is infinite here."""
+        """Record the headroom of a partition.
+
+        Record the headroom of a partition; called for every partition, because the limit is infinite here.
+        """
         with self._lock:
             self.headroom[partition_id] = seconds
 
 
 class Board:
-    """The state of the feed so far.
+    """The current state of the feed.
 
     Args:
         session: The database.
         request: The next read.
         meter: Collects the engine's reports.
+        waits: True to keep trying until the first page.
     """
 
-    def __init__(self, session: Session, request: ChangeFeedRequest, meter: Meter) -> None:
+    def __init__(
+        self, session: Session, request: ChangeFeedRequest, meter: Meter, *, waits: bool = False
+    ) -> None:
+        self._waits = waits
         self._session, self._request, self._meter = session, request, meter
         self._counts: Counter[str] = Counter()
         self._before: Counter[str] = Counter()
@@ -92,10 +96,10 @@ class Board:
         self.over = False
 
     def watch(self, seconds: float) -> None:
-        """Read for a while.
+        """Read the feed for a while.
 
         Raises:
-            MulticloudDbError: An error that a retry does not fix.
+            MulticloudDbError: An error that a retry does not fix, or of the first read.
         """
         began = time.monotonic()
         self._before = Counter(self._counts)
@@ -103,7 +107,7 @@ class Board:
             try:
                 page = self._session.read(self._request, wait_seconds=left)
             except MulticloudDbError as error:
-                if not error.retryable:
+                if not error.retryable or not self._waits:
                     raise
                 self._troubles = {"": scrub(error.message)}
                 time.sleep(min(left, 1.0))
@@ -114,6 +118,7 @@ class Board:
         self._seconds = time.monotonic() - began
 
     def _take(self, page: ChangeFeedPage) -> None:
+        self._waits = True
         self._request = attrs.evolve(
             self._request, start_position=FromContinuationToken(page.continuation_token)
         )
@@ -123,7 +128,7 @@ class Board:
         self.over = any(isinstance(notice, FeedEnded) for notice in page.notices)
 
     def summary(self) -> str:
-        """The summary of the whole feed on one line."""
+        """Return the summary of the whole feed on one line."""
         told = self._diagnostics
         new = self._counts.total() - self._before.total()
         names = [self._session.feed.public_id(item.partition_id) for item in self._standings()]
@@ -143,12 +148,12 @@ class Board:
         return "  ".join(facts)
 
     def rows(self) -> list[list[Cell]]:
-        """One row per partition, the busiest first."""
+        """Return one row per partition, the busiest first."""
         rows = [(self._new(item), self._row(item)) for item in self._standings()]
         return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
 
     def general_trouble(self) -> str:
-        """The error that prevents reading the whole feed, or an empty text."""
+        """Return the error that prevents reading the whole feed, or an empty text."""
         return self._troubles.get("", "")
 
     def _standings(self) -> list[Standing]:
@@ -185,31 +190,29 @@ class Board:
 
 def top(
     config: ClientConfig,
-    target: tuple[ResourceAddress, FeedScope],
-    start: StartPosition,
+    request: ChangeFeedRequest,
     interval: float,
     *,
     once: bool,
+    wait: bool = False,
 ) -> None:
     """Show the feed until it is over or the user stops it.
 
     Args:
-        config: How to reach the database.
-        target: The target and the scope.
-        start: The start position.
-        interval: Seconds between two tables.
+        config: The configuration for reaching the database.
+        request: The feed to show and the start position.
+        interval: The number of seconds between two tables.
         once: One table only.
+        wait: Keep trying while the feed cannot be read.
 
     Raises:
         MulticloudDbError: An error that a retry does not fix.
-        BrokenPipeError: The output has no reader.
+        BrokenPipeError: Raised if the output has no reader.
     """
-    address, scope = target
-    request = ChangeFeedRequest(address, start, scope, new_item_state_mode=NewItemStateMode.OMIT)
     meter = Meter()
     told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))
     with Session(told_always, request, meter) as session:
-        board = Board(session, request, meter)
+        board = Board(session, request, meter, waits=wait)
         if once or not is_terminal():
             _print(board, interval, once=once)
         else:

@@ -36,7 +36,7 @@ PLUGIN = Plugin()
 
 
 class Clock:
-    """A store's clock: it starts half an hour ago, and each call moves it by a second."""
+    """A clock for a store: it starts half an hour ago, and each call moves it by a second."""
 
     def __init__(self):
         self.time = datetime.now(UTC) - timedelta(minutes=30)
@@ -58,7 +58,7 @@ def url(path):
 
 @pytest.fixture
 def store(path):
-    """Ten orders in two partitions."""
+    """Make a store with ten orders in two partitions."""
     with EmbeddedStore(path, clock=Clock(), durable=False) as store:
         store.create_collection("orders", 2, retention=timedelta(hours=2))
         for number in range(10):
@@ -78,7 +78,7 @@ def run():
 
 @pytest.fixture
 def shell(tmp_path):
-    """Run a shell line; `multiclouddb` is the command."""
+    """Run a line in a shell; `multiclouddb` is the command."""
 
     def invoke(line, **environment):
         line = f'set -o pipefail; multiclouddb() {{ {" ".join(PROGRAM)} "$@"; }}; {line}'
@@ -92,7 +92,7 @@ def shell(tmp_path):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """An installed provider that fails as its URL says."""
+    """Make an installed provider that fails as its URL says."""
     info = tmp_path / "site" / "multiclouddb_fake-9.8.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: multiclouddb-fake\nVersion: 9.8\n")

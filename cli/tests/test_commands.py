@@ -1,4 +1,4 @@
-"""The commands that only read."""
+"""Tests the commands that only read."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 @pytest.fixture
 def shaped(store):
-    """p0 was split, and its upper half was merged with p1."""
+    """Make a collection in which p0 was split, and its upper half was merged with p1."""
     _, upper = store.split("orders", "p0")
     store.put("orders", "o-1", {})
     store.merge("orders", upper, "p1")
@@ -50,13 +50,13 @@ def shaped(store):
 
 @pytest.fixture
 def token(url, store):
-    """A token after three events."""
+    """Return a token after three events."""
     with connect(url) as client:
         return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), max_page_size=3)).continuation_token
 
 
 def in_terminal(*words, columns=200):
-    """The output of a command in a terminal."""
+    """Return the output of a command in a terminal."""
     main, worker = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
     environment.pop("NO_COLOR", None)
@@ -462,6 +462,6 @@ class TestProgram:
         script = os.path.join(os.path.dirname(__file__), "..", "record.py")
         subprocess.run([sys.executable, script, tmp_path / "out.md"], check=True, timeout=500)
         text = (tmp_path / "out.md").read_text()
-        assert text.count("$ multiclouddb ") == 15
-        assert text.count("(exit code") == 1
+        assert text.count("$ multiclouddb ") == 29
+        assert text.count("(exit code") == 5
         assert "Traceback" not in text

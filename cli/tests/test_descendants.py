@@ -1,4 +1,4 @@
-"""`--scope descendants:ID`, and tokens of that scope."""
+"""Tests `--scope descendants:ID`, and tokens of that scope."""
 
 import json
 import re
@@ -12,14 +12,14 @@ ORDERS = ResourceAddress("main", "orders")
 
 @pytest.fixture
 def root(run, url, store):
-    """The public id of a partition that is split and merged later."""
+    """Return the public id of a partition that is split and merged later."""
     listed = json.loads(run("partitions", url, "main/orders", "--json").stdout)
     return {item["native_id"]: item["partition_id"] for item in listed}["p0"]
 
 
 @pytest.fixture
 def grown(root, store):
-    """The writes in the descendants of `root`."""
+    """Make writes in the descendants of `root`."""
     store.split("orders", "p0")
     for number in range(10, 40):
         store.put("orders", f"o-{number}", {})
@@ -31,7 +31,7 @@ def events(text):
 
 
 def test_tail_reads_on_in_the_children(run, url, grown):
-    words = ("tail", url, "main/orders", "--from", "beginning", "--until-idle", "--json", "--scope")
+    words = ("tail", url, "main/orders", "--from", "beginning", "--until-idle", "--exact", "--scope")
     alone = events(run(*words, f"partition:{grown}").stdout)
     whole = events(run(*words, f"descendants:{grown}").stdout)
     assert set(alone) < set(whole)

@@ -1,4 +1,4 @@
-"""Exit codes, and one line on stderr."""
+"""Tests exit codes, and the one line on stderr."""
 
 import os
 import subprocess
@@ -95,7 +95,8 @@ class TestExitCode:
             (("partitions", "URL", "no-such"), 4),
             (("top", "URL", "no-such"), 4),
             (("tail", "URL", "orders", "--from", "2100-01-01T00:00:00Z"), 3),
-            (("tail", "URL", "orders", "--scope", "partition:x"), 3),
+            (("tail", "URL", "orders", "--scope", "partition:x"), 2),
+            (("tail", "URL", "orders", "--scope", "embedded:x"), 3),
             (("tail", "URL", "plain", "--state", "require", "--from", "beginning"), 7),
             (("token", "inspect", "nonsense"), 3),
             (("token", "check", "URL", "nonsense"), 3),
@@ -116,7 +117,7 @@ class TestExitCode:
 
 
 def on_a_terminal(tmp_path, *words, **environment):
-    """All output of a command, stdout and stderr together."""
+    """Return all output of a command, stdout and stderr together."""
     with pseudo_terminal() as (ours, theirs):
         ran = subprocess.run(
             [*PROGRAM, *words], cwd=tmp_path, check=False, timeout=60,

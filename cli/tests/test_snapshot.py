@@ -1,4 +1,4 @@
-"""`multiclouddb tail --from snapshot`: every row, then every change, and how far it is."""
+"""Tests `multiclouddb tail --from snapshot`: every row, then every change, and the progress of the scan."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ORDERS = ["snapshot", "snapshot:ordered", "snapshot:interleaved", "snapshot:auto
 @pytest.mark.parametrize("start", ORDERS)
 def test_every_row_is_printed_and_the_notices_are_on_stderr(run, url, store, start):
     store.delete("orders", "o-3")
-    result = run("tail", url, "orders", "--from", start, "--until-idle", "--json")
+    result = run("tail", url, "orders", "--from", start, "--until-idle", "--exact")
     assert result.exit_code == 0
     events = [event_from_json(line) for line in result.stdout.splitlines()]
     assert sorted(event.key.components["id"] for event in events) == [
@@ -24,7 +24,7 @@ def test_every_row_is_printed_and_the_notices_are_on_stderr(run, url, store, sta
 
 
 def test_a_checkpoint_continues_it(run, url, store, tmp_path):
-    words = ["tail", url, "orders", "--from", "snapshot", "--json", "--checkpoint", tmp_path / "position"]
+    words = ["tail", url, "orders", "--from", "snapshot", "--exact", "--checkpoint", tmp_path / "position"]
     first = run(*words, "--max-events", 4)
     store.put("orders", "new", {"total": 1})
     second = run(*words, "--until-idle")

@@ -32,7 +32,7 @@ class TestLines:
         assert len({LINE.fullmatch(line)[1] for line in result.stdout.splitlines()}) == 10
 
     def test_a_program_reads_one_event_a_line(self, run, url, store):
-        result = run("tail", url, "orders", "--from", "beginning", "--until-idle", "--json")
+        result = run("tail", url, "orders", "--from", "beginning", "--until-idle", "--exact")
         assert sorted(keys(result.stdout)) == [f"o-{number}" for number in range(10)]
 
     def test_deletes_and_long_documents_stay_on_one_line(self, run, url, store):
@@ -54,10 +54,10 @@ class TestLines:
         assert run("tail", url, "orders", "--until-idle").stdout == ""
 
     def test_a_time_is_a_start(self, run, url, store):
-        first = run("tail", url, "orders", "--from", "beginning", "--until-idle", "--json").stdout
+        first = run("tail", url, "orders", "--from", "beginning", "--until-idle", "--exact").stdout
         events = sorted((event_from_json(line) for line in first.splitlines()), key=lambda e: e.timestamp)
         late = events[7].timestamp.isoformat()
-        result = run("tail", url, "orders", "--from", late, "--until-idle", "--json")
+        result = run("tail", url, "orders", "--from", late, "--until-idle", "--exact")
         assert len(result.stdout.splitlines()) == 3
 
 
@@ -70,7 +70,7 @@ class TestScope:
             "--from",
             "beginning",
             "--until-idle",
-            "--json",
+            "--exact",
             "--scope",
             'key:{"id":"o-4"}',
         )
@@ -81,14 +81,14 @@ class TestScope:
         found = []
         for item in listed:
             scope = f"partition:{item['partition_id']}"
-            words = ("--from", "beginning", "--until-idle", "--json", "--scope", scope)
+            words = ("--from", "beginning", "--until-idle", "--exact", "--scope", scope)
             found += keys(run("tail", url, "orders", *words).stdout)
         assert sorted(found) == [f"o-{number}" for number in range(10)]
 
 
 class TestCheckpoint:
     def test_a_second_run_goes_on_behind_the_first(self, run, url, store, tmp_path):
-        words = ("tail", url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--json")
+        words = ("tail", url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--exact")
         first = keys(run(*words, "--max-events", 4).stdout)
         second = keys(run(*words, "--until-idle").stdout)
         assert len(first) == 4
@@ -97,7 +97,7 @@ class TestCheckpoint:
         assert keys(run(*words, "--until-idle").stdout) == ["o-new"]
 
     def test_an_application_s_checkpoint_is_continued(self, run, url, store, tmp_path):
-        words = ("tail", url, "orders", "--until-idle", "--json")
+        words = ("tail", url, "orders", "--until-idle", "--exact")
         run(*words, "--checkpoint", tmp_path / "worker.checkpoint.json")
         store.put("orders", "o-new", {})
         kept = FileCheckpointStore(tmp_path)
@@ -112,11 +112,11 @@ class TestCheckpoint:
         token = json.loads((tmp_path / "pos").read_text())["token"]
         (tmp_path / "token").write_text(token + "\n")
         store.put("orders", "o-new", {})
-        words = ("tail", url, "orders", "--from", f"@{tmp_path}/token", "--until-idle", "--json")
+        words = ("tail", url, "orders", "--from", f"@{tmp_path}/token", "--until-idle", "--exact")
         assert keys(run(*words).stdout) == ["o-new"]
 
     def test_a_reader_that_goes_gets_what_it_missed_the_next_time(self, shell, url, store):
-        line = f"multiclouddb tail {url} orders --from beginning --checkpoint pos --json --until-idle"
+        line = f"multiclouddb tail {url} orders --from beginning --checkpoint pos --exact --until-idle"
         head = shell(f"{line} --max-events 3 | head -1")
         assert (head.returncode, head.stderr) == (0, "")
         rest = shell(line)
@@ -134,7 +134,7 @@ class TestCheckpoint:
 class TestInterrupt:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_leaves_a_checkpoint_that_misses_nothing(self, run, url, store, tmp_path, number, code):
-        words = (url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--json")
+        words = (url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--exact")
         with follow(*words) as process:
             first = [process.stdout.readline() for _ in range(10)]
             store.put("orders", "o-a", {})
@@ -155,7 +155,7 @@ class TestInterrupt:
         monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
         for number in range(300):
             store.put("orders", f"big-{number}", {"text": "x" * 1000})
-        words = (url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--json")
+        words = (url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--exact")
         with follow(*words) as process:
             first = process.stdout.readline()
             process.send_signal(signal.SIGINT)
@@ -168,7 +168,7 @@ class TestInterrupt:
     def test_by_kill_loses_nothing(self, run, url, store, tmp_path):
         for number in range(300):
             store.put("orders", f"big-{number}", {"text": "x" * 1000})
-        words = (url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--json")
+        words = (url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--exact")
         with follow(*words) as process:
             first = process.stdout.readline()
             process.kill()

@@ -1,4 +1,4 @@
-"""The promises of every checkpoint store: compare-and-set, crash safety, and respect for foreign files.
+"""Tests the promises of every checkpoint store: compare-and-set, crash safety, and respect for other files.
 
 To test a store, import these tests and define its `kind`:
 
@@ -48,10 +48,10 @@ class StoreKind:
 
     Attributes:
         type: The class of the store.
-        below: The constructor's argument, relative to a folder.
-        file: The file of the checkpoint `orders`.
+        below: The constructor's argument, as a path relative to a folder.
+        file: The file that stores the checkpoint `orders`.
         delete: Removes that checkpoint.
-        files: All files of the checkpoint `orders` when no process uses it.
+        files: All files of the checkpoint `orders` while no process uses the store.
     """
 
     type: Callable[..., CheckpointStore]
@@ -62,7 +62,7 @@ class StoreKind:
 
 
 def refusal(call: Callable[..., object], *arguments: Any) -> MulticloudDbError:
-    """The error of a call that must fail; its message has one line."""
+    """Return the error of a call that must fail; its message has one line."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments)
     assert "\n" not in caught.value.message
@@ -70,7 +70,7 @@ def refusal(call: Callable[..., object], *arguments: Any) -> MulticloudDbError:
 
 
 def loaded(store: CheckpointStore, name: str = "orders") -> Checkpoint:
-    """A checkpoint, which must exist."""
+    """Return a checkpoint, which must exist."""
     found = store.load(name)
     assert found is not None
     return found
@@ -81,7 +81,7 @@ class CheckpointStoreTests:
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """A folder that does not exist; its parent does not exist either."""
+        """Return the path of a folder that does not exist; its parent does not exist either."""
         return tmp_path / "made" / "later"
 
     @pytest.fixture
@@ -94,7 +94,7 @@ class CheckpointStoreTests:
 
     @pytest.fixture
     def program(self, kind: StoreKind, folder: Path) -> Program:
-        """The command that runs a Python program with its own `store` at the same location."""
+        """Return the command that runs a Python program with its own `store` at the same location."""
 
         def command(text: str) -> list[str]:
             name, module = kind.type.__name__, kind.type.__module__
@@ -105,7 +105,7 @@ class CheckpointStoreTests:
 
 
 class TestSaveAndLoad(CheckpointStoreTests):
-    """A saved checkpoint is loaded unchanged."""
+    """Tests that a saved checkpoint is loaded unchanged."""
 
     def test_nothing_is_there_at_first_and_a_look_makes_nothing(
         self, store: CheckpointStore, folder: Path
@@ -174,7 +174,7 @@ class TestSaveAndLoad(CheckpointStoreTests):
 
 
 class TestName(CheckpointStoreTests):
-    """Every store accepts the same names."""
+    """Tests that every store accepts the same checkpoint names."""
 
     @pytest.mark.parametrize(
         "name",
@@ -193,7 +193,7 @@ class TestName(CheckpointStoreTests):
 
 
 class TestCompareAndSet(CheckpointStoreTests):
-    """Of several workers with one name, only one can continue."""
+    """Tests that, of several workers with one checkpoint name, only one can continue."""
 
     def test_of_two_workers_the_second_conflicts(
         self, kind: StoreKind, store: CheckpointStore, folder: Path, file: Path
@@ -268,12 +268,15 @@ print(wins)
 
 
 class TestCrash(CheckpointStoreTests):
-    """After a crash either the old checkpoint or the new one exists, and it is complete."""
+    """Tests that after a crash either the old checkpoint or the new one exists, and that it is complete."""
 
     def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
         self, store: CheckpointStore, folder: Path, program: Program
     ) -> None:
-        """The process is killed while it saves without a pause. Every save that it reported is kept."""
+        """The process is killed while it saves without a pause.
+
+        Every save that the process reported must be kept.
+        """
         command = program("""
 found, n = store.load("orders"), 0
 while True:
@@ -309,7 +312,7 @@ store.save("orders", "3", store.load("orders").version)
 
 
 class TestDamage(CheckpointStoreTests):
-    """A file that is no checkpoint is never read as one and never overwritten."""
+    """Tests that a file that is not a checkpoint is never read as one and never overwritten."""
 
     @pytest.mark.parametrize(
         "content",

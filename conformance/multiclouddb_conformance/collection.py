@@ -1,4 +1,4 @@
-"""The collection that a test uses: native writes through the harness, reads through the client."""
+"""Gives each test a collection: it is written natively through the harness, and read through the client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MOST_PAGES: Final = 2000
 
 
 def ids(events: Iterable[ChangeEvent]) -> list[str]:
-    """The ids of events, in order."""
+    """Return the ids of events, in order."""
     return [event.event_id for event in events]
 
 
@@ -52,9 +52,9 @@ class Collection:
     Attributes:
         harness: The harness of the provider.
         address: Its address.
-        client: The client that reads it; `restart` replaces it.
-        begin: A token from before the first write. Tests that are not about starts begin there, because
-            not every service can start at the beginning.
+        client: The client that reads the collection; `restart` replaces it.
+        begin: A token for the position before the first write. Tests that do not test starts begin at this
+            token, because not every service can start at the beginning.
     """
 
     def __init__(self, harness: Harness, address: ResourceAddress, client: MulticloudDbClient) -> None:
@@ -72,7 +72,7 @@ class Collection:
         self.harness.write(self.address, [Write(key, None)])
 
     def batch(self, *writes: Write) -> None:
-        """Several writes in one transaction."""
+        """Make several writes in one transaction."""
         self.harness.write(self.address, writes)
 
     def fill(self, count: int, start: int = 0) -> list[str]:
@@ -83,26 +83,26 @@ class Collection:
         return names
 
     def split(self, partition_id: str | None = None) -> list[str]:
-        """Split a partition, by default the first one. Returns the ids of its children."""
+        """Split a partition, by default the first one. Return the ids of the children."""
         before = self.partitions()
         self.harness.split(self.address, partition_id or before[0])
         return [name for name in self.partitions() if name not in before]
 
     def merge(self, pair: Sequence[str]) -> str:
-        """Merge two partitions. Returns the id of the child."""
+        """Merge two partitions. Merge partitions, and return the id of the child."""
         before = self.partitions()
         self.harness.merge(self.address, *pair)
         (child,) = (name for name in self.partitions() if name not in before)
         return child
 
     def trim(self) -> None:
-        """Remove all changes so far from retention."""
+        """Remove all changes made so far, as retention does."""
         self.harness.trim(self.address)
 
     # -- Reads
 
     def restart(self) -> None:
-        """Close the client and open another one, as a new process does."""
+        """Close the client and open another one, as a new process would do."""
         self.client.close()
         self.client = self.harness.connect()
 
@@ -110,7 +110,7 @@ class Collection:
         """Make a request that opts in to all capabilities that the provider only emulates.
 
         Args:
-            start: A position, or a token's text.
+            start: A start position, or the text of a token.
             size: `max_page_size`.
             settings: Other fields.
         """
@@ -135,11 +135,11 @@ class Collection:
         return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
     def now(self, **settings: Any) -> str:
-        """A token for the present moment."""
+        """Return a token for the present moment."""
         return self.page(Now(), **settings).continuation_token
 
     def pages(self, start: StartPosition | str, size: int = 0, **settings: Any) -> Iterator[ChangeFeedPage]:
-        """Pages up to the first idle one, or up to the end of the partition."""
+        """Return the pages up to the first idle one, or up to the end of the partition."""
         idle = 0
         for _ in range(_MOST_PAGES):
             page = self.page(start, size, **settings)
@@ -151,19 +151,19 @@ class Collection:
         pytest.fail(f"neither idle nor retired after {_MOST_PAGES} pages")
 
     def drain(self, start: StartPosition | str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
-        """Every event up to the present end."""
+        """Return every event up to the present end of the feed."""
         return [event for page in self.pages(start, size, **settings) for event in page.events]
 
     def last(self, start: StartPosition | str, size: int = 0, **settings: Any) -> ChangeFeedPage:
-        """The last page of `pages`."""
+        """Return the last page that `pages` returns."""
         *_, page = self.pages(start, size, **settings)
         return page
 
     def read(self, start: StartPosition | str, count: int, **settings: Any) -> list[ChangeEvent]:
-        """Read until `count` different events have come, and then to the end.
+        """Read until `count` different events have arrived, and then to the end.
 
-        The events are in the order of delivery. If the service does not promise the order of a key across
-        partitions, they are sorted by `order_key`.
+        The events are returned in the order of delivery. If the service does not promise the order of a key
+        across partitions, they are sorted by `order_key`.
         """
         events: dict[str, ChangeEvent] = {}
         until = time.monotonic() + self.harness.patience_seconds
@@ -177,13 +177,16 @@ class Collection:
         return self._in_order(events.values())
 
     def _in_order(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """Events in the order of delivery if that keeps each key's order; otherwise sorted by `order_key`."""
+        """Return the events in the order of delivery if that keeps each key's order.
+
+        Otherwise the events are sorted by `order_key`.
+        """
         if self.harness.can_key_order:
             return list(events)
         return sorted(events, key=lambda event: event.order_key)
 
     def follow(self, partition_id: str, token: str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
-        """Read one physical partition and all its descendants, as a worker does."""
+        """Read one physical partition and all its descendants, as a worker would do."""
         events: list[ChangeEvent] = []
         todo = [(partition_id, token)]
         seen = {partition_id}
@@ -198,11 +201,11 @@ class Collection:
         return events
 
     def partitions(self) -> list[str]:
-        """Public ids of the open partitions."""
+        """Return the public ids of the open partitions."""
         return list(self.client.list_physical_partitions(self.address))
 
     def key_in(self, partition_id: str, start: int = 0) -> str:
-        """A key whose changes go to an open partition, found by writing."""
+        """Return a key whose changes go to an open partition; the key is found by writing."""
         token = self.now()
         for number in range(start, start + 64):
             self.put(f"probe-{number}", probe=number)
@@ -215,7 +218,7 @@ class Collection:
     def refused(
         self, category: ErrorCategory, start: StartPosition | str, size: int = 0, **settings: Any
     ) -> MulticloudDbError:
-        """The error of a read that must be refused."""
+        """Return the error of a read that must be refused."""
         with pytest.raises(MulticloudDbError) as caught:
             self.page(start, size, **settings)
         assert caught.value.category == category, caught.value
@@ -229,7 +232,7 @@ class Collection:
 def feed_request(
     harness: Harness, address: ResourceAddress, start: StartPosition, size: int = 0, **settings: Any
 ) -> ChangeFeedRequest:
-    """A request for a feed with a collection's changes, in the harness's scope.
+    """Make a request for a feed with a collection's changes, in the harness's scope.
 
     Args:
         harness: The harness of the provider.
@@ -251,7 +254,7 @@ def feed_request(
 
 
 def _opted(harness: Harness, request: ChangeFeedRequest) -> ChangeFeedRequest:
-    """The request with an opt-in to emulated capabilities, unless it has options already."""
+    """Return the request with an opt-in to emulated capabilities, unless it already contains options."""
     if request.provider_options is not None:
         return request
     for capability in _asked(request):

@@ -1,6 +1,6 @@
-"""Runs the `multiclouddb` command in its own process: to the end, or killed and started again.
+"""Runs the `multiclouddb` command in a separate process, either to its end or killed and started again.
 
-It must be installed: `pip install "multiclouddb[cli]"`.
+The command must be installed: `pip install "multiclouddb[cli]"`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PROGRAM: Final = (sys.executable, "-m", "multiclouddb_cli")
 
 
 def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end.
+    """Run a command until it ends.
 
     Args:
         words: The arguments after `multiclouddb`.
-        environment: Environment variables that it gets in addition.
+        environment: Additional environment variables for the command.
     """
     return subprocess.run(
         [*_PROGRAM, *map(str, words)],
@@ -45,14 +45,14 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(*words: object) -> str:
-    """The output of a command that must succeed without a warning."""
+    """Return the output of a command that must succeed without a warning."""
     ran = run(*words)
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout
 
 
 def facts(*words: object) -> dict[str, str]:
-    """The two-column lines at the start of such an output."""
+    """Return the two-column lines at the start of such an output."""
     lines = said(*words).partition("\n\n")[0].splitlines()
     return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
 
@@ -84,17 +84,20 @@ class Tail:
 
     Attributes:
         checkpoint: The file.
-        seen: Every event that it printed.
+        seen: Every event that the command printed.
     """
 
     def __init__(self, *words: object) -> None:
-        self._words = ("tail", *map(str, words), "--json")
+        self._words = ("tail", *map(str, words), "--exact")
         self.checkpoint = Path(self._words[self._words.index("--checkpoint") + 1])
         self.seen: list[ChangeEvent] = []
 
     @contextmanager
     def running(self) -> Iterator[Queue[ChangeEvent]]:
-        """Run a process until SIGKILL. Its events come in a queue as they are printed."""
+        """Run a process until it is killed with SIGKILL.
+
+        The events of the process come in a queue as they are printed.
+        """
         events: Queue[ChangeEvent] = Queue()
         process = subprocess.Popen(
             [*_PROGRAM, *self._words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -116,35 +119,35 @@ class Tail:
                 events.put(self.seen[-1])
 
     def run_until_saved(self) -> None:
-        """Run a process and kill it when it has saved a position."""
+        """Run a process, and kill it after it has saved a position."""
         before = self._saved()
         with self.running():
             wait_until(lambda: self._saved() != before)
 
     def _saved(self) -> int | None:
-        """A value that changes whenever the file is saved."""
+        """Return a value that changes whenever the file is saved."""
         return self.checkpoint.stat().st_mtime_ns if self.checkpoint.exists() else None
 
     def finish(self) -> None:
-        """Run a process until nothing more comes."""
+        """Run a process until no more events come."""
         self.seen += map(event_from_json, said(*self._words, "--until-idle").splitlines())
 
     def keys(self) -> list[Hashable]:
-        """The key of each printed event. An event that came twice, and was equal, counts once."""
+        """Return the key of each printed event. If equal events were printed twice, they count once."""
         return [
             key for _, key in dict.fromkeys((event.event_id, plain_key(event.key)) for event in self.seen)
         ]
 
 
 class Writer:
-    """Writes new documents in a thread, without a break.
+    """Writes new documents in a thread, without a pause.
 
     Args:
-        put: Writes the document of a key.
-        pause: The seconds between two writes.
+        put: A function that writes the document of a key.
+        pause: The number of seconds between two writes.
 
     Attributes:
-        written: The keys, in order.
+        written: The written keys, in order.
         between: A lock that is held during each write.
     """
 
@@ -173,13 +176,13 @@ class Writer:
 
 
 def follow(tail: Tail, writer: Writer, lives: Sequence[tuple[Callable[[], Any] | None, int]]) -> None:
-    """Let a tail follow a writer and kill it several times; the last process ends by itself.
+    """Let a `tail` command follow a writer, and kill it several times; the last process ends by itself.
 
     Args:
-        tail: The command, which begins at `now` or at a checkpoint.
-        writer: Writes until the last process starts.
+        tail: The command, which starts at `now` or at a checkpoint.
+        writer: The writer, which writes until the last process starts.
         lives: For each process: an action between two writes, or None, and the number of events after which
-            it is killed.
+            the process is killed.
     """
     tail.run_until_saved()
     with writer:

@@ -1,8 +1,9 @@
-"""A provider that wraps another one, with one method for each answer that a test may change.
+"""Provides a provider that wraps another one, with one method for each answer that a test may change.
 
-Fault scripts and mutants use it. By itself it changes nothing and supports exactly what the wrapped object
-supports. So each wrapper has every member of the contract, also those with a default. It has the members of a
-protocol (`SupportsHeads`) only if the wrapped object has them: `tests/test_delegating.py` compares them.
+Fault scripts and mutants use this wrapper. Without overrides the wrapper changes nothing, and supports
+exactly what the wrapped object supports. So each wrapper has every member of the contract, including the
+members with a default. A wrapper has the members of a protocol (`SupportsHeads`) only if the wrapped object
+has them: `tests/test_delegating.py` compares them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from multiclouddb_spi import (
     ScanPlan,
     Seed,
     Segment,
+    SupportsCollections,
     SupportsCommands,
     SupportsHeads,
     SupportsSnapshot,
@@ -72,14 +74,14 @@ class WrappedMapper(Mapper):
 
 
 class WrappedReader(Reader):
-    """A reader whose fetches go through `WrappedProvider.fetch`.
+    """A reader whose fetches are passed through `WrappedProvider.fetch`.
 
     Attributes:
         inner: The reader.
-        feed: The feed that opened it.
-        partition_id: The service's own id.
+        feed: The feed that opened the reader.
+        partition_id: The service's own id of the partition.
         cursor: Its start cursor.
-        fetches: The number of fetches so far.
+        fetches: The number of fetches of this reader so far.
         cancelled: Set by `cancel`.
     """
 
@@ -108,7 +110,7 @@ class WrappedReader(Reader):
 
 
 class WrappedFeed(Feed):
-    """A feed whose answers go through the methods of `WrappedProvider`.
+    """A feed whose answers are passed through the methods of `WrappedProvider`.
 
     Attributes:
         inner: The feed.
@@ -213,6 +215,8 @@ class WrappedProvider(Provider):
         )
         if isinstance(inner, SupportsCommands):
             vars(self).update(run_command=inner.run_command, run_cursor_command=inner.run_cursor_command)
+        if isinstance(inner, SupportsCollections):
+            vars(self).update(collections=inner.collections)
         self.readers: weakref.WeakSet[WrappedReader] = weakref.WeakSet()
 
     def capabilities(self) -> CapabilitySet:
@@ -238,28 +242,28 @@ class WrappedProvider(Provider):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """The answer of `Reader.fetch`."""
+        """Return the answer of `Reader.fetch`."""
         return reader.inner.fetch(max_records, max_bytes, wait, deadline)
 
     def close_reader(self, reader: WrappedReader) -> None:
-        """The action of `Reader.close`."""
+        """Do what `Reader.close` does."""
         self.readers.discard(reader)
         reader.inner.close()
 
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """The answer of `Feed.start`."""
+        """Return the answer of `Feed.start`."""
         return feed.inner.start(position, partition_id, deadline)
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """The answer of `Feed.partitions`."""
+        """Return the answer of `Feed.partitions`."""
         return feed.inner.partitions(deadline)
 
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """The answer of `Feed.discover`."""
+        """Return the answer of `Feed.discover`."""
         return feed.inner.discover(awaiting, deadline)
 
     def uncovered(
@@ -269,7 +273,7 @@ class WrappedProvider(Provider):
         since: datetime | None,
         deadline: Deadline,
     ) -> list[Seed] | None:
-        """The answer of `Feed.uncovered`."""
+        """Return the answer of `Feed.uncovered`."""
         return feed.inner.uncovered(tracked, since, deadline)
 
     def find_heads(
@@ -279,19 +283,19 @@ class WrappedProvider(Provider):
         max_records: int | None,
         deadline: Deadline,
     ) -> dict[str, Head]:
-        """The answer of `SupportsHeads.heads`, for a feed that has it."""
+        """Return the answer of `SupportsHeads.heads`, for a feed that has this method."""
         assert isinstance(feed.inner, SupportsHeads)
         return feed.inner.heads(cursors, max_records, deadline)
 
     def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """The answer of `SupportsSnapshot.snapshot`, for a feed that has it."""
+        """Return the answer of `SupportsSnapshot.snapshot`, for a feed that has this method."""
         assert isinstance(feed.inner, SupportsSnapshot)
         return feed.inner.snapshot(segments, deadline)
 
     def cut_segments(
         self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
     ) -> tuple[list[Segment], Cursor | None]:
-        """The answer of `SupportsSnapshot.segments`, for a feed that has it."""
+        """Return the answer of `SupportsSnapshot.segments`, for a feed that has this method."""
         assert isinstance(feed.inner, SupportsSnapshot)
         return feed.inner.segments(cursor, count, deadline)
 
@@ -310,7 +314,7 @@ class WrappedPlugin(ProviderPlugin):
         vars(self).update(provider_id=inner.provider_id)
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of the wrapped plugin."""
+        """Return the capabilities of the wrapped plugin."""
         return self.inner.capabilities()
 
     def check(self, config: ClientConfig) -> None:
@@ -322,5 +326,5 @@ class WrappedPlugin(ProviderPlugin):
         return self.wrap(self.inner.connect(config, native_client))
 
     def wrap(self, provider: Provider) -> Provider:
-        """The provider to use instead."""
+        """Return the provider to use instead of the given one."""
         return provider

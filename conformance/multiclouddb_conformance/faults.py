@@ -1,7 +1,7 @@
-"""Fault scripts: the troubles that every provider has to survive, as values.
+"""Defines fault scripts: values that describe the faults that every provider must survive.
 
-A provider with a scripted server produces them on the wire: its harness overrides `Harness.troubled`.
-For all other providers `FaultyProvider` produces them in the reader.
+If a provider has a scripted server, the server produces the faults on the wire: the harness overrides
+`Harness.troubled`. For all other providers, `FaultyProvider` produces the faults in the reader.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Throttle:
     """The service throttles every second read.
 
     Attributes:
-        retry_after: The wait in seconds that it asks for, or None.
-        times: The number of refusals.
+        retry_after: The wait in seconds that the service asks for, or None.
+        times: The number of refused reads.
     """
 
     retry_after: float | None = None
@@ -79,7 +79,7 @@ class ServerFailure:
     """Every second read fails with a 5xx.
 
     Attributes:
-        times: The number of failures, or None for every read without end.
+        times: The number of failures, or None to fail every second read without end.
         partition_id: The public id of the only affected partition; None for all.
     """
 
@@ -92,7 +92,7 @@ class DropMidPage:
     """The connection is lost in the middle of an answer; the service's iterator has already moved.
 
     Attributes:
-        times: The number of lost answers.
+        times: The number of answers that are lost.
     """
 
     times: int = 2
@@ -103,7 +103,7 @@ class Slow:
     """Every read is slow.
 
     Attributes:
-        seconds: The duration of a read.
+        seconds: The duration of each read.
     """
 
     seconds: float = 0.1
@@ -114,7 +114,7 @@ class Silent:
     """No read gets an answer.
 
     Attributes:
-        from_the_start: True when even opening the feed hangs.
+        from_the_start: True if even opening the feed hangs.
     """
 
     from_the_start: bool = False
@@ -125,7 +125,7 @@ class ExpireIterator:
     """A reader's iterator expires after its first answer.
 
     Attributes:
-        times: The number of readers.
+        times: The number of readers that are affected.
     """
 
     times: int = 2
@@ -143,7 +143,7 @@ class MergeMidPage:
 
 @attrs.frozen
 class ChildrenFirst:
-    """Children are listed and named before their parents, and in reverse."""
+    """Children are listed and named before their parents, and in reverse order."""
 
 
 @attrs.frozen
@@ -151,7 +151,7 @@ class LateChildren:
     """A closed partition names its children late.
 
     Attributes:
-        calls: The number of questions that are answered with "not yet".
+        calls: The number of requests that are answered with "not yet".
     """
 
     calls: int = 2
@@ -159,17 +159,17 @@ class LateChildren:
 
 @attrs.frozen
 class LateSiblings:
-    """A closed partition names only its first child, and reports that there may be others."""
+    """A closed partition names only its first child, and reports that there may be other children."""
 
 
 @attrs.frozen
 class LeavesOut:
-    """A start returns all partitions except the last one, and nothing that names it."""
+    """A start omits the last partition, and returns nothing that leads to this partition."""
 
 
 @attrs.frozen
 class Trimmed:
-    """Retention removes all changes so far while an answer with records is in progress."""
+    """Retention removes all changes made so far while an answer with records is in progress."""
 
 
 FaultScript: TypeAlias = (
@@ -187,7 +187,7 @@ FaultScript: TypeAlias = (
     | LeavesOut
     | Trimmed
 )
-"""Match on the case."""
+"""The union of all fault scripts; use `match` on the class."""
 
 FAULTS: Final[Mapping[str, FaultScript]] = {
     "throttle": Throttle(),
@@ -214,16 +214,16 @@ def _first_child(outcome: Outcome) -> Outcome:
 
 
 class FaultyProvider(WrappedProvider):
-    """Wraps any provider and adds a trouble to its readers.
+    """Wraps any provider and adds a fault to its readers.
 
     Args:
         inner: The provider.
         script: The trouble.
-        act: Splits, merges or trims the collection natively, for scripts that need it. It is called once,
-            from the reading thread.
+        act: Splits, merges or trims the collection natively, for scripts that need it. The function is called
+            once, from the reading thread.
 
     Attributes:
-        happened: How often the trouble happened.
+        happened: How often the fault has happened.
     """
 
     def __init__(self, inner: Provider, script: FaultScript, act: Callable[[], None] | None = None) -> None:
@@ -245,7 +245,7 @@ class FaultyProvider(WrappedProvider):
                 self._left = 1
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """Open the feed, unless the service is silent from the start."""
+        """Open the feed, unless the service gives no answer from the start."""
         if self._script == Silent(from_the_start=True):
             self._note()
             self._closed.wait(_MOST_SILENCE)
@@ -260,7 +260,7 @@ class FaultyProvider(WrappedProvider):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Fetch, with the trouble before or after it."""
+        """Fetch records, with the fault before or after the fetch."""
         script = self._script
         self._before(reader)
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
@@ -282,7 +282,7 @@ class FaultyProvider(WrappedProvider):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """The seeds; children first when the script says so."""
+        """Return the seeds (start positions); children come first if the script requires it."""
         seeds = super().start(feed, position, partition_id, deadline)
         if isinstance(self._script, LeavesOut) and partition_id is None:
             missed = [seed for seed in seeds if not seed.children][-1].partition_id
@@ -290,14 +290,14 @@ class FaultyProvider(WrappedProvider):
         return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """The partitions; children first when the script says so."""
+        """Return the partitions; children come first if the script requires it."""
         listed = super().partitions(feed, deadline)
         return listed[::-1] if isinstance(self._script, ChildrenFirst) else listed
 
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """The children; late when the script says so."""
+        """Return the children, late if the script requires it."""
         if isinstance(self._script, LateChildren) and self._once():
             return dict.fromkeys(awaiting, Awaiting())
         outcomes = super().discover(feed, awaiting, deadline)
@@ -312,12 +312,12 @@ class FaultyProvider(WrappedProvider):
         max_records: int | None,
         deadline: Deadline,
     ) -> dict[str, Head]:
-        """The heads; they name the same children as a read does."""
+        """Return the heads (end positions); they name the same children as a read does."""
         heads = super().find_heads(feed, cursors, max_records, deadline)
         return {name: attrs.evolve(head, outcome=self._ending(head.outcome)) for name, head in heads.items()}
 
     def _ending(self, outcome: Outcome) -> Outcome:
-        """The end of a partition, with the children that the script lets it name."""
+        """Return the end of a partition, with the children that the script lets it name."""
         match self._script, outcome:
             case ChildrenFirst(), Drained(children):
                 self._note()
@@ -358,21 +358,21 @@ class FaultyProvider(WrappedProvider):
         return not odd and self._once()
 
     def _once(self) -> bool:
-        """True until the script is over."""
+        """Return True until the script is over."""
         with self._lock:
             self._left -= 1
             self.happened += self._left >= 0
             return self._left >= 0
 
     def _note(self) -> bool:
-        """Record that the endless trouble has happened."""
+        """Record that the endless fault has happened."""
         with self._lock:
             self.happened += 1
         return True
 
 
 class FaultyPlugin(WrappedPlugin):
-    """Connects like another plugin and adds a trouble to every reader.
+    """Connects like another plugin and adds a fault to every reader.
 
     Args:
         inner: The plugin.
@@ -380,7 +380,7 @@ class FaultyPlugin(WrappedPlugin):
         act: As in `FaultyProvider`.
 
     Attributes:
-        providers: The providers that it connected.
+        providers: The providers that this plugin connected.
     """
 
     def __init__(
@@ -391,6 +391,6 @@ class FaultyPlugin(WrappedPlugin):
         self.providers: list[FaultyProvider] = []
 
     def wrap(self, provider: Provider) -> Provider:
-        """Wrap the provider with the trouble."""
+        """Wrap the provider with the fault."""
         self.providers.append(FaultyProvider(provider, self._script, self._act))
         return self.providers[-1]

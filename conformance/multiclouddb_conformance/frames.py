@@ -1,4 +1,4 @@
-"""The data that an error reporter would send: the local variables of every frame that an error passed."""
+"""Collects what an error reporter would send: the local variables of every frame that an error passed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["shown_by"]
 
 
 def shown_by(error: BaseException, *, without: str = "") -> list[str]:
-    """The texts of an error, of its causes, and of the local variables of their frames.
+    """Return the texts of an error, of its causes, and of the local variables of their frames.
 
     Args:
         error: The error.
-        without: A file whose frames are left out, usually that of the test itself.
+        without: A file whose frames are omitted, usually the file of the test itself.
     """
     texts: list[str] = []
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""The harness: the code, at most 60 lines, that lets every us8 test run on a provider.
+"""The harness is the code, at most 60 lines, with which every us8 test can run on a provider.
 
     class MyHarness(Harness):
         capabilities = MY_CAPABILITIES
@@ -13,7 +13,7 @@
     HARNESS = MyHarness
     from multiclouddb_conformance.us8 import *
 
-A harness calls the service natively, never through the code under test.
+A harness writes to the service natively, never through the code under test.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Write:
     """One native write.
 
     Attributes:
-        key: The value of the key's only component.
-        document: The new document, name → value, or None for a delete.
+        key: The value of the only component of the key.
+        document: The new document as a mapping from name to value, or None for a delete.
     """
 
     key: Any
@@ -99,28 +99,31 @@ ABILITIES: Final[Mapping[str, str]] = {
     "high_floor": "a snapshot's floor lies below older changes",
     "interleaved": "no interleaved scan",
 }
-"""Abilities that a harness may lack: name → its text in the summary. `can_NAME = False` declares the lack."""
+"""Maps the name of each ability that a harness may lack to its text in the summary.
+
+`can_NAME = False` declares that the ability is missing.
+"""
 
 
 class Harness(ABC):
-    """One provider and its service, for one test; every test gets a new one.
+    """One provider and its service, for one test; every test gets a new harness.
 
     Attributes:
-        capabilities: The capabilities that the provider must report; the suite checks that it does.
-        plugin: Connects the provider, which need not be installed.
-        scope: The scope of tests that name none. If it is wider than a collection, set `can_alone = False`
-            and let no other test write there at the same time.
+        capabilities: The capabilities that the provider must report; the suite checks the report.
+        plugin: A plugin that connects the provider, which need not be installed.
+        scope: The scope of tests that do not name one. If the scope is wider than a collection, set
+            `can_alone = False` and let no other test write there at the same time.
         partitions: The number of partitions of a new collection.
         precision_seconds: How many seconds too early `AtTime` may start, as the capability's note says.
-        patience_seconds: The maximum time until the feed shows a write.
-        idle_pages: The number of idle pages in a row that mean the end; more than 1 for a service that shows
-            writes late.
+        patience_seconds: The longest time until the feed shows a write, in seconds.
+        idle_pages: The number of consecutive idle pages that mean the end; more than 1 for a service that
+            shows writes late.
         rounding: The unit to which the service rounds event times down.
         expiry_updates: The number of changes that `expire` makes before the delete.
-        value_types: The values of `multiclouddb_conformance.values` that documents keep exactly.
-        key_types: The values that may be keys.
-        secrets: Texts of `config()` that must not be shown.
-        folder: An empty folder for this test.
+        value_types: Those values of `multiclouddb_conformance.values` that documents preserve exactly.
+        key_types: Those values that may be used as keys.
+        secrets: Those texts in `config()` that must not be shown.
+        folder: An empty folder for the current test.
     """
 
     capabilities: ClassVar[CapabilitySet]
@@ -175,7 +178,7 @@ class Harness(ABC):
 
     @abstractmethod
     def config(self) -> ClientConfig:
-        """The configuration with which a client reaches the service."""
+        """Return the configuration with which a client reaches the service."""
 
     @abstractmethod
     def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
@@ -183,7 +186,7 @@ class Harness(ABC):
 
         Args:
             name: Its name.
-            kind: The documents in its feed.
+            kind: Which documents the feed of the collection contains.
             partitions: The number of partitions, if it can be chosen.
         """
 
@@ -194,19 +197,22 @@ class Harness(ABC):
     # -- Methods that a harness may declare as missing
 
     def split(self, address: ResourceAddress, partition_id: str) -> None:
-        """Split a partition, given by its public id. Return when writes go to its children."""
+        """Split a partition, which is given by its public id.
+
+        The method returns when writes go to the children.
+        """
         self._lacks("split")
 
     def merge(self, address: ResourceAddress, a: str, b: str) -> None:
-        """Merge two partitions that came from one split."""
+        """Merge two partitions that were made by one split."""
         self._lacks("merge")
 
     def trim(self, address: ResourceAddress) -> None:
-        """Remove all changes so far from retention."""
+        """Remove all changes made so far, as retention does."""
         self._lacks("trim")
 
     def expire(self, address: ResourceAddress, key: Any) -> None:
-        """Let the service delete a document whose time to live is over."""
+        """Let the service delete a document whose time to live has passed."""
         self._lacks("expire")
 
     def poison(self, address: ResourceAddress, key: Any) -> None:
@@ -214,48 +220,51 @@ class Harness(ABC):
         self._lacks("poison")
 
     def recreate(self, address: ResourceAddress) -> None:
-        """Drop the collection and create another under the same name."""
+        """Drop the collection and create another one with the same name."""
         self._lacks("recreate")
 
     def announce(self, address: ResourceAddress) -> None:
-        """Cause one notice without an event; the feed continues after it."""
+        """Cause one notice without an event; the feed must continue after the notice."""
         self._lacks("announce", "notices")
 
     def other_options(self) -> ProviderOptions:
-        """Options that change the meaning of a token's positions."""
+        """Return options that change the meaning of a token's positions."""
         self._lacks("other_options")
 
     # -- Methods that a harness may override
 
     def key(self, value: Any) -> MulticloudDbKey:
-        """A key in the form of the feed."""
+        """Return a key in the form of the feed."""
         return MulticloudDbKey({"id": value})
 
     def document(self, key: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A document in the form of the feed; some services put the key into it."""
+        """Return a document in the form of the feed; some services include the key in it."""
         del key
         return fields
 
     def now(self) -> datetime:
-        """The time on the service's clock."""
+        """Return the time on the service's clock."""
         return datetime.now(UTC)
 
     def missing(self) -> ResourceAddress:
-        """The address of a collection that does not exist."""
+        """Return the address of a collection that does not exist."""
         there = self.create("there", Kind.PLAIN, 1)
         return attrs.evolve(there, collection="missing")
 
     def opt_in(self, capability: Capability) -> ProviderOptions | None:
-        """The options that opt in to an `EMULATED` capability."""
+        """Return the options that opt in to an `EMULATED` capability."""
         del capability
         return None
 
     def command(self) -> tuple[str, Mapping[str, Any]]:
-        """A database and a harmless command, for `RUN_COMMAND`."""
+        """Return a database and a harmless command, for `RUN_COMMAND`."""
         raise NotImplementedError("write command() for a provider with RUN_COMMAND")
 
     def open_readers(self) -> int | None:
-        """The number of open native readers (cursors, streams, iterators); None if it is unknown."""
+        """Return the number of open native readers (cursors, streams, iterators).
+
+        None if this number is unknown.
+        """
         return None
 
     def connect(self, observer: Observer | None = None) -> MulticloudDbClient:
@@ -263,11 +272,12 @@ class Harness(ABC):
         return open_client(self.plugin, self.config(), observer)
 
     def troubled(self, script: FaultScript, act: Callable[[], None]) -> MulticloudDbClient:
-        """A new client that meets a trouble: in the reader, unless this is overridden.
+        """Return a new client that meets a fault: in the reader, unless this method is overridden.
 
         Args:
-            script: The trouble; a scripted server produces it on the wire.
-            act: Splits, merges or trims natively, for scripts that do so in the middle of a page.
+            script: The fault script; a scripted server produces the fault on the wire.
+            act: A function that splits, merges or trims natively, for scripts that do so in the middle of a
+                page.
         """
         return open_client(FaultyPlugin(self.plugin, script, act), self.config())
 

@@ -1,8 +1,8 @@
-"""The promises of a feed as pure checks on the delivered events, for any provider.
+"""Defines the promises of a feed as pure checks on the delivered events, for any provider.
 
-Each check takes the truth (identities of changes in the order of writing) and the events in the order of
-delivery. It returns its findings as texts, none if everything is correct.
-Redelivery is allowed: only the first delivery of a change counts for order.
+Each check gets the truth (identities of changes in the order of writing) and the events in the order
+of delivery. The check returns its findings as texts, and no text if everything is correct. Redelivery
+is allowed: only the first delivery of a change counts for order.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = [
 ]
 
 Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
-"""Returns the identity of an event's change, in the form that the truth contains."""
+"""A function that returns the identity of an event's change, in the form that the truth contains."""
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """The identity if event ids are known beforehand, as in a simulation."""
+    """Return the identity, for cases in which event ids are known in advance, as in a simulation."""
     return event.event_id
 
 
 def first_deliveries(delivered: Iterable[ChangeEvent], identify: Identify = by_event_id) -> list[ChangeEvent]:
-    """Each change's first delivery, in order."""
+    """Return the first delivery of each change, in order."""
     firsts: dict[Hashable, ChangeEvent] = {}
     for event in delivered:
         firsts.setdefault(identify(event), event)
@@ -46,7 +46,7 @@ def first_deliveries(delivered: Iterable[ChangeEvent], identify: Identify = by_e
 
 
 def count_duplicates(delivered: Sequence[ChangeEvent], identify: Identify = by_event_id) -> int:
-    """How many deliveries were not the first of their change."""
+    """Return how many deliveries were not the first of their change."""
     return len(delivered) - len(first_deliveries(delivered, identify))
 
 
@@ -121,9 +121,9 @@ def check_lineage(
     """Check that no event of a partition came before the last event of an ancestor.
 
     Args:
-        delivered: The events in the order of delivery.
-        parents: Partition id in events → its parents.
-        identify: Returns the identity of an event's change.
+        delivered: The delivered events, in the order of delivery.
+        parents: Maps each partition id in events to the partition's parents.
+        identify: A function that returns the identity of an event's change.
     """
     spans: dict[str, tuple[int, int]] = {}
     for number, event in enumerate(first_deliveries(delivered, identify)):
@@ -143,7 +143,7 @@ def check_lineage(
 
 
 def _parents_first(parents: Mapping[str, Iterable[str]]) -> list[str]:
-    """The partitions, each after all its parents."""
+    """Return the partitions, each after all its parents."""
     order: dict[str, None] = {}
     for start in parents:
         pending = [start]
@@ -162,9 +162,9 @@ def check_watermarks(
     """Check that watermarks never go back and that no new event is older than an earlier watermark.
 
     Args:
-        pages: The pages of one consumer, in order.
-        identify: Returns the identity of an event's change.
-        seen: Changes that were delivered before; their redelivery may be older.
+        pages: The pages that one consumer received, in order.
+        identify: A function that returns the identity of an event's change.
+        seen: Changes that were delivered before; if they are delivered again, they may be older.
     """
     known = set(seen)
     mark = None
@@ -186,7 +186,7 @@ def check_watermarks(
 
 
 def check_identity(delivered: Iterable[ChangeEvent], identify: Identify | None = None) -> list[str]:
-    """Check that an event id always means one event, and, with `identify`, that a change has one event id."""
+    """Check that an event id always means one event, and with `identify`, that a change has one event id."""
     firsts: dict[str, ChangeEvent] = {}
     names: defaultdict[Hashable, set[str]] = defaultdict(set)
     found = []

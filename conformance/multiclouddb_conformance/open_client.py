@@ -1,4 +1,4 @@
-"""Opens a client with a plugin that no entry point names, such as one under construction or a wrapper."""
+"""Opens a client with a plugin that has no entry point, such as a plugin under construction or a wrapper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _offered(plugin: ProviderPlugin) -> Iterator[None]:
 
 
 class _Client(MulticloudDbClient):
-    """The real client with a given plugin."""
+    """The real client, with a given plugin."""
 
     def __init__(self, plugin: ProviderPlugin, config: ClientConfig, observer: Observer | None) -> None:
         self._plugin = plugin
@@ -38,11 +38,11 @@ class _Client(MulticloudDbClient):
 def open_client(
     plugin: ProviderPlugin, config: ClientConfig, observer: Observer | None = None
 ) -> MulticloudDbClient:
-    """Open a client with a plugin, whether it is installed or not.
+    """Open a client with a plugin, whether the plugin is installed or not.
 
     Args:
         plugin: The provider's plugin.
         config: The configuration for the plugin.
-        observer: Gets reports about internal events.
+        observer: Receives reports about internal events.
     """
     return _Client(plugin, config, observer)

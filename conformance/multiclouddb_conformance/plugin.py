@@ -1,8 +1,8 @@
-"""The pytest plugin: markers, fixtures, and the choice of the tests that apply to a harness.
+"""The pytest plugin of the kit: markers, fixtures, and the selection of the tests that apply to a harness.
 
 A test module names its harness in `HARNESS`, or several in `HARNESSES`, which parametrises every
-test. Tests that do not apply are deselected at collection, never skipped. The terminal summary shows
-how many and why.
+test. Tests that do not apply are deselected at collection, never skipped. The terminal summary shows the
+number of deselected tests and the reasons.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call looks for more children of an ended partition, without growing pauses."""
+    """Make every call search for more children of an ended partition, without growing pauses."""
     monkeypatch.setattr("multiclouddb_spi.continuation.watching.pause_after", lambda watched: 0.0)
 
 
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A pytest-xdist worker sends its counts to the main process."""
+    """Send the counts of a pytest-xdist worker to the main process."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         lacking = session.config.stash[LACKING]
@@ -90,7 +90,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Use the counts of one worker; all workers collect the same tests."""
+    """Use the counts of one worker, because all workers collect the same tests."""
     del error
     told = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
     if told:
@@ -118,7 +118,7 @@ def _harness_of(item: pytest.Function) -> type[Harness]:
 
 
 def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
-    """The reason against running a test: the missing ability, "" if there is none to name, None to run it."""
+    """Return why not to run a test: the missing ability, "" if it has no name, None to run the test."""
     from multiclouddb_api import Capability, Support
 
     required = [Capability.CHANGE_FEED, *_marked(item, "requires")]
@@ -154,7 +154,7 @@ def _lack(need: str, chosen: type[Harness]) -> str | None:
 
 @pytest.fixture
 def harness_class(request: pytest.FixtureRequest) -> type[Harness]:
-    """The harness class that the module names."""
+    """Return the harness class that the module names."""
     chosen: type[Harness] = getattr(request, "param", None) or request.module.HARNESS
     return chosen
 
@@ -195,5 +195,5 @@ def make_collection(harness: Harness) -> Iterator[Callable[..., Collection]]:
 
 @pytest.fixture
 def collection(make_collection: Callable[..., Collection]) -> Collection:
-    """An empty collection with a client of its own."""
+    """Provide an empty collection with its own client."""
     return make_collection()

@@ -1,4 +1,4 @@
-"""Checks of refusals: the category of the error, the words in its message, and no secret."""
+"""Checks refusals: the category of the error, the words in its message, and that it shows no secret."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["refusal", "refused"]
 
 
 def refused(category: ErrorCategory, *words: str) -> pytest.RaisesExc[MulticloudDbError]:
-    """A `with` block that must raise an error.
+    """Open a `with` block that must raise an error.
 
     Args:
         category: Its category.
-        words: Words that its message must contain, in this order.
+        words: Words that the message must contain, in this order.
     """
     match = ".*".join(map(re.escape, words)) or None
     return pytest.raises(MulticloudDbError, match=match, check=lambda error: error.category == category)
@@ -27,13 +27,13 @@ def refused(category: ErrorCategory, *words: str) -> pytest.RaisesExc[Multicloud
 def refusal(
     category: ErrorCategory, act: Callable[[], object], *words: str, hidden: Iterable[str] = ()
 ) -> MulticloudDbError:
-    """The error that a call raises.
+    """Return the error that a call raises.
 
     Args:
         category: Its category.
-        act: The call that must raise it.
-        words: Words that its message must contain, in any order.
-        hidden: Secrets that must not appear in its text or its traceback.
+        act: The call that must raise the error.
+        words: Words that the message must contain, in any order.
+        hidden: Secrets that must not appear in the error's text or traceback.
     """
     with pytest.raises(MulticloudDbError) as caught:
         act()

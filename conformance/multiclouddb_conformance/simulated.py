@@ -1,4 +1,4 @@
-"""The simulation as a provider plugin, and its harness, which is the suite's reference."""
+"""Provides the simulation as a provider plugin, and its harness, which is the suite's reference."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ SIMULATED: Final = CapabilitySet(
 
 
 class SimulationPlugin(ProviderPlugin):
-    """Connects to simulations; retries happen without pauses.
+    """Connects to simulations; failed calls are retried without pauses.
 
     Attributes:
         sims: The collections that clients see, in the order of creation.
-        providers: The providers that it connected.
+        providers: The providers that this plugin connected.
     """
 
     provider_id = PROVIDER_ID
@@ -62,7 +62,7 @@ class SimulationPlugin(ProviderPlugin):
         self._capabilities = capabilities
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities that it was made with."""
+        """Return the capabilities with which the plugin was made."""
         return self._capabilities
 
     def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
@@ -77,10 +77,10 @@ class SimulationPlugin(ProviderPlugin):
 
 
 class SimulationHarness(Harness):
-    """The harness of the simulation: it can do everything except feeds of keys only.
+    """The harness of the simulation, which supports everything except feeds of keys only.
 
     Attributes:
-        behaviour: The behaviour of the service.
+        behaviour: How the simulated service behaves.
         simulated: The plugin.
     """
 
@@ -91,7 +91,7 @@ class SimulationHarness(Harness):
     can_keys_only = False
 
     def open(self) -> None:
-        """Start without a collection."""
+        """Start without any collection."""
         self.simulated = SimulationPlugin(type(self).capabilities)
         self.plugin: ProviderPlugin = self.simulated
         self._sims: dict[ResourceAddress, Simulation] = {}
@@ -101,11 +101,11 @@ class SimulationHarness(Harness):
         assert [line for each in self.simulated.providers for line in each.calls.violations] == []
 
     def config(self) -> ClientConfig:
-        """A configuration with an unused secret."""
+        """Return a configuration with an unused secret."""
         return ClientConfig(PROVIDER_ID, {"password": self.secrets[0]})
 
     def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
-        """Add another simulation; clients that connect later see it."""
+        """Add another simulation; clients that connect later can read it."""
         sim = Simulation(partitions, self.behaviour, address=ResourceAddress("sim", name))
         self._sims[sim.address] = sim
         self.simulated.sims.append(sim)
@@ -124,7 +124,7 @@ class SimulationHarness(Harness):
         self._sims[address].merge(a.rpartition(":")[2], b.rpartition(":")[2])
 
     def trim(self, address: ResourceAddress) -> None:
-        """Remove every commit so far."""
+        """Remove every commit made so far."""
         self._sims[address].trim()
 
     def expire(self, address: ResourceAddress, key: Any) -> None:
@@ -136,7 +136,7 @@ class SimulationHarness(Harness):
         self._sims[address].write(self.key(key), {"n": next(_numbers)}, poison=True)
 
     def announce(self, address: ResourceAddress) -> None:
-        """Put the notice into every partition, although it happened once."""
+        """Put the notice into every partition, although its cause happened only once."""
         for name in self._sims[address].open_partitions:
             self._sims[address].announce(name, Renamed(str(address), "elsewhere"))
 
@@ -145,7 +145,7 @@ class SimulationHarness(Harness):
         self._sims[address].recreate(self.partitions)
 
     def other_options(self) -> ProviderOptions:
-        """Options with another view."""
+        """Return options that have another meaning for positions."""
         return SimulationOptions(view="other")
 
     def now(self) -> datetime:
@@ -153,5 +153,5 @@ class SimulationHarness(Harness):
         return max(sim.now for sim in self._sims.values())
 
     def open_readers(self) -> int:
-        """The simulation's count of open readers."""
+        """Return the simulation's count of open readers."""
         return sum(each.calls.open_readers for each in self.simulated.providers)

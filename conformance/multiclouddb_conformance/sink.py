@@ -1,4 +1,4 @@
-"""A target that merges events by key and `order_key`; a snapshot has to make it equal to its source."""
+"""A target that merges events by key and `order_key`; a snapshot must make the target equal to its source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NONE = ""
 
 
 class Sink:
-    """Rows by key, each with the `order_key` of the event that it comes from.
+    """Stores rows by key, each with the `order_key` of the event from which the row comes.
 
     Attributes:
         tombstones: True to keep deleted keys with their `order_key`.
@@ -36,11 +36,11 @@ class Sink:
                 self._rows[event.key] = (event.order_key, None if deleted else event.new_item_state)
 
     def begin_again(self) -> None:
-        """Note that another snapshot begins: everything stored so far is older than its rows."""
+        """Record that another snapshot begins: everything stored so far is older than its rows."""
         self._rows = {key: (_NONE, document) for key, (_, document) in self._rows.items()}
 
     def end_backfill(self) -> None:
-        """Note that the snapshot is over: delete all rows that it has not shown."""
+        """Record that the snapshot is over: delete all rows that the snapshot has not contained."""
         self._rows = {key: row for key, row in self._rows.items() if row[0] != _NONE}
 
     def drop_tombstones(self) -> None:
@@ -48,11 +48,11 @@ class Sink:
         self._rows = {key: row for key, row in self._rows.items() if row[1] is not None}
 
     def rows(self) -> dict[MulticloudDbKey, Mapping[str, Any]]:
-        """Key → document, without deleted documents."""
+        """Map each key to its document, without deleted documents."""
         return {key: document for key, (_, document) in self._rows.items() if document is not None}
 
     def copy(self) -> Sink:
-        """A copy, for a target whose last pages are lost together with their token."""
+        """Return a copy, for a target whose last pages are lost together with their token."""
         made = Sink(tombstones=self.tombstones)
         made._rows = dict(self._rows)
         return made

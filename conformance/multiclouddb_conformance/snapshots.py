@@ -1,4 +1,4 @@
-"""Shared code for tests of snapshots: a source that knows its rows, and a walk over the pages."""
+"""Shared code for tests of snapshots: a source that knows its rows, and a function that reads the pages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
 INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
 Between: TypeAlias = Callable[[int], None]
-"""Called after each page with its number."""
+"""A function that is called after each page with its number."""
 
 
 class Source:
@@ -52,7 +52,7 @@ class Source:
 
     Attributes:
         collection: The collection.
-        fields: Key → fields, for every existing document.
+        fields: Maps the key of every existing document to its fields.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -65,7 +65,7 @@ class Source:
         self.collection.put(name, n=number)
 
     def delete(self, name: str) -> None:
-        """Delete a document if it is there."""
+        """Delete a document if it exists."""
         if self.fields.pop(name, None) is not None:
             self.collection.delete(name)
 
@@ -75,7 +75,7 @@ class Source:
             self.put(f"k{number}", number)
 
     def rows(self) -> dict[MulticloudDbKey, Any]:
-        """The existing documents, in the form of the feed."""
+        """Return the existing documents, in the form of the feed."""
         harness = self.collection.harness
         return {harness.key(name): harness.document(name, fields) for name, fields in self.fields.items()}
 
@@ -87,7 +87,10 @@ def _nothing(number: int) -> None:
 def walk(
     collection: Collection, start: Snapshot | str, size: int = 0, between: Between = _nothing, **settings: Any
 ) -> Iterator[ChangeFeedPage]:
-    """Pages from a start to the first idle one; `between` is called after each page with its number."""
+    """Return the pages from a start to the first idle one.
+
+    `between` is called after each page with its number.
+    """
     idle = number = 0
     while idle < collection.harness.idle_pages:
         assert number < 5000, "neither idle nor over"
@@ -98,18 +101,18 @@ def walk(
 
 
 def started_of(page: ChangeFeedPage) -> SnapshotStarted:
-    """The notice of a page on which a snapshot begins."""
+    """Return the notice on a page on which a snapshot begins."""
     (notice,) = (each for each in page.notices if isinstance(each, SnapshotStarted))
     return notice
 
 
 def is_done(page: ChangeFeedPage) -> bool:
-    """Whether a page contains the notice that a scan is over."""
+    """Return whether a page contains the notice that a scan is over."""
     return any(isinstance(notice, BackfillDone) for notice in page.notices)
 
 
 def until_equal(source: Source, sink: Sink, token: str) -> None:
-    """Read on until the sink equals the source, at most for the time that the harness waits."""
+    """Read on until the sink equals the source, but at most for the time that the harness allows."""
     for _ in range(100):
         if sink.rows() == source.rows():
             return
@@ -120,7 +123,7 @@ def until_equal(source: Source, sink: Sink, token: str) -> None:
 
 
 def changes(source: Source) -> Between:
-    """Makes changes after the pages of a scan: updates, deletes, creates, and recreated keys."""
+    """Make changes after the pages of a scan: updates, deletes, creates, and recreated keys."""
 
     def between(number: int) -> None:
         if number < 12:

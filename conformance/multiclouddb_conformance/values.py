@@ -1,4 +1,4 @@
-"""The values that documents and keys may hold if a database has the type."""
+"""Lists the values that documents and keys may contain if a database supports their type."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ VALUES: Final[Mapping[str, Any]] = {
     "map": {"a": {"b": {"c": [True]}}, "": "empty name"},
     "dollar name": {"$date": "not a date", "$x": 1},
 }
-"""Name → value. A harness lists in `value_types` those that its service keeps exactly."""
+"""Name → value. Values for documents.
+
+A harness lists in `value_types` those that its service preserves exactly.
+"""
 
 KEYS: Final[Mapping[str, Any]] = {
     "text": "key-1",
@@ -47,4 +50,4 @@ KEYS: Final[Mapping[str, Any]] = {
     "datetime": datetime(2026, 1, 31, 12, tzinfo=UTC),
     "uuid": UUID("12345678-1234-5678-1234-567812345678"),
 }
-"""Name → value. A harness lists in `key_types` those that its service accepts as keys."""
+"""Name → value. Values for keys; a harness lists in `key_types` those that its service accepts."""

@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
     """Call a function until its result is true, and return the result.
 
     Raises:
-        TimeoutError: The result did not become true in time.
+        TimeoutError: Raised if the result did not become true in time.
     """
     end, pause = time.monotonic() + seconds, threading.Event()
     while not (answer := condition()):
@@ -37,8 +37,8 @@ def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: floa
 
     Args:
         seconds: The promised time.
-        attempt: Performs the action and returns its duration in seconds.
-        at_most: A time longer than a busy machine needs, and shorter than that of an action that hangs.
+        attempt: A function that performs the action and returns its duration in seconds.
+        at_most: A time longer than a busy machine needs, and shorter than the time of an action that hangs.
         tries: The number of attempts.
     """
     took: list[float] = []

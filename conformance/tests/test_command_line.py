@@ -1,4 +1,4 @@
-"""The helpers for tests of the command line raise when they should."""
+"""Tests that the helpers for tests of the command line raise errors when they should."""
 
 import threading
 from datetime import UTC, datetime

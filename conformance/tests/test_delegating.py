@@ -1,6 +1,6 @@
-"""Introspection shows that a wrapper passes every member of the contract on to the wrapped object.
+"""Checks by introspection that a wrapper passes every member of the contract on to the wrapped object.
 
-A new member of the contract fails here until the wrapper passes it on.
+A new member of the contract makes a test fail here until the wrapper passes the member on.
 """
 
 import inspect
@@ -15,14 +15,15 @@ from multiclouddb_conformance.delegating import (
     WrappedProvider,
     WrappedReader,
 )
-from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, contract
+from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, contract, listing
+from multiclouddb_spi.listing import SupportsCollections
 
 CONTRACT = (Mapper, Reader, Feed, Provider, ProviderPlugin)
 PROTOCOLS = [
     each
     for _, each in inspect.getmembers(contract, inspect.isclass)
     if vars(each).get("_is_protocol") and each is not Protocol
-]
+] + [SupportsCollections]
 # It uses `connect`, because the wrapped plugin's `open` would return a provider without a wrapper.
 MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
@@ -34,7 +35,7 @@ class Answer(str):
 
 
 def methods(of):
-    """The public methods of a contract that can be overridden."""
+    """Return the public methods of a contract that can be overridden."""
     return [
         name
         for name, member in inspect.getmembers(of, inspect.isfunction)
@@ -48,7 +49,7 @@ def attributes(of):
 
 
 def telling(name):
-    """A method that returns its own name and arguments."""
+    """Make a method that returns its own name and arguments."""
 
     def method(self, *args, **kwargs):
         self.asked.append((name, *args, *kwargs.values()))
@@ -58,7 +59,7 @@ def telling(name):
 
 
 def inside(of, *abilities):
-    """An object of a contract class with these protocols; no member answers like the default."""
+    """Make an object of a contract class with these protocols; no member answers like the default."""
     names = {name for each in (of, *abilities) for name in methods(each)}
     members = {name: telling(name) for name in names}
     made = type(f"Inside{of.__name__}", (of,), members)()
@@ -67,7 +68,7 @@ def inside(of, *abilities):
 
 
 def wrapped(inner):
-    """The kit's wrapper around it."""
+    """Put the kit's wrapper around the object."""
     match inner:
         case Mapper():
             return WrappedMapper(inner)
@@ -116,7 +117,7 @@ def test_every_attribute_is_that_of_the_one_inside(of, name):
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda each: each.__name__)
 class TestProtocols:
     def wrappers(self, protocol):
-        """The wrappers that have the protocol of their wrapped object."""
+        """Return the wrappers that have the protocol of their wrapped object."""
         pairs = [(wrapped(inner), inner) for inner in (inside(of, protocol) for of in CONTRACT)]
         return [(outer, inner) for outer, inner in pairs if isinstance(outer, protocol)]
 
@@ -141,7 +142,7 @@ class TestProtocols:
 
 def test_there_are_protocols():
     assert {each.__name__ for each in PROTOCOLS} == {
-        name for name in contract.__all__ if name.startswith("Supports")
+        name for name in (*contract.__all__, *listing.__all__) if name.startswith("Supports")
     }
 
 

@@ -1,4 +1,7 @@
-"""Each fault script really makes its trouble; otherwise the tests that use it would prove nothing."""
+"""Tests that each fault script really causes its fault.
+
+Otherwise the tests that use it would prove nothing.
+"""
 
 import pytest
 

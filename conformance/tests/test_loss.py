@@ -1,4 +1,4 @@
-"""The loss oracle accepts correct clients and detects each kind of wrong client."""
+"""Tests that the loss oracle accepts correct clients and detects each kind of wrong client."""
 
 import itertools
 import pickle
@@ -68,7 +68,7 @@ class World:
 
 
 class ToyClient:
-    """Reads the whole history in commit order, three events on a page; a token is a number."""
+    """Reads the whole history in commit order, three events on each page; a token is a number."""
 
     PAGE = 3
 
@@ -316,7 +316,7 @@ class Ahead(ToyClient):
 
 
 class DropsTheLast(ToyClient):
-    """Loses the last event of every full page."""
+    """Loses the last event of each full page."""
 
     def page(self, start, stop):
         page = super().page(start, stop)
@@ -339,7 +339,7 @@ class IdleTooSoon(ToyClient):
 
 
 class SkipsAfterResume(ToyClient):
-    """The first read of a new client begins one event too late."""
+    """Makes the first read of a new client start one event too late."""
 
     def position(self, start):
         late = self.reads == 1 and isinstance(start, FromContinuationToken)
@@ -565,7 +565,7 @@ class TestReport:
 
 
 class EngineClient:
-    """The engine over the simulation, without threads and without waiting."""
+    """Uses the engine over the simulation, without threads and without waiting."""
 
     def __init__(self, world):
         self.provider = SimulationProvider(world.sim, page_records=20)

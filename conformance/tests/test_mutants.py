@@ -1,4 +1,4 @@
-"""The suite finds defects: each deliberately broken reader fails the tests that are named for it."""
+"""Tests that the suite finds defects: each deliberately broken reader fails the tests listed for it."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ HARNESS = harness_of(next(each for each in MUTANTS if each.__name__ == {name!r})
 
 @pytest.fixture
 def outcomes(pytester, monkeypatch):
-    """Run tests of the suite on a mutant in this process. Returns their names by outcome."""
+    """Run tests of the suite on a mutant in this process. Return the names of the tests by outcome."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(mutant, names, *, sound):

@@ -1,4 +1,4 @@
-"""The pytest plugin: the tests that it deselects or runs twice, and its reports about them."""
+"""Tests the pytest plugin: the tests that it deselects or runs twice, and its reports about them."""
 
 import pytest
 

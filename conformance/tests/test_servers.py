@@ -1,4 +1,4 @@
-"""Test servers are fetched once, completely, and only with the expected digest."""
+"""Tests that test servers are fetched once, completely, and only with the expected digest."""
 
 import shlex
 import shutil
@@ -56,7 +56,8 @@ class TestFetchOnce:
         assert names(folder) == ["server-1.0", "server-1.0.lock"]
 
     def test_it_is_unpacked_beside_its_place(self, folder):
-        """A folder that was unpacked on another file system could not be renamed."""
+        """The server is unpacked on the target's file system, because a folder cannot be renamed across file
+        systems."""
         seen = []
         fetch_once(folder, bring, DIGEST, lambda *each: seen.extend(each) or unpack(*each))
         assert all(path.is_relative_to(folder.parent) for path in seen)
@@ -86,7 +87,7 @@ class TestFetchOnce:
         assert len(runs) == 1
 
     def test_one_that_waited_does_not_fetch_again(self, folder):
-        """It waits for the lock, and then the folder exists."""
+        """The process waits for the lock, and then finds the folder."""
         fetching, waiting = threading.Event(), threading.Event()
 
         def held(into):

@@ -1,4 +1,4 @@
-"""The simulated log, and the provider contract as its readers implement it."""
+"""Tests the simulated log, and how its readers implement the provider contract."""
 
 import itertools
 import threading
@@ -83,7 +83,7 @@ def ids(batch):
 
 
 def drain(feed, partition_id, cursor, most=1000, until=None):
-    """Events and batches up to the first empty one, whatever troubles the reader has."""
+    """Return events and batches up to the first empty batch, whatever faults the reader has."""
     events, batches = [], []
     reader = feed.open(partition_id, cursor, until)
     for _ in range(10_000):

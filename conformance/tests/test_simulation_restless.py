@@ -1,4 +1,4 @@
-"""A simulated service whose keys move anywhere, and one that splits by itself."""
+"""Tests a simulated service whose keys may move to any partition, and one that splits by itself."""
 
 from contextlib import contextmanager
 

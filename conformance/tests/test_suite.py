@@ -1,4 +1,4 @@
-"""The suite itself: it tests every capability in both ways and uses every ability."""
+"""Tests the suite itself: it tests every capability with its refusal, and uses every ability."""
 
 import inspect
 from itertools import chain
@@ -19,7 +19,7 @@ TESTS = [
 
 
 def marks(element):
-    """The marks of a class or test, including those of its parameters."""
+    """Return the marks of a class or test, including those of its parameters."""
     for mark in getattr(element, "pytestmark", []):
         yield mark
         if mark.name == "parametrize":

@@ -1,4 +1,4 @@
-"""The whole suite on services with other forms of listings, which show open partitions only."""
+"""Runs the whole suite on services with other forms of listings, which show open partitions only."""
 
 import attrs
 
@@ -8,13 +8,13 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 class RangesHarness(SimulationHarness):
-    """Open partitions with parents and key ranges."""
+    """A harness that lists open partitions with parents and key ranges."""
 
     behaviour = attrs.evolve(SimulationHarness.behaviour, listing=Listing.OPEN_WITH_RANGES)
 
 
 class OpenHarness(SimulationHarness):
-    """Open partitions without parents: each partition names its own children."""
+    """A harness that lists open partitions without parents: each partition names its own children."""
 
     behaviour = attrs.evolve(SimulationHarness.behaviour, listing=Listing.OPEN, seed_descendants=False)
 

@@ -1,4 +1,4 @@
-"""The suite on services with other behaviour: it demands only what is promised."""
+"""Runs the suite on services with other behaviour, because it must demand only what is promised."""
 
 import attrs
 
@@ -17,7 +17,7 @@ def with_support(support, capabilities):
 
 
 class BareHarness(SimulationHarness):
-    """A feed of one partition that never ends, and no other capability."""
+    """A harness with a feed of one partition that never ends, and no other capability."""
 
     capabilities = with_support(Support.UNSUPPORTED, set(Capability) - {Capability.CHANGE_FEED})
     partitions = 1
@@ -50,7 +50,9 @@ class OptIn(SimulationOptions):
 
 
 class FussyHarness(SimulationHarness):
-    """Small answers, late ends, children in any order, and emulated starts that need an opt-in."""
+    """A harness with small answers, late ends, children in any order, and emulated starts that need an
+    opt-in.
+    """
 
     capabilities = with_support(Support.EMULATED, EMULATED)
     behaviour = ServiceBehaviour(

@@ -1,4 +1,4 @@
-"""The suite on services whose keys move to any partition and whose partitions split by themselves."""
+"""Runs the suite on services whose keys move to any partition and whose partitions split by themselves."""
 
 from typing import ClassVar
 
@@ -11,7 +11,9 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 class MovesKeysHarness(SimulationHarness):
-    """Any split or merge moves keys anywhere, as the emulator of Cloud Spanner does."""
+    """A harness in which any split or merge may move keys to any partition, as the emulator of Cloud Spanner
+    does.
+    """
 
     # A key belongs to no fixed partition here, so a key cannot find a partition.
     capabilities: ClassVar = CapabilitySet(
@@ -27,14 +29,14 @@ class MovesKeysHarness(SimulationHarness):
 
 
 class RestlessHarness(MovesKeysHarness):
-    """A partition is split, merged or rolled with every write."""
+    """A harness in which a partition is split, merged or rolled with every write."""
 
     behaviour = attrs.evolve(MovesKeysHarness.behaviour, splits_itself=1)
     can_still = can_split = can_merge = False  # a test cannot decide when
 
 
 class RestlessOpenHarness(MovesKeysHarness):
-    """The same, but only sometimes, with listings of open partitions without parents."""
+    """A harness that does the same only sometimes, with listings of open partitions without parents."""
 
     behaviour = attrs.evolve(
         MovesKeysHarness.behaviour, splits_itself=4, listing=Listing.OPEN, seed_descendants=False

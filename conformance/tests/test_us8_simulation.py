@@ -1,4 +1,4 @@
-"""The whole suite on the simulation."""
+"""Runs the whole suite on the simulation."""
 
 from multiclouddb_conformance.simulated import SimulationHarness
 from multiclouddb_conformance.us8 import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The programs, commands and tables of a how-to page for its tests, and their servers."""
+"""Gives tests the programs, commands and tables of a how-to page, and the page's servers."""
 
 import functools
 import os
@@ -16,28 +16,28 @@ PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', 
 
 
 class Page:
-    """A how-to page.
+    """A how-to page, or several that belong together.
 
     Attributes:
         text: All of it.
-        programs: The programs that have a name.
+        programs: The programs on the page that have a name.
     """
 
-    def __init__(self, name):
-        self.text = (ROOT / "docs/how-to" / name).read_text(encoding="utf-8")
+    def __init__(self, *names):
+        self.text = "\n".join((ROOT / "docs/how-to" / name).read_text(encoding="utf-8") for name in names)
         self.programs = {found["name"]: found["code"] for found in PROGRAM.finditer(self.text)}
 
     def blocks(self, language):
         return re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE)
 
     def commands(self, start):
-        """The shell commands with this beginning, each as a list of words."""
+        """Return the shell commands that start with this text, each as a list of words."""
         lines = [line for block in self.blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
         found = [shlex.split(line) for line in lines if line.startswith(start)]
         return [[os.path.expandvars(word) for word in words] for words in found]
 
     def run(self, name):
-        """The output of a program."""
+        """Run a program and return its output."""
         Path(name).write_text(self.programs[name], encoding="utf-8")
         ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
         ran = subprocess.run(
@@ -47,30 +47,30 @@ class Page:
         return ran.stdout
 
     def said_behind(self, name):
-        """The output that the page prints for a program."""
+        """Return the output that the page prints for a program."""
         end = next(found.end() for found in PROGRAM.finditer(self.text) if found["name"] == name)
         return re.match(r"\n\n```text\n(.*?)^```$", self.text[end:], re.DOTALL | re.MULTILINE)[1]
 
     def programs_run_in(self, file):
-        """The programs that a file of tests runs, by name."""
+        """Return the programs that a file of tests runs, by name."""
         return set(re.findall(r'(?:run|param)\("([^"]+\.py)"', Path(file).read_text(encoding="utf-8")))
 
     def rows_below(self, heading, number=0):
-        """The rows of a table below a heading or a paragraph, without its head."""
+        """Return the rows of a table below a heading or a paragraph, without the header."""
         below = self.text[self.text.index(heading) :]
         table = re.findall(r"^\|.*?\n\n", below, re.DOTALL | re.MULTILINE)[number]
         rows = [line.strip("|").split("|") for line in table.strip().splitlines()]
         return [[cell.strip() for cell in row] for row in rows[2:]]
 
     def categories(self):
-        """The categories of errors that have a row."""
+        """Return the categories of errors that have a row."""
         rows = self.rows_below("## When it fails")
         return {category.partition("`:")[0].strip("`") for category, *_ in rows}
 
 
 @functools.cache
 def servers(provider):
-    """Imports modules of the servers of a provider's tests, which are not an installed package."""
+    """Import modules of the servers of a provider's tests, which are not an installed package."""
     spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
     spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests/servers")]
     sys.modules[spec.name] = module_from_spec(spec)

@@ -1,6 +1,8 @@
-"""The code on the pages and in the README runs as it stands, and prints what is written below it.
+"""Tests that the code on the pages runs unchanged, and prints the output that is written below it.
 
-On a page, in its order, in one process, in an empty folder, with warnings as errors:
+test_printed_blocks.py tests the README and the landing page.
+
+The blocks of a page run in order, in one process, in an empty folder, with warnings as errors:
 
     ```python                      runs
     ```python title="worker.py"    is written to that file before the next block runs
@@ -20,8 +22,8 @@ import attrs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Blocks of one file follow each other there, see test_tutorial.py.
-ELSEWHERE = ROOT / "docs/tutorial/write-a-provider.md"
+# Blocks of one file follow each other on the first, see test_tutorial.py; the second runs from wheels.
+ELSEWHERE = (ROOT / "docs/tutorial/write-a-provider.md", ROOT / "docs/index.md")
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r'title="([^"]+)"')
 MARK = "=== end of block ==="
@@ -43,7 +45,7 @@ run_blocks()
 
 @attrs.frozen
 class Block:
-    """A block that runs or, with a file, is written."""
+    """A block that is run or, if it names a file, written."""
 
     line: int
     file: str | None
@@ -52,7 +54,7 @@ class Block:
 
 
 def blocks_of(text):
-    """The blocks of a page that are run or written, in order."""
+    """Return the blocks of a page that are run or written, in order."""
     found, end = [], None
     for fence in FENCE.finditer(text):
         _, language, title, code = fence.groups()
@@ -68,13 +70,13 @@ def blocks_of(text):
 
 
 def matches(said, printed):
-    """True when the output is what the page says."""
+    """Return True if the output matches the page."""
     pattern = re.escape(said).replace(re.escape("…"), "[^\n]*")
     return re.fullmatch(pattern, printed) is not None
 
 
 def run(page, blocks, folder):
-    """The output of each block that runs, its own processes included."""
+    """Return the output of each block that runs, including the output of its child processes."""
     steps = json.dumps([str(page), [(block.line, block.file, block.code) for block in blocks]])
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ran = subprocess.run(
@@ -86,10 +88,10 @@ def run(page, blocks, folder):
 
 
 def pages():
-    """Every page with a block that runs; those that start Spark say so in their id, for conftest.py."""
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    """Return every page with a block that runs; the id says whether it starts Spark, for conftest.py."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         blocks = blocks_of(page.read_text(encoding="utf-8"))
-        if blocks and page != ELSEWHERE:
+        if blocks and page not in ELSEWHERE:
             jvm = any("pyspark_multiclouddb" in block.code for block in blocks)
             yield pytest.param(page, blocks, id=f"{page.relative_to(ROOT)}{'-jvm' if jvm else ''}")
 
@@ -106,14 +108,13 @@ def test_a_page_prints_what_it_says(page, blocks, tmp_path):
 
 
 def test_pages_have_blocks():
-    """The regular expression still finds the blocks."""
+    """Check that the regular expression still finds the blocks."""
     found = {page.id: page.values[1] for page in PAGES}
-    assert {"README.md-jvm", "docs/index.md", "docs/tutorial/first-feed.md"} <= found.keys()
-    assert all(block.output for block in found["README.md-jvm"])
+    assert {"docs/tutorial/existing-table-to-delta.md-jvm", "docs/tutorial/first-feed.md"} <= found.keys()
 
 
 def test_the_spark_page_shows_what_the_readme_runs():
-    """Starting Spark once is enough."""
+    """Starting Spark once is enough for both texts."""
     page = (ROOT / "docs/reference/spark.md").read_text(encoding="utf-8")
     shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     run_there = [block.code for block in blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))]
@@ -122,7 +123,7 @@ def test_the_spark_page_shows_what_the_readme_runs():
 
 
 class TestTheRunner:
-    """A wrong page makes the test fail."""
+    """A wrong page must make the test fail."""
 
     PAGE = textwrap.dedent(
         """

@@ -1,4 +1,4 @@
-"""What the page about Cosmos DB says, on our emulator: its program and what it prints."""
+"""Checks the page about Cosmos DB on the project's emulator: its program and the program's output."""
 
 import threading
 
@@ -14,7 +14,7 @@ PAGE = Page("cosmos.md")
 
 @pytest.fixture
 def account(tmp_path, monkeypatch):
-    """An account with the container of the page."""
+    """Provide an account with the container of the page."""
     monkeypatch.chdir(tmp_path)
     with CosmosEmulator() as server:
         monkeypatch.setenv("AZURE_COSMOS_KEY", server.key)
@@ -26,7 +26,7 @@ def account(tmp_path, monkeypatch):
 
 
 def settle():
-    """The first look of azure-cosmos at the account has to be over before it is closed."""
+    """Close the client only after its first request for the account has ended."""
     for thread in threading.enumerate():
         if thread.name == "cosmos-endpoint-refresh":
             thread.join(5)

@@ -1,4 +1,4 @@
-"""The page about DynamoDB is true on DynamoDB Local: its commands, programs, policy and tables."""
+"""Checks the page about DynamoDB on DynamoDB Local: its commands, programs, policy and tables."""
 
 import json
 import re
@@ -35,13 +35,13 @@ from multiclouddb_conformance.waiting import SOON
 
 from .page import ROOT, Page, servers
 
-PAGE = Page("dynamodb.md")
+PAGE = Page("dynamodb.md", "dynamodb-production.md")
 ORDERS = ResourceAddress(collection="orders")
 
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path, monkeypatch):
-    """boto3 finds no settings of the user who runs the tests."""
+    """Hide from boto3 all settings of the user who runs the tests."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -50,7 +50,7 @@ def nobody(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """An empty account, found by boto3's own variables."""
+    """Provide an empty account, found through boto3's own variables."""
     modules = servers("dynamo")
     for name, value in modules("server").CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -79,7 +79,7 @@ def by_boto3(words):
 
 @pytest.fixture
 def orders(server):
-    """The table of the page."""
+    """Create the table of the page."""
     (create,) = PAGE.commands("aws dynamodb create-table")
     by_boto3(create)
     return server

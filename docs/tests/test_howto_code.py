@@ -45,7 +45,7 @@ def store(folder):
 
 
 def write_program(page, name):
-    """A program of a page, in the current folder."""
+    """Write a program of a page into the current folder."""
     text = (HOW_TO / page).read_text(encoding="utf-8")
     (code,) = re.findall(rf'^```python title="{re.escape(name)}"\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
     Path(name).write_text(code, encoding="utf-8")
@@ -53,7 +53,7 @@ def write_program(page, name):
 
 
 def by_opentelemetry(read):
-    """The metrics of the page's observer after a run: metric and labels → value, or count."""
+    """Return the metrics of the page's observer after a run: metric and labels → value, or count."""
     write_program("metrics.md", "to_opentelemetry.py")
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -151,7 +151,7 @@ class TestSpread:
         assert (found == there) is kept
 
     def test_a_follower_that_fails_ends_its_process(self, store, plan):
-        """This also holds when the other followers never end."""
+        """This also holds if the other followers never end."""
         code = write_program("spread-over-processes.md", "worker.py")
         assert code.count("until_idle=True,") == 1
         Path("worker.py").write_text(code.replace("until_idle=True,", "max_outage_seconds=1,"))

@@ -1,4 +1,4 @@
-"""The project's papers: changelogs name the version, and named files and targets exist."""
+"""Checks the project's papers: changelogs name the version, and all named files and make targets exist."""
 
 import re
 import subprocess

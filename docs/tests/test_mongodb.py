@@ -1,4 +1,4 @@
-"""The page about MongoDB is true on a real replica set: its commands, programs, roles and tables."""
+"""Checks the page about MongoDB on a real replica set: its commands, programs, roles and tables."""
 
 import json
 import re
@@ -47,7 +47,15 @@ from multiclouddb_mongo.values import CODEC
 
 from .page import Page, servers
 
-PAGE = Page("mongodb.md")
+PAGE = Page(
+    "mongodb.md",
+    "mongodb-documents.md",
+    "mongodb-snapshot.md",
+    "mongodb-oplog.md",
+    "mongodb-options.md",
+    "mongodb-connection.md",
+    "mongodb-spark.md",
+)
 ORDERS = ResourceAddress("shop", "orders")
 SOON = 30.0
 
@@ -64,8 +72,9 @@ def started(folder, **options):
 
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
-    """A separate deployment, named in the environment, because its oplog must not contain other tests'
-    changes."""
+    """Start a separate deployment, named in the environment, because its oplog must not contain other tests'
+    changes.
+    """
     monkeypatch.chdir(tmp_path)
     with started(tmp_path / "servers") as replica_set:
         monkeypatch.setenv("MONGODB_URI", replica_set.uri())
@@ -74,7 +83,7 @@ def empty(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
-    """A deployment with authentication, and one collection in it."""
+    """Provide a deployment with authentication, with one collection."""
     with started(tmp_path_factory.mktemp("users"), auth=True) as replica_set:
         replica_set.client()["shop"]["orders"].insert_one({"_id": "o-1"})
         yield replica_set
@@ -82,7 +91,7 @@ def users(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """A deployment for tests that each have their own database."""
+    """Provide a deployment for tests that each have their own database."""
     with started(tmp_path_factory.mktemp("one")) as replica_set:
         yield replica_set
 
@@ -98,7 +107,7 @@ def database(one, request):
 
 
 def by_mongosh(name):
-    """The arguments of each call that the page makes in mongosh with this name."""
+    """Return the arguments of each call that the page makes in mongosh with this name."""
     calls = []
     for block in PAGE.blocks("js"):
         for found in re.finditer(r"^(?:db|rs)\.(\w+)\((.*?)\)$", block, re.DOTALL | re.MULTILINE):
@@ -109,19 +118,19 @@ def by_mongosh(name):
 
 
 def adminly(name):
-    """The page's command for the deployment with this beginning."""
+    """Return the page's command for the deployment that starts with this text."""
     (found,) = (call for (call,) in by_mongosh("adminCommand") if next(iter(call)) == name)
     return found
 
 
 def create_orders(client):
-    """The page's collection, as the page makes it."""
+    """Create the page's collection, as the page does."""
     ((name, options),) = by_mongosh("createCollection")
     return client["shop"].create_collection(name, **options)
 
 
 def words_of(cell):
-    """The texts in backticks."""
+    """Return the texts in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -145,7 +154,7 @@ def told(page):
 
 
 class Monitor(CommandListener):
-    """The commands that were sent."""
+    """Records the commands that were sent."""
 
     def __init__(self):
         self.sent = []
@@ -160,7 +169,7 @@ class Monitor(CommandListener):
         pass
 
     def streams(self):
-        """The change streams that were opened, each with its command."""
+        """Return the change streams that were opened, each with its command."""
         found = []
         for command in self.sent:
             stage = (command.get("pipeline") or [{}])[0].get("$changeStream")
@@ -172,7 +181,7 @@ class Monitor(CommandListener):
 
 @contextmanager
 def watched(replica_set):
-    """One of our clients, and the commands that it sends."""
+    """Provide one of the library's clients, and the commands that it sends."""
     monitor = Monitor()
     with (
         MongoClient(replica_set.uri(), event_listeners=[monitor]) as native,
@@ -233,7 +242,7 @@ class TestPrograms:
 
 
 def answered(call):
-    """Wait until the server accepts it."""
+    """Wait until the server accepts the call."""
     until = time.monotonic() + SOON
     while True:
         try:
@@ -268,7 +277,7 @@ ASKED = {
 
 
 class TestRoles:
-    """The rights of a user with the role of each row, and the user that the page creates."""
+    """Tests the rights of a user with the role of each row, and of the user that the page creates."""
 
     COLLECTION = ({"db": "shop", "collection": "orders"}, ["find", "changeStream"])
     LIST = ({"db": "shop", "collection": ""}, ["listCollections"])
@@ -277,7 +286,7 @@ class TestRoles:
 
     @contextmanager
     def reader(self, users, *privileges, roles=()):
-        """A client of a user who has exactly these privileges."""
+        """Provide a client of a user who has exactly these privileges."""
         admin = users.client()["admin"]
         name = f"reader-{time.monotonic_ns()}"
         if privileges:
@@ -369,7 +378,7 @@ class TestRoles:
 class TestOplog:
     @pytest.fixture
     def small(self, tmp_path):
-        """A deployment with a small oplog."""
+        """Provide a deployment with a small oplog."""
         with started(tmp_path / "small", oplog_mb=1, auth=True) as replica_set:
             yield replica_set
 
@@ -439,7 +448,7 @@ class TestOplog:
 
 
 def entry_size(replica_set, collection):
-    """The size in bytes of a collection's last entry in the oplog."""
+    """Return the size in bytes of a collection's last entry in the oplog."""
     log = replica_set.client()["local"]["oplog.rs"]
     entry = log.find_one({"ns": collection.full_name}, sort=[("$natural", -1)])
     return len(bson.encode(entry, codec_options=CODEC))
@@ -457,7 +466,7 @@ def fill(native):
 
 
 class TestStates:
-    """Two updates of a document that no longer exists, and the tables' statements about it."""
+    """Tests two updates of a document that no longer exists, and the tables' statements about them."""
 
     def changes(self, database, name, images):
         orders = database.create_collection(name, changeStreamPreAndPostImages={"enabled": images})
@@ -608,8 +617,8 @@ class TestScopes:
 
 class TestOptions:
     def rows(self):
-        """Option → its name in MongoDB and its default."""
-        return {words_of(name)[0]: rest for name, *rest in PAGE.rows_below("## MongoDB's own options")}
+        """Map each option to its name in MongoDB and its default."""
+        return {words_of(name)[0]: rest for name, *rest in PAGE.rows_below("## Options of a change stream")}
 
     def test_the_table_has_every_option(self):
         assert list(self.rows()) == [field.name for field in attrs.fields(MongoOptions)]
@@ -620,7 +629,7 @@ class TestOptions:
         assert set(words_of(said)) == bound
 
     def opened(self, one, database, options):
-        """The streams that a request and the next one open, each with all its options."""
+        """Return the streams that a request and the next one open, each with all its options."""
         address = ResourceAddress(database.name, "orders")
         with watched(one) as (client, monitor):
             page = page_of(client, address, Now(), provider_options=options)

@@ -1,4 +1,4 @@
-"""The page of MongoDB's specifications is up to date; every row has a test or a reason."""
+"""Tests that the page of MongoDB's specifications is up to date; every row has a test or a reason."""
 
 import re
 import runpy
@@ -15,13 +15,14 @@ AGAIN = "run: python docs/generate.py"
 
 
 def text():
-    """The page's text in one line."""
+    """Return the page's text in one line."""
     return " ".join((DOCS / "reference/mongodb-conformance.md").read_text(encoding="utf-8").split())
 
 
 def problems(change=None, shown=None):
-    """The errors that the generator reports after one row was changed, with these tests instead of the real
-    ones."""
+    """Return the errors that the generator reports after one row was changed, with these tests instead of the
+    real ones.
+    """
     rows = [change.get(row.id, row) for row in ROWS.values()] if change else list(ROWS.values())
     return MADE["problems"]([row for row in rows if row], MADE["shown_rows"]() if shown is None else shown)
 
@@ -91,7 +92,7 @@ class TestProblems:
 
 
 class TestWords:
-    """Rows that require documentation."""
+    """Tests the rows that require documentation."""
 
     @pytest.mark.parametrize(
         "words",

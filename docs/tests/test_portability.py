@@ -1,4 +1,4 @@
-"""Every gap between databases is a numbered warning, and every affected public element names it."""
+"""Tests that every gap between databases is a numbered warning, which every affected element names."""
 
 import inspect
 import re
@@ -79,20 +79,22 @@ SECTIONS = {
 
 
 def portability(element):
-    """The section of a docstring, to its end or to the next one."""
+    """Return a section of a docstring, up to its end or to the next section."""
     found = re.search(r"^Portability:\n((?:\n|[ ].*\n?)+)", inspect.getdoc(element) or "", re.MULTILINE)
     return found[1] if found else ""
 
 
 def numbers(element):
-    """The warnings that the section names."""
+    """Return the numbers of the warnings that the section names."""
     text = " ".join(portability(element).split())
     found = re.search(r"Warnings? ([\d, and]+) in docs/configuration\.md", text)
     return {int(number) for number in re.findall(r"\d+", found[1])} if found else set()
 
 
 def public_elements():
-    """Every name that an application can use: the exports of the package, and the methods of its classes."""
+    """Return every name that an application can use: the exports of the package, and the methods of its
+    classes.
+    """
     for name in api.__all__:
         element = getattr(api, name)
         yield element

@@ -1,7 +1,8 @@
-"""The site builds without a warning, shows everything public, and loads nothing from other sites."""
+"""Tests that the site builds without a warning, shows all that is public, and loads no other site."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -60,7 +61,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The site, and the output of its build."""
+    """Provide the site, and the output of its build."""
     folder = tmp_path_factory.mktemp("site")
     ran = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
@@ -92,7 +93,7 @@ def settings():
 
 
 def listed(nav):
-    """The files of a nav, at any depth."""
+    """Return the files in a navigation list, at any depth."""
     if isinstance(nav, str):
         return [nav]
     parts = nav.values() if isinstance(nav, dict) else nav
@@ -118,8 +119,7 @@ def test_errors_link_to_this_site(settings):
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda file: str(file.parent.relative_to(ROOT)))
 def test_a_distribution_links_to_pages_that_are_there(project, pages):
     urls = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["urls"]
-    assert urls.keys() == {"Changelog", "Documentation"}
-    for url in urls.values():
+    for url in (urls["Changelog"], urls["Documentation"]):
         assert f"{url.removeprefix(DOCS_URL)}index.html" in pages
 
 
@@ -134,6 +134,21 @@ def test_portability_is_shown_in_boxes(built):
     assert (
         text.count('<details class="portability" open>') == text.count("<summary>Portability</summary>") > 10
     )
+
+
+def test_warnings_that_a_docstring_names_are_links(built, pages):
+    """Each number leads to the heading of that number."""
+    folder, _ = built
+    there = pages["configuration/index.html"].ids
+    for page in REFERENCE:
+        text = (folder / f"reference/{page}/index.html").read_text(encoding="utf-8")
+        links = re.findall(
+            r'<a [^>]*href="../../configuration/#(\d+)([^"]*)"[^>]*>(?:Warnings? )?(\d+)</a>', text
+        )
+        assert {f"{number}{rest}" for number, rest, _ in links} <= there
+        assert [link for link in links if link[0] != link[2]] == []
+        assert not re.search(r"Warnings? \d", re.sub(r"<a .*?</a>", "", text))
+        assert page != "api" or len(links) > 30
 
 
 def test_the_reference_shows_how_values_are_made(pages):
@@ -154,6 +169,53 @@ def test_search_knows_the_pages(built):
     entries = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
     found = {entry["location"].partition("#")[0] for entry in entries if "plan_partitions" in entry["text"]}
     assert {"reference/api/", "how-to/spread-over-processes/"} <= found
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("asyncio", "explanation/faq/"),
+        ("Windows", "explanation/faq/"),
+        ("exactly once", "explanation/faq/"),
+        ("retention", "reference/databases/"),
+        ("lease", "reference/glossary/"),
+        ("Debezium", "explanation/comparison/"),
+    ],
+)
+def test_search_finds(built, words, page):
+    """Every word of a query is in the title or the text of a section.
+
+    One of the found pages must be the expected one.
+    """
+    folder, _ = built
+    index = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))
+    wanted = set(words.lower().split())
+    found = {
+        entry["location"].partition("#")[0]
+        for entry in index["docs"]
+        if wanted <= set(re.findall(r"\w+", f"{entry['title']} {entry['text']}".lower()))
+    }
+    assert page in found
+
+
+def test_a_page_has_a_card_for_those_who_share_it(built, settings):
+    folder, _ = built
+    text = (folder / "how-to/dynamodb/index.html").read_text(encoding="utf-8")
+    (card,) = re.findall(r'<meta property="og:image" content="([^"]+)">', text)
+    assert (folder / card.removeprefix(settings["site_url"])).read_bytes().startswith(b"\x89PNG")
+    assert '<meta property="og:title" content="Follow a DynamoDB table - multiclouddb">' in text
+
+
+def test_what_is_wider_than_its_box_is_marked(built):
+    folder, _ = built
+    script, styles = (
+        (folder / "javascripts/scroll.js").read_text(),
+        (folder / "stylesheets/extra.css").read_text(),
+    )
+    assert 'src="javascripts/scroll.js"' in (folder / "index.html").read_text(encoding="utf-8")
+    for name in ("more-right", "more-left"):
+        assert f'"{name}"' in script
+        assert f".{name} {{" in styles
 
 
 def test_pages_load_nothing_from_another_host(pages):

@@ -1,4 +1,4 @@
-"""The tutorial's code, taken from the page and run unchanged."""
+"""Tests the tutorial's code, taken from the page and run unchanged."""
 
 import os
 import re
@@ -16,7 +16,7 @@ BLOCK = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.DOTALL | re.MULTIL
 
 
 def files_of(page):
-    """The files on a page: name → text; blocks of one file follow each other."""
+    """Return the files on a page by name; blocks of the same file are joined."""
     found = {}
     for name, block in BLOCK.findall(page):
         found[name] = f"{found[name]}\n\n{block}" if name in found else block
@@ -28,7 +28,10 @@ FILES = files_of(PAGE.read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The reader's files at the end; the provider is installed only as an entry point."""
+    """Provide the reader's files at the end of the tutorial.
+
+    The provider is installed only as an entry point.
+    """
     made = tmp_path_factory.mktemp("tutorial")
     for name, text in FILES.items():
         (made / name).write_text(text, encoding="utf-8")
@@ -83,7 +86,7 @@ class TestTutorial:
         assert (ran.returncode, ran.stdout) == (0, FILES["try_it.txt"])
 
     def test_what_the_page_calls_wrong_turns_tests_red(self, folder, tmp_path):
-        """The two defects that the page asks the reader to try."""
+        """Tests the two defects that the page asks the reader to try."""
         for right, wrong in (
             ("first = len(log)", "first = log.kept_from"),
             ("return records[count - 1][0] + 1", "return records[-1][0] + 1"),

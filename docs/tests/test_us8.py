@@ -1,4 +1,4 @@
-"""Every promise names tests that exist, and every test of the suite is named."""
+"""Tests that every promise names existing tests, and that every test of the suite is named."""
 
 import ast
 import runpy
@@ -16,7 +16,7 @@ ENTRIES = {entry["id"]: entry for group in DATA.values() if isinstance(group, li
 
 @cache
 def node_ids_in(file):
-    """The file and the node ids in it, without running or importing it."""
+    """Return the file and the node ids in it, without running or importing it."""
 
     def walk(body, prefix):
         for node in body:

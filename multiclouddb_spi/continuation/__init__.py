@@ -1,1 +1,1 @@
-"""The contents of a token: partitions, their positions, what follows them, and the effects of retention."""
+"""The contents of a token: partitions, their positions, their children, and the effects of retention."""

@@ -1,7 +1,8 @@
 """The size limits of a token's JSON; checked before the JSON is parsed, and before a token is returned.
 
-A parser builds an object for each value, and a token of 84 kB can contain so many values that they take
-gigabytes. So the values are counted first, with operations that run in C and build no object for each byte.
+A parser builds an object for each value, and a token of 84 kB can contain so many values that their objects
+take gigabytes. So the values are counted first, with operations that run in C and build no object for each
+byte.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["MAX_BYTES", "MAX_LEVELS", "MAX_VALUES", "beyond_bounds"]
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_LEVELS: Final = 16
 MAX_VALUES: Final = 2_000_000
-"""Keys of objects count as values, and an empty list or object counts as two."""
+"""The highest number of values; object keys count as values, and an empty list or object counts as two."""
 
 _SQUARED: Final = bytes.maketrans(b"{}", b"[]")
 _CONTENT: Final = bytes(set(range(256)) - set(b'[]{},:"'))
@@ -21,12 +22,12 @@ _MARKS: Final = b',:"'
 
 
 def beyond_bounds(text: bytes) -> str | None:
-    """The limit that a JSON text exceeds; None if it exceeds none.
+    """Return the limit that a JSON text exceeds; None if the text exceeds no limit.
 
     If the text is not JSON, the answer is valid up to the place where a parser stops.
 
     Args:
-        text: UTF-8, from this process or from anywhere.
+        text: The JSON text in UTF-8, from this process or from anywhere.
     """
     if len(text) > MAX_BYTES:
         return f"it has more than {MAX_BYTES >> 20} MiB of JSON"
@@ -39,7 +40,10 @@ def beyond_bounds(text: bytes) -> str | None:
 
 
 def _structure(text: bytes) -> bytes | None:
-    """Brackets, commas and colons outside strings, braces as brackets; None if there are too many strings."""
+    """Return the brackets, commas and colons outside strings, with braces replaced by brackets.
+
+    None if the text contains too many strings.
+    """
     if b"\\" in text:
         text = text.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = text.translate(_SQUARED, _CONTENT)
@@ -52,12 +56,15 @@ def _structure(text: bytes) -> bytes | None:
 
 
 def _count(structure: bytes) -> int:
-    """Count all values but the outermost: the first in each bracket, one after each comma or colon."""
+    """Count all values except the outermost: the first in each bracket, and one after each comma or colon."""
     return sum(map(structure.count, (b"[", b",", b":")))
 
 
 def _is_deep(brackets: bytes) -> bool:
-    """Each round removes the innermost pairs of brackets; unpaired brackets are never removed."""
+    """Return whether the text nests too deep. Each round removes the innermost pairs of brackets.
+
+    Unpaired brackets are never removed.
+    """
     for _ in range(MAX_LEVELS):
         if not brackets:
             return False

@@ -1,4 +1,4 @@
-"""Audits of coverage: they find open partitions that a token neither contains nor leads to.
+"""Audits the coverage of a token: finds open partitions that the token neither contains nor leads to.
 
 A service may list a partition late, and a token does not know a partition that was never listed. An open
 partition cannot have been read to its end. So there are three cases for a listed open partition: it is in the
@@ -33,12 +33,14 @@ __all__ = [
 
 
 def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
-    """The audit data of a new feed's token; None for a feed of one partition key.
+    """Return the audit data for the token of a new feed.
+
+    None for a feed of one partition key, which is not audited.
 
     Args:
         feed: The feed.
         position: The start position.
-        now: The service's time before the start, or None if the service does not report it.
+        now: The service's time before the start, or None if the service does not report its time.
     """
     if isinstance(feed.spec.scope, LogicalPartition):
         return None
@@ -53,11 +55,13 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
 
 
 def is_audit_due(audited: Audited | None, every: float) -> bool:
-    """Whether to audit now. It uses the clock of this machine, which decides nothing else.
+    """Return whether an audit is due now.
+
+    The audit time uses the clock of this machine, which decides nothing else.
 
     Args:
         audited: The audit data of the token, or None for a feed that is not audited.
-        every: Seconds from one audit to the next.
+        every: The number of seconds from one audit to the next.
     """
     if audited is None:
         return False
@@ -67,7 +71,7 @@ def is_audit_due(audited: Audited | None, every: float) -> bool:
 
 
 def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[Seed] | None:
-    """Ask a feed for the partitions that a lineage does not cover.
+    """Ask a feed for the partitions that a lineage (the partitions in a token) does not cover.
 
     Args:
         feed: The feed of the lineage.
@@ -82,15 +86,15 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
 
 
 def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) -> list[PartitionFoundLate]:
-    """Add what an audit found to the lineage, and record the time of the audit.
+    """Add the partitions that an audit found to the lineage, and record the time of the audit.
 
     Args:
         feed: The feed of the lineage.
         lineage: The lineage.
-        seeds: The result of `Feed.uncovered`.
+        seeds: The partitions that `Feed.uncovered` returned.
 
     Returns:
-        A notice for each partition that is new.
+        A notice for each new partition.
     """
     assert lineage.audited is not None
     # An incomplete listing gave no answer now, but a later listing may soon give it.
@@ -103,13 +107,13 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
 
 
 def audit_failed(lineage: Lineage) -> None:
-    """Note that an audit failed: the next one is as soon as after a partition was retired."""
+    """Record that an audit failed: the next audit is due as soon as after the end of a partition."""
     assert lineage.audited is not None
     lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=True)
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """A lineage as `Feed.uncovered` sees it: without entries and parents that no listing names."""
+    """Prepare a lineage for `Feed.uncovered`: leave out entries and parents that no listing names."""
     unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
     return {
         entry.partition_id: _tracked(entry, unlisted)
@@ -131,24 +135,25 @@ def _tracked(entry: Active | AwaitingChildren | Waiting, unlisted: Collection[st
 def missed_by_parents(
     tracked: Mapping[str, Tracked], listed: Iterable[Partition], is_gone: Callable[[str], bool]
 ) -> dict[str, tuple[str, ...]] | None:
-    """The partitions that a token neither contains nor leads to, found through the listed parents; pure.
+    """Return the partitions that a token neither contains nor leads to, found through the listed parents.
 
-    The search begins at each open partition, and at each parent that a partition of the token still waits
-    for, and follows the parents. If it reaches a partition of the token, the start is covered. If it reaches
-    an ancestor of an entry of the token, the ancestor was read, and everything found below the ancestor was
-    missed.
+    Pure. The search begins at each open partition, and at each parent for which a partition of the token
+    still waits, and follows the parents. If the search reaches a partition of the token, the start is
+    covered. If the search reaches an ancestor of an entry of the token, the ancestor was read, and everything
+    found below this ancestor was missed.
 
     Args:
-        tracked: Every partition of the token.
-        listed: The listing of the service. It may be incomplete, and its pages may show different moments.
-        is_gone: Asks the service whether an unlisted partition is gone. If the partition still exists, it is
-            not listed yet, and its descendants cannot be judged now. The function is called only if a
-            partition seems to be missed.
+        tracked: Every partition in the token.
+        listed: The partitions that the service lists. The listing may be incomplete, and its pages may show
+            the state at different times.
+        is_gone: A function that asks the service whether an unlisted partition no longer exists. If the
+            partition still exists, it is not listed yet, and its descendants cannot be judged now. The
+            function is called only if a partition seems to be missed.
 
     Returns:
-        Missed partition → its parents among the missed. None if the listing is incomplete: it lacks a
-        partition of the token that is being read, or an ancestor of an entry of the token. In that case a
-        partition that was read may look as if it was missed.
+        Maps each missed partition to those of its parents that were also missed. None if the listing
+        is incomplete: it lacks a partition of the token that is being read, or an ancestor of an entry
+        of the token. In that case a partition that was read may look like a missed one.
     """
     listed = list(listed)
     parents = parents_of(listed)
@@ -172,10 +177,10 @@ def missed_by_parents(
 def ancestors_read(
     tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]
 ) -> tuple[set[str], list[str]]:
-    """The ancestors of a token's partitions, all of which have been read.
+    """Return the ancestors of a token's partitions, all of which have been read.
 
     Returns:
-        The ancestors; and all unlisted partitions, among the ancestors and in the token. The ancestors of
+        The ancestors, and all unlisted partitions among the ancestors and in the token. The ancestors of
         unlisted partitions are not known.
     """
     named_by = (

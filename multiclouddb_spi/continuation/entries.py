@@ -1,4 +1,4 @@
-"""The partitions of one feed and their states; `Lineage` changes them."""
+"""Stores the partitions of one feed and their states; `Lineage` changes them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """The partitions that are being read, that wait, and that have ended, in the order of the queue.
+    """The partitions that are being read, that wait, or that have ended, in the order in which they are read.
 
     Args:
-        entries: The partitions in that order.
-        audited: The data for audits; None for a feed that is not audited.
+        entries: The partitions in the order in which they are read.
+        audited: The data for the audits of this feed; None if the feed is not audited.
 
     Attributes:
-        audited: The audit data, as in the arguments.
+        audited: The audit data that was passed as argument.
     """
 
     def __init__(self, entries: Iterable[Entry], audited: Audited | None) -> None:
@@ -45,17 +45,19 @@ class Entries:
         self.audited = audited
 
     def to_json(self) -> Cursor:
-        """The entries as JSON; an active partition takes six characters besides its id and cursor."""
+        """Return the entries as JSON; an active partition takes six characters besides its id and cursor."""
         value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
         return value
 
     def stands_like(self, other: Entries) -> bool:
-        """Whether both contain the same partitions at the same positions; watches and audits do not count.
+        """Return whether both contain the same partitions at the same positions.
+
+        Watches and audits are ignored.
 
         Args:
-            other: Another lineage of the feed.
+            other: Another lineage of the same feed.
         """
         if self._entries.keys() != other._entries.keys():
             return False
@@ -71,19 +73,22 @@ class Entries:
         return partition_id in self._entries
 
     def active(self) -> list[Active]:
-        """Partitions to read, in the order of the queue."""
+        """The partitions to read, in the order of the queue."""
         return [entry for entry in self._entries.values() if type(entry) is Active]
 
     def awaiting_children(self) -> list[AwaitingChildren]:
-        """Partitions that may have more children than are known."""
+        """The ended partitions that may have more children than are known."""
         return [entry for entry in self._entries.values() if type(entry) is AwaitingChildren]
 
     def waiting(self) -> list[Waiting]:
-        """Children that wait for a parent."""
+        """The child partitions that wait for a parent."""
         return [entry for entry in self._entries.values() if type(entry) is Waiting]
 
     def listed(self) -> set[str]:
-        """Ids of the entries that are partitions of the service; audits and retention consider only these."""
+        """The ids of the entries that are partitions of the service.
+
+        Audits and retention consider only these.
+        """
         return {
             entry.partition_id
             for entry in self
@@ -92,12 +97,12 @@ class Entries:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the unfinished scan, or None."""
+        """The plan of the unfinished snapshot scan, or None."""
         entry = None if self._plan_id is None else self._entries.get(self._plan_id)
         return entry if type(entry) is Plan else None
 
     def is_segment(self, partition_id: str) -> bool:
-        """Whether an entry is a segment of a scan.
+        """Return whether an entry is a segment of a scan.
 
         Args:
             partition_id: Its id.
@@ -106,15 +111,15 @@ class Entries:
 
     @property
     def segment_count(self) -> int:
-        """The number of segments of the scan that are read now."""
+        """The number of segments of the scan that are currently read."""
         return len(self._segments)
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
-        """Whether the feed has nothing to read at present.
+        """Return whether the feed has nothing to read at present.
 
-        This is the case if every active partition is `quiet`, no child waits for one of them, and each
-        partition that has ended has a known child. In a feed without audits, children may wait for
-        undiscovered parents (`UndiscoveredParents`), and others for those children.
+        The feed is quiet if every active partition is `quiet`, no child waits for one of them, and each ended
+        partition has a known child. In a feed without audits, children may wait for undiscovered parents
+        (`UndiscoveredParents`), and other children may wait for those children.
         """
         waiting = self.waiting()
         if self._plan_id is not None or self.unnamed() or (waiting and self.audited is not None):
@@ -125,19 +130,19 @@ class Entries:
         )
 
     def ending(self, partition_id: str) -> AwaitingChildren | None:
-        """The entry of `partition_id` if it has ended and may have more children, else None."""
+        """Return the entry of `partition_id` if that partition has ended but may have more children."""
         entry = self._entries.get(partition_id)
         return entry if type(entry) is AwaitingChildren else None
 
     def unnamed(self) -> list[AwaitingChildren]:
-        """The drained partitions without a known child."""
+        """The partitions that were read to their end and have no known child yet."""
         return [entry for entry in self.awaiting_children() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """The position of an active or drained partition, or the part that a plan has not cut yet.
+        """Return the position of an active or ended partition, or the part that a plan has not divided yet.
 
         Args:
-            partition_id: The service's own id.
+            partition_id: The service's own id of the partition.
         """
         entry = self._entries[partition_id]
         assert not isinstance(entry, Waiting)
@@ -148,20 +153,21 @@ class Entries:
 
         Args:
             partition_id: The partition.
-            children: The children that it names.
+            children: The children that the partition names.
         """
         entry = self._entries[partition_id]
         named = entry.children if type(entry) is AwaitingChildren else ()
         return [child for child in children if child.partition_id not in named]
 
     def undiscovered(self, partition_id: str, children: Sequence[Child]) -> set[str]:
-        """Other unknown parents of those children that this partition is the first to name.
+        """Return those other unknown parents of the children that only this partition has led to so far.
 
-        They are not discovered yet, or they are older than retention and cannot name their children any more.
+        These parents are not discovered yet, or they are older than the retention and cannot name their
+        children any more.
 
         Args:
-            partition_id: The service's own id.
-            children: The children that it names.
+            partition_id: The service's own id of the partition.
+            children: The children that the partition names.
         """
         fresh = [child for child in children if child.partition_id not in self._entries]
         return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}

@@ -1,4 +1,4 @@
-"""A partition in a token, and its form there.
+"""Represents a partition in a token, and defines its JSON form there.
 
     [id, cursor] it is read [id, cursor, 2]                       it is read first and alone [id, cursor, 8]
     it is read, and no listing of the service names it; 10 with both [id, cursor, 1]                       it
@@ -47,20 +47,20 @@ _WAITING: Final = 4
 _UNLISTED: Final = 8
 _KNOWN: Final = _DRAINED | _SUSPECT | _WAITING | _UNLISTED
 _MOST: Final = 2**53
-"""The highest count in a token: JSON of other languages holds it exactly."""
+"""The highest count that a token may contain: JSON parsers of all languages read it exactly."""
 
 
 @attrs.frozen
 class Active:
-    """A partition that is read.
+    """A partition that is being read.
 
     Attributes:
-        partition_id: The service's own id.
+        partition_id: The service's own id of the partition.
         cursor: Everything up to this position has been delivered.
-        failed_last: True if its last read failed for good after events were delivered. It is then read first
-            and alone, so that the failure is not delayed for ever.
+        failed_last: True if the last read of this partition failed permanently after it had delivered events.
+            The partition is then read first and alone, so that its failure is not delayed forever.
         listed: False for an entry that is not a partition of the service, such as a segment of a scan. Audits
-            and retention do not concern such an entry. Its children are of the same kind.
+            and retention ignore such an entry. The children of such an entry are of the same kind.
     """
 
     partition_id: str
@@ -74,10 +74,10 @@ class AwaitingChildren:
     """A partition that has ended and may have more children than are known.
 
     Attributes:
-        partition_id: The service's own id.
-        cursor: The position of its end.
-        children: The children that were named so far, including those that have been drained since; empty =
-            no child is known.
+        partition_id: The service's own id of the partition.
+        cursor: The position at which the partition ends.
+        children: The children that were named so far, including those that have been read to their end since;
+            empty if no child is known.
         watched: How long the engine has looked for children, in tenths of a second of running time.
     """
 
@@ -89,14 +89,15 @@ class AwaitingChildren:
 
 @attrs.frozen
 class Waiting:
-    """A child whose parents are not all drained.
+    """A child partition whose parents have not all been read to their end.
 
     Attributes:
-        partition_id: The service's own id.
-        said: The distinct cursors that its seed and its drained parents gave.
-        parents: The parents that have not named it yet, and a lost partition that it may descend from.
-        named_at: The time of the service's clock when it was named, in µs since 1970, if parents were
-            undiscovered then (`undiscovered_parents.py`); otherwise, or if the service does not report the
+        partition_id: The service's own id of the partition.
+        said: The distinct start positions given by its seed and by the parents that were read to their end.
+        parents: The parents that have not named this child yet, and a lost partition that the child may
+            descend from.
+        named_at: The service's time when the child was named, in µs since 1970, if some of its parents were
+            undiscovered then (`undiscovered_parents.py`). Otherwise, or if the service does not report the
             time, None.
         listed: As in `Active`.
     """
@@ -113,9 +114,10 @@ class Audited:
     """The data that a token keeps for audits of coverage (`Feed.uncovered`).
 
     Attributes:
-        since: The time of the service's clock when the feed began, in µs since 1970; nothing older is wanted.
-            None = no such time is known.
-        at: The time of the last audit, in seconds since 1970; it only decides the time of the next audit.
+        since: The service's time when the feed began, in µs since 1970; older changes are not needed.
+            None if no such time is known.
+        at: The time of the last audit, in seconds since 1970; it is used only to choose the time of the next
+            audit.
         retired: True if a partition has left the lineage since the last audit; the next audit is then due
             soon.
     """
@@ -129,9 +131,10 @@ Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 
 
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
-    """The entry of a partition that starts at its seed; it waits for those of its parents that are present.
+    """Return the entry of a partition that starts at its seed.
 
-    Only those children of the seed that are present count. The engine looks for the others again.
+    The entry waits for those of its parents that are present. Only children of the seed that are present are
+    kept. The engine searches for the other children again.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)
@@ -142,7 +145,7 @@ def seeded(seed: Seed, present: Collection[str]) -> Entry:
 
 
 def place_of(entry: Entry) -> Entry:
-    """An entry without the time for which the engine has looked for its children."""
+    """Return a copy of an entry without the time that the search for its children has taken."""
     return attrs.evolve(entry, watched=0) if type(entry) is AwaitingChildren else entry
 
 
@@ -165,11 +168,11 @@ def entry_to_json(entry: Entry) -> Cursor:
 
 
 def entry_from_json(item: Any) -> Entry:
-    """The inverse of `entry_to_json`.
+    """Return the entry that was passed to `entry_to_json`.
 
     Raises:
-        InvalidCursor: The value was not made by `entry_to_json`.
-        MulticloudDbError: `INVALID_REQUEST` if a newer version has made it.
+        InvalidCursor: Raised if `entry_to_json` did not make the value.
+        MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
     """
     match item:
         case [str() as partition_id, cursor]:
@@ -203,10 +206,10 @@ def audited_to_json(audited: Audited) -> Cursor:
 
 
 def audited_from_json(value: Any) -> Audited:
-    """The inverse of `audited_to_json`.
+    """Return the audit data that was passed to `audited_to_json`.
 
     Raises:
-        InvalidCursor: The value was not made by `audited_to_json`.
+        InvalidCursor: Raised if `audited_to_json` did not make the value.
     """
     match value:
         case [since, at, (0 | 1) as retired] if _is_count(at) and (since is None or is_micros(since)):

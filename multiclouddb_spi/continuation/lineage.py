@@ -1,15 +1,16 @@
-"""Which partitions are read, which wait for their parents, and in which order they get their turn.
+"""Keeps track of the partitions that are read, those that wait for their parents, and the order of reading.
 
-A lineage is the changing part of a token. Each partition in it is in one of three states:
+A lineage is the part of a token that changes. Each partition in a lineage is in one of three states:
 
     Active    it is read from its cursor
     AwaitingChildren   it is read to its end, and the service may name more children than it has named so far
     Waiting   a child: some of its parents are not drained; it has the cursors that the drained ones gave
 
-A known child starts at once, unless it waits for another parent. Its parent stays in the lineage as
-AwaitingChildren and is asked again (`watch`), until the service proves that all children are known or the
-watch has lasted long enough. While the parent is in the lineage, all its descendants are covered. A lineage
-also contains the times when the feed began and when its coverage was last audited.
+A child that is known starts at once, unless it waits for another parent. The parent of such a child stays in
+the lineage as AwaitingChildren and is asked again (`watch`). This ends when the service proves that all
+children are known, or when the watch has lasted long enough. As long as the parent is in the lineage, all its
+descendants are covered. A lineage also contains the times when the feed began and when its coverage was last
+audited.
 
 A child starts when *every* parent has named it. If a parent is not in the lineage, it has not been discovered
 yet, because every partition of the feed descends from its seeds. So the child also waits for an unknown
@@ -49,15 +50,16 @@ Join: TypeAlias = Callable[[str, Sequence[Cursor]], Cursor]
 
 
 class Lineage(ScanEntries):
-    """The partitions of one feed; its order is the fair queue. Not thread-safe.
+    """The partitions of one feed; their order is the order of reading. Not thread-safe.
 
     Args:
-        entries: The partitions in the order of the queue.
-        join: Decides where a child starts, from the positions that its parents gave (`Feed.join`).
-        audited: The data for audits; None for the lineage of one partition, which is not audited.
+        entries: The partitions in the order in which they are read.
+        join: A function that computes a child's start from the positions that its parents gave (`Feed.join`).
+        audited: The data for the audits of this lineage; None for the lineage of one partition, which is not
+            audited.
 
     Attributes:
-        audited: The audit data, as in the arguments.
+        audited: The audit data that was passed as argument.
     """
 
     def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
@@ -70,10 +72,12 @@ class Lineage(ScanEntries):
 
     @classmethod
     def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
-        """A fresh lineage; a parent that is not a seed itself is gone and counts as drained.
+        """Build a new lineage.
+
+        A parent that is not itself a seed no longer exists and counts as read to its end.
 
         Args:
-            seeds: The result of `Feed.start`.
+            seeds: The partitions and start positions that `Feed.start` returned.
             join: `Feed.join`.
             audited: The data for audits.
         """
@@ -82,15 +86,15 @@ class Lineage(ScanEntries):
 
     @classmethod
     def from_json(cls, value: Any, join: Join) -> Lineage:
-        """The inverse of `to_json`.
+        """Rebuild a lineage from the value that `to_json` returned.
 
         Args:
-            value: The result of `to_json`.
+            value: The value that `to_json` returned.
             join: `Feed.join`.
 
         Raises:
-            InvalidCursor: The value was not made by `to_json`.
-            MulticloudDbError: `INVALID_REQUEST`: a newer version has made it.
+            InvalidCursor: Raised if `to_json` did not make the value.
+            MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
         """
         if not (isinstance(value, dict) and isinstance(value.get("p"), list)):
             raise InvalidCursor("the list of partitions is missing")
@@ -103,11 +107,11 @@ class Lineage(ScanEntries):
         return cls(entries, join, audited)
 
     def copy(self) -> Lineage:
-        """A copy that can be changed without changing this one."""
+        """Return a copy of this lineage; changing the copy does not change the original."""
         return Lineage(self._entries.values(), self._join, self.audited)
 
     def start(self, partition_id: str) -> bool:
-        """Start a child without waiting for its parents any longer; False while it waits for a scan.
+        """Start a child without waiting for its parents any longer; False while the child waits for a scan.
 
         Args:
             partition_id: The child.
@@ -125,74 +129,74 @@ class Lineage(ScanEntries):
         return True
 
     def advance(self, partition_id: str, cursor: Cursor) -> None:
-        """Note that everything up to the cursor has been delivered; this also clears `failed_last`.
+        """Record that everything up to the cursor has been delivered; this also clears `failed_last`.
 
         Args:
-            partition_id: The service's own id.
-            cursor: The position after what has been delivered.
+            partition_id: The service's own id of the partition.
+            cursor: The position after the delivered changes.
         """
         entry = self._entries[partition_id]
         listed = entry.listed if type(entry) is Active else True
         self._entries[partition_id] = Active(partition_id, cursor, listed=listed)
 
     def failed_last(self, partition_id: str) -> None:
-        """Read this partition first and alone next time.
+        """Mark this partition to be read first and alone next time.
 
         Args:
-            partition_id: The service's own id.
+            partition_id: The service's own id of the partition.
         """
         entry = self._entries[partition_id]
         if type(entry) is Active:  # the plan of a scan is always asked
             self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
-        """Move partitions that had their turn to the back of the queue.
+        """Move partitions that were just read to the back of the queue.
 
         Args:
-            partition_ids: The partitions, in the order in which they were served.
+            partition_ids: The partitions, in the order in which they were read.
         """
         for partition_id in partition_ids:
             if (entry := self._entries.pop(partition_id, None)) is not None:
                 self._entries[partition_id] = entry
 
     def await_children(self, partition_id: str) -> None:
-        """Note that the partition has ended and its children are not named yet.
+        """Record that the partition has ended and that its children are not named yet.
 
         Args:
-            partition_id: The service's own id.
+            partition_id: The service's own id of the partition.
         """
         if type(self._entries[partition_id]) is not AwaitingChildren:
             self._entries[partition_id] = AwaitingChildren(partition_id, self.cursor(partition_id))
 
     def watch(self, partition_id: str, watched: int) -> None:
-        """Note that the engine has looked for the children of a drained partition.
+        """Record that the engine has searched for the children of an ended partition.
 
         Args:
-            partition_id: The service's own id.
-            watched: The total time of the search, in tenths of a second of running time.
+            partition_id: The service's own id of the partition.
+            watched: The total duration of the search, in tenths of a second of running time.
         """
         entry = self._entries[partition_id]
         assert type(entry) is AwaitingChildren
         self._entries[partition_id] = attrs.evolve(entry, watched=watched)
 
     def forget(self, partition_id: str) -> list[str]:
-        """Stop looking for more children of a drained partition.
+        """Stop searching for more children of an ended partition.
 
         Args:
-            partition_id: The service's own id.
+            partition_id: The service's own id of the partition.
 
         Returns:
-            The ids that start now.
+            The ids of the partitions that start now.
         """
         del self._entries[partition_id]
         self._note_retired()
         return self.release(partition_id)
 
     def add(self, seeds: Sequence[Seed]) -> list[str]:
-        """Add partitions that an audit found; partitions that are already in the lineage do not change.
+        """Add partitions that an audit found; partitions that the lineage already contains do not change.
 
         Args:
-            seeds: The result of `Feed.uncovered`.
+            seeds: The partitions that `Feed.uncovered` returned.
 
         Returns:
             The ids of all new partitions, including those that wait for another of the seeds.
@@ -205,14 +209,17 @@ class Lineage(ScanEntries):
         return [seed.partition_id for seed in fresh]
 
     def _seed(self, seed: Seed, present: Collection[str]) -> None:
-        """Add a partition that waits for those of its parents that are present and not drained."""
+        """Add a partition that waits for those of its parents that are present and have not ended."""
         watched = self._watched_among(seed.parents, seed.partition_id)
         entry = self._entries[seed.partition_id] = seeded(seed, set(present) - watched)
         if isinstance(entry, Waiting):
             self._index(entry)
 
     def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
-        """Those parents of a child that are drained and only watched; they count as having named it."""
+        """Return those parents of a child that have ended and are only watched.
+
+        These parents count as having named the child.
+        """
         found = set()
         for parent in parents:
             entry = self._entries.get(parent)
@@ -231,19 +238,20 @@ class Lineage(ScanEntries):
         complete: bool = True,
         now: int | None = None,
     ) -> list[str]:
-        """Note that the partition is drained and names children.
+        """Record that the partition was read to its end and names its children.
 
         Args:
             partition_id: The partition.
-            children: Its children, as far as they are known. Children that it has named before are ignored.
-            lost: The undiscovered ones among their parents that are older than retention; no child waits for
-                these.
+            children: The children of the partition, as far as they are known. Children that the partition has
+                named before are ignored.
+            lost: Undiscovered parents of these children that are older than the retention; no child waits for
+                them.
             complete: False to keep the partition in the lineage, because it may have more children.
             now: The service's time, in µs since 1970; it is kept with children that wait for undiscovered
                 parents.
 
         Returns:
-            The ids that start now.
+            The ids of the partitions that start now.
         """
         entry = self._entries.pop(partition_id)
         self._segments.pop(partition_id, None)
@@ -275,17 +283,16 @@ class Lineage(ScanEntries):
         coming: Collection[str] = frozenset(),
         holds: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Continue with the rest of a partition's branch, because its records are older than retention.
+        """Replace a partition whose records are older than the retention by what is left of its branch.
 
         Args:
             partition_id: The partition.
-            seeds: The partition itself again, or the descendants that are left (`Feed.oldest`).
-            coming: Partitions that are not discovered yet but will be; a child still waits for a parent among
-                these.
-            holds: Seed or waiting partition → the entry that it waits for as for a parent.
+            seeds: The partition itself again, or those of its descendants that still exist (`Feed.oldest`).
+            coming: Partitions that will be discovered later; a child still waits for a parent among them.
+            holds: Maps a seed or a waiting partition to the entry for which it waits as for a parent.
 
         Returns:
-            The ids that start now.
+            The ids of the partitions that start now.
         """
         del self._entries[partition_id]
         self._note_retired()
@@ -330,7 +337,7 @@ class Lineage(ScanEntries):
             self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
 
     def release(self, parent: str) -> list[str]:
-        """End all waits for a parent; returns the ids that start now.
+        """End all waits for a parent; return the ids of the partitions that start now.
 
         Args:
             parent: The parent.

@@ -1,4 +1,4 @@
-"""Times in the form that a token stores: microseconds since 1970."""
+"""Converts times to the form that a token stores: microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["is_micros", "to_micros", "to_moment"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""The smallest and the largest time: the years 1 to 9999."""
+"""The earliest and the latest time: the years 1 to 9999."""
 
 
 def to_micros(moment: datetime) -> int:
@@ -18,10 +18,10 @@ def to_micros(moment: datetime) -> int:
 
 
 def to_moment(micros: int) -> datetime:
-    """The inverse of `to_micros`."""
+    """Return the time that was passed to `to_micros`."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 def is_micros(value: Any) -> TypeGuard[int]:
-    """Whether a value in a token's JSON is a time in this form."""
+    """Return whether a value in a token's JSON is a time in this form."""
     return type(value) is int and value in _TIMES

@@ -1,4 +1,4 @@
-"""Applies a service's answers to a lineage, for pages and for bounded reads."""
+"""Applies a service's answers about partitions to a lineage, for pages and for bounded reads."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = ["Audit", "Coming", "Moved", "Mover", "Waits"]
 
 @attrs.frozen
 class Moved:
-    """A partition has ended.
+    """The result when a partition has ended.
 
     Attributes:
-        fresh: Its children that were not known before.
-        started: The ids that start now.
+        fresh: The children that were not known before.
+        started: The ids of the partitions that start now.
     """
 
     fresh: tuple[Child, ...] = ()
@@ -50,10 +50,10 @@ class Waits:
     """What the children of a partition wait for.
 
     Attributes:
-        fresh: Its children that are not known yet.
+        fresh: The children that are not known yet.
         named: The same children, with all other entries that each of them has to wait for.
-        lost: Those of their parents that are older than retention, or that no entry of the lineage leads to.
-            No child waits for these.
+        lost: Parents that are older than the retention, or that no entry of the lineage leads to.
+            No child waits for these parents.
         now: The service's time, in µs since 1970, if the children wait for undiscovered parents in a feed
             without audits; else None.
     """
@@ -66,11 +66,11 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """What the descendants of a partition that is older than retention wait for.
+    """What the descendants of a partition wait for if that partition is older than the retention.
 
     Attributes:
         partitions: The partitions that will be discovered later.
-        holds: Partition → the entry that it waits for as if the entry were its parent.
+        holds: Maps a partition to the entry for which it waits as if the entry were its parent.
     """
 
     partitions: Collection[str]
@@ -83,9 +83,9 @@ class Audit:
 
     Attributes:
         late: The missed partitions, which are now in the lineage, each with its notice.
-        seeds: Ids of all partitions that the feed named.
-        stranded: Partitions that others wait for, although they were gone before they were listed.
-        error: The reason why the service did not name the stranded ones, or None.
+        seeds: The ids of all partitions that the feed named.
+        stranded: Partitions for which others wait, although they were gone before the service listed them.
+        error: The reason why the service did not name the stranded partitions, or None.
     """
 
     late: tuple[PartitionFoundLate, ...]
@@ -95,14 +95,14 @@ class Audit:
 
 
 class Mover:
-    """Applies answers to one lineage; an instance is made for each call.
+    """Applies the service's answers to one lineage; each call makes its own instance.
 
     Args:
         feed: The feed of the lineage.
         lineage: Changed in place.
-        call: The function that makes control calls.
+        call: The function that sends control requests to the service.
         deadline: The time limit of the call.
-        watch_seconds: How long to look for more children of a drained partition.
+        watch_seconds: How long to search for more children of an ended partition.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class Mover:
         self._retention = _retention(feed, call, deadline)
 
     def ask_waits(self, name: str, outcome: Outcome) -> Waits:
-        """Ask the service what the children of a partition wait for; does not change the lineage.
+        """Ask the service what the children of a partition wait for, without changing the lineage.
 
         Args:
             name: The partition.
-            outcome: The outcome of the partition.
+            outcome: The outcome of reading the partition.
 
         Raises:
-            Exception: The error of the provider.
+            Exception: The error that the provider raised.
         """
         self._lineage.check_end(name, outcome)
         fresh = self._lineage.fresh_children(name, children_of(outcome))
@@ -136,15 +136,17 @@ class Mover:
         return None if now is None else to_micros(now)
 
     def end(self, name: str, outcome: Outcome, waits: Waits) -> Moved | None:
-        """Apply the outcome up to which a partition was read. After an error here the lineage is unusable.
+        """Apply the outcome of the partition's last read.
+
+        After an error in this method the lineage must not be used any more.
 
         Args:
             name: The partition.
-            outcome: The outcome of the partition.
+            outcome: The outcome of reading the partition.
             waits: From `ask_waits`.
 
         Returns:
-            What follows the partition; None if there may be more to read in it.
+            What follows the partition; None if the partition may contain more records.
         """
         match outcome:
             case Drained(complete=complete):
@@ -168,46 +170,46 @@ class Mover:
                 assert_never(outcome)
 
     def due(self) -> list[AwaitingChildren]:
-        """The partitions whose children must be asked for now."""
+        """The partitions whose children must be requested now."""
         return due(self._feed, self._lineage)
 
     def discover(
         self, entries: Sequence[AwaitingChildren], end: Callable[[str, Outcome], Sequence[str] | None]
     ) -> list[str]:
-        """Ask once for more children of partitions that have ended.
+        """Ask the service once for more children of partitions that have ended.
 
         Args:
-            entries: The entries that are due; at least one.
-            end: Applies an answer to the lineage, and returns the ids that start.
+            entries: The entries that are due; there is at least one.
+            end: A function that applies an answer to the lineage, and returns the ids that start.
 
         Returns:
-            The ids that start now.
+            The ids of the partitions that start now.
 
         Raises:
-            Exception: The error of the provider.
+            Exception: The error that the provider raised.
         """
         asked = {entry.partition_id: entry.cursor for entry in entries}
         outcomes = self._call(lambda: self._feed.discover(asked, self._deadline), self._deadline)
         return settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, end)
 
     def oldest(self, name: str) -> list[Seed]:
-        """Where reading a partition whose position has expired can resume (`Feed.oldest`)."""
+        """Return where reading can resume for a partition whose position has expired (`Feed.oldest`)."""
         return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
 
     def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
-        """Ask the service what others wait for when a partition is lost; does not change the lineage.
+        """Ask the service what others wait for if a partition is lost; does not change the lineage.
 
         Args:
             name: The partition.
             seeds: From `oldest`.
 
         Raises:
-            Exception: The error of the provider.
+            Exception: The error that the provider raised.
         """
         return Coming(*self._retention.lost(self._lineage, name, seeds))
 
     def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
-        """Continue with the part of a partition that retention has left; returns the ids that start now.
+        """Continue with the rest of a partition that the retention has left; return the ids that start now.
 
         Args:
             name: The partition.
@@ -217,13 +219,13 @@ class Mover:
         return self._lineage.replace(name, seeds, coming.partitions, coming.holds)
 
     def audit(self, deadline: Deadline) -> Audit:
-        """Compare the lineage with what the service lists, and add what was missed.
+        """Compare the lineage with the partitions that the service lists, and add the missed ones.
 
         Args:
             deadline: The time limit.
 
         Raises:
-            Exception: The error of the provider; the next audit then comes soon.
+            Exception: The error that the provider raised; the next audit then comes soon.
         """
         feed, lineage = self._feed, self._lineage
         try:

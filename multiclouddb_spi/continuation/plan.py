@@ -1,11 +1,11 @@
-"""The form of a snapshot's scan in a token.
+"""The form of a snapshot scan in a token.
 
     [id, cursor, flags, [floor, µs, rate, retention, done, segments, rows, records, credit]]
 
-`cursor` stands for the part that is not cut into segments yet; it is null if all is cut. The flags are a set
-of bits: 16 for a plan, with 32 while the stream waits for the scan, 64 after its start was announced, and 128
-for `SnapshotOrder.AUTO`. The segments that are read are ordinary entries with the bit 8, because no listing
-of the service names them.
+`cursor` identifies the part that is not divided into segments yet; it is null if everything is divided. The
+flags are a set of bits. Bit 16 marks a plan, 32 a stream that waits for the scan, 64 a scan whose start was
+announced, and 128 `SnapshotOrder.AUTO`. The segments that are currently read are ordinary entries with bit 8,
+because no listing of the service names them.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ _MOST: Final = 2**53
 
 @attrs.frozen
 class Plan:
-    """The plan of an unfinished scan.
+    """The plan of a scan that is not finished.
 
     Attributes:
-        partition_id: Its id among the entries of a lineage.
-        cursor: The part that is not cut into segments yet; None when all is cut.
-        floor: The `order_key` of every row.
+        partition_id: The id of the plan among the entries of a lineage.
+        cursor: The part of the key space that is not divided into segments yet; None if everything is
+            divided.
+        floor: The `order_key` of every row in the snapshot.
         moment: The start of the snapshot, in µs since 1970.
-        holds: True while the stream waits for the end of the scan.
-        announced: True after a page has contained its `SnapshotStarted`.
-        auto: True if the stream may be released before the end of the scan.
+        holds: True as long as reading changes waits for the end of the scan.
+        announced: True once a page has contained the `SnapshotStarted` notice of this scan.
+        auto: True if changes may be read before the end of the scan.
         rate: `Snapshot.max_scan_rate`.
-        retention: The number of seconds for which the service keeps a new position of the stream; None while
-            it is not known.
-        done: The number of segments that were read.
+        retention: The number of seconds for which the service keeps a new position of the change stream; None
+            if this time is not known.
+        done: The number of segments that were read to their end.
         segments: The expected number of segments, or None.
-        rows: The number of delivered rows.
+        rows: The number of rows that were delivered.
         records: The approximate number of rows at the start, or None.
-        credit: Quarters of a place on the page that the scan did not get on earlier pages, 0 to 3.
+        credit: Page space that the scan did not get on earlier pages, in quarters of a place, 0 to 3.
     """
 
     partition_id: str
@@ -69,13 +70,13 @@ class Plan:
     credit: int = 0
 
     def progress(self) -> SnapshotProgress:
-        """The progress of the scan, for the application."""
+        """The progress of the scan, in the form for the application."""
         order = SnapshotOrder.ORDERED if self.holds else SnapshotOrder.INTERLEAVED
         return SnapshotProgress(order, self.done, self.segments, self.rows, self.records)
 
 
 def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
-    """The entry of a snapshot that begins.
+    """Return the entry of a snapshot that begins.
 
     Args:
         scan: From the provider.
@@ -95,31 +96,33 @@ def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
 
 
 def shown(count: int | None) -> int | None:
-    """A number that is only shown; None if no token can contain it, because services may estimate any number.
+    """Return a number that is only shown to users.
+
+    None if the number is too large for a token, because services may estimate any number.
 
     Args:
-        count: A number of segments or of records, from the provider.
+        count: A number of segments or of records, reported by the provider.
     """
     return count if _is_count(count) else None
 
 
 def plan_to_json(plan: Plan) -> Cursor:
-    """A plan in the form of a token."""
+    """Return a plan in the form that a token stores."""
     flags = _PLAN | plan.holds * _HOLDS | plan.announced * _ANNOUNCED | plan.auto * _AUTO
     counts: list[Cursor] = [plan.rate, plan.retention, plan.done, plan.segments, plan.rows, plan.records]
     return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit]]
 
 
 def is_plan(flags: int) -> bool:
-    """Whether a token's item with these flags is a plan of a version that this library knows."""
+    """Return whether a token's item with these flags is a plan of a version that this library knows."""
     return bool(flags & _PLAN) and not flags & ~_KNOWN
 
 
 def plan_from_json(item: Any) -> Plan:
-    """The inverse of `plan_to_json`, for an item whose flags mark a plan.
+    """Return the plan that was passed to `plan_to_json`, for an item whose flags mark a plan.
 
     Raises:
-        InvalidCursor: The value was not made by `plan_to_json`.
+        InvalidCursor: Raised if `plan_to_json` did not make the value.
     """
     match item:
         case [

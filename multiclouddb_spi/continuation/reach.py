@@ -1,4 +1,4 @@
-"""One graph search over partitions; it answers all questions about descent."""
+"""Searches the graph of partitions; this one function answers all questions about descent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ __all__ = ["parents_of", "reach"]
 def reach(
     starts: Iterable[str], edges: Mapping[str, Iterable[str]], ends: Container[str] = frozenset()
 ) -> set[str]:
-    """All partitions that can be reached from `starts`, including `starts`; pure.
+    """Return all partitions that can be reached from `starts`, including `starts` themselves; pure.
 
     Args:
-        starts: The partitions to begin at.
-        edges: Partition → the next partitions: its parents, its children, or those that it waits for.
-        ends: Partitions whose edges are not followed if they are reached.
+        starts: The partitions at which the search begins.
+        edges: Maps a partition to the next ones: its parents, its children, or the partitions for which it
+            waits.
+        ends: Partitions at which the search stops when it reaches them.
     """
     found: set[str] = set()
     pending = list(starts)
@@ -31,5 +32,5 @@ def reach(
 
 
 def parents_of(listed: Iterable[Partition]) -> dict[str, tuple[str, ...]]:
-    """Each partition that a service lists → its parents."""
+    """Map each partition that a service lists to its parents."""
     return {partition.partition_id: partition.parents for partition in listed}

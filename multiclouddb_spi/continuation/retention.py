@@ -1,19 +1,19 @@
-"""The effects of retention on a lineage: what replaces a lost partition, and which waits would never end.
+"""Computes the effects of retention on a lineage: what replaces a lost partition, and which waits never end.
 
-A partition that is gone names no children, and a partition that the service still lists may descend from
-several such partitions. The listed partition has to start after all of them, so that it is read once and in
-order. So it waits for an entry of the lineage that is also gone, as for a parent. When that entry turns out
-to be lost, it waits for the next one. It is never left out in the hope that another entry names it, because
-an entry that is gone may still end normally, with records that were read before, and then it names only its
-own children.
+A partition that no longer exists names no children, and a partition that the service still lists may descend
+from several such partitions. The listed partition has to start after all of them, so that it is read once and
+in order. So the listed partition waits for an entry of the lineage that also no longer exists, as for a
+parent. When that entry turns out to be lost, the partition waits for the next such entry. A listed partition
+is never omitted in the hope that another entry names it. The reason is that a lost entry may still end
+normally, with records that were read before, and then it names only its own children.
 
-A listed partition exists. An unlisted partition need not be gone, because some services list only open
-partitions, or list a partition late. `Feed.oldest` decides: if a partition can still be read, it returns a
-seed with the same id.
+If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
+list only open partitions, or list a partition late. `Feed.oldest` decides: if a partition can still be read,
+it returns a seed with the same id.
 
-If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed, which
-means that its sibling is known and the parent itself is not. An audited feed waits for a missed parent,
-because the audit starts it.
+If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed. A
+parent was missed if its sibling is known and the parent itself is not. An audited feed waits for a missed
+parent, because the audit starts it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Retention", "stranded_fault"]
 
 
 def stranded_fault(public_id: str) -> ProviderFault:
-    """The fault for a partition that is `stranded`.
+    """Make the fault for a partition that is `stranded`.
 
     Args:
         public_id: Its public id.
@@ -45,7 +45,7 @@ def stranded_fault(public_id: str) -> ProviderFault:
 
 
 class Retention:
-    """The partitions that a service still keeps; an instance is made for each call.
+    """The partitions that a service still keeps; each call makes its own instance.
 
     Args:
         partitions: `Feed.partitions`.
@@ -63,16 +63,17 @@ class Retention:
         self._left: set[str] = set()
 
     def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
-        """The waits after the loss of a partition, for `Lineage.replace`.
+        """Return the waits after the loss of a partition, for `Lineage.replace`.
 
         Args:
-            lineage: The lineage, which still contains the partition.
+            lineage: The lineage, which still contains the lost partition.
             name: The partition.
-            seeds: What replaces it: the partition again, or the descendants that are left (`Feed.oldest`).
+            seeds: What replaces the lost partition: the partition again, or its remaining descendants
+                (`Feed.oldest`).
 
         Returns:
-            Every partition that will be discovered later; and partition → the entry that it has to wait for
-            as if the entry were a parent.
+            Every partition that will be discovered later, and a mapping from each partition to the entry for
+            which it must wait as if the entry were a parent.
         """
         if any(seed.partition_id == name for seed in seeds):
             return set(), {}
@@ -90,16 +91,16 @@ class Retention:
         return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
-        """The waits of a drained partition's children, for `Lineage.retire`.
+        """Return what the children of an ended partition wait for, for `Lineage.retire`.
 
         Args:
-            lineage: The lineage, which still contains the partition.
+            lineage: The lineage, which still contains the ended partition.
             name: The partition.
             children: All its children.
 
         Returns:
-            The children, some of them with an entry that they have to wait for as if it were a parent; and
-            those of their parents that no child waits for, because they are lost.
+            The children, some of them with an entry for which they must wait as if it were a parent, and the
+            lost parents for which no child waits.
         """
         undiscovered = lineage.undiscovered(name, children)
         if not undiscovered:
@@ -123,10 +124,10 @@ class Retention:
         return named, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
-        """Parents that others wait for, but that nobody will read: they were never listed, and are gone now.
+        """Return parents for which others wait, but which were never listed and no longer exist.
 
-        Called at an audit. It returns none while an entry of the lineage is itself gone, because the
-        descendants of that entry are determined when it is read.
+        An audit calls this method. The method returns none as long as an entry of the lineage itself no
+        longer exists, because the descendants of that entry are determined when it is read.
 
         Args:
             lineage: The lineage after the audit.
@@ -141,7 +142,7 @@ class Retention:
         return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
 
     def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-        """Which of the partitions, to which no entry leads, may descend from a not yet listed one."""
+        """Among partitions that no entry leads to, return those that may descend from an unlisted one."""
         parents = parents_of(listed)
         above = {name: reach([name], parents) for name in names}
         unlisted = set[str]().union(*above.values()) - parents.keys()
@@ -149,11 +150,11 @@ class Retention:
         return {name for name in names if not above[name].isdisjoint(late)}
 
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
-        """The partitions that are gone, and those of their descendants that are left.
+        """Return the partitions that no longer exist, and those of their descendants that still exist.
 
         If the current call has already asked for more partitions, the method returns the descendants of all
-        of them. A partition may then wait for an entry that does not lead to it. It starts later than
-        necessary, but it does start.
+        of them. Because of this, a partition may wait for an entry that does not lead to it. Such a partition
+        starts later than necessary, but it does start.
         """
         unlisted = _unlisted(names, listed)
         if not self._asked.issuperset(unlisted):
@@ -172,7 +173,7 @@ def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
 
 
 def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-    """Which of the partitions, to which no entry leads, were never read; an audit starts them."""
+    """Among partitions that no entry leads to, return those that were never read; an audit starts them."""
     parents = parents_of(listed)
     there = parents.keys() & names
     if lineage.audited is None or not there:
@@ -187,12 +188,12 @@ def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
 def _holds(
     parents: dict[str, tuple[str, ...]], names: Collection[str], gone: Sequence[str]
 ) -> dict[str, str]:
-    """For each partition an entry that is gone and does not itself wait for the partition.
+    """For each partition, find an entry that no longer exists and does not wait for the partition.
 
     Args:
-        parents: Partition → what it waits for, now or later; the answer is added to this mapping.
+        parents: Maps a partition to what it waits for, now or later; the answer is added to this mapping.
         names: The partitions.
-        gone: Entries of the lineage that are gone.
+        gone: Entries of the lineage that no longer exist.
     """
     holds: dict[str, str] = {}
     for name in sorted(names):
@@ -204,7 +205,7 @@ def _holds(
 
 
 def _descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:
-    """All listed partitions that descend from `roots`."""
+    """Return all listed partitions that descend from `roots`."""
     children: dict[str, list[str]] = {}
     for partition in listed:
         for parent in partition.parents:

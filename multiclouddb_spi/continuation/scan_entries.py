@@ -1,7 +1,7 @@
-"""A snapshot's scan in a lineage: its plan, the segments that are read, and what waits for its end.
+"""Keeps a snapshot scan in a lineage: its plan, its segments, and the partitions that wait for its end.
 
-A plan is one entry. It stays until every segment is cut and read. So a partition that waits for the plan
-waits for the whole scan, however often segments are split. `Lineage` is the only subclass.
+A plan is one entry. The plan stays in the lineage until every segment is defined and read. So a partition
+that waits for the plan waits for the whole scan, even if segments are split. `Lineage` is the only subclass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ScanEntries"]
 
 
 class ScanEntries(Entries):
-    """The entries of a lineage, and how a scan changes them."""
+    """The entries of a lineage, with the methods by which a scan changes them."""
 
     @abstractmethod
     def release(self, parent: str) -> list[str]:
@@ -35,7 +35,7 @@ class ScanEntries(Entries):
         """See `Lineage`."""
 
     def begin_scan(self, plan: Plan) -> None:
-        """Add a scan; while it holds the stream, every partition of the lineage waits for it.
+        """Add a scan; if it holds the stream, every partition of the lineage waits for it.
 
         Args:
             plan: Its entry.
@@ -46,10 +46,10 @@ class ScanEntries(Entries):
         self.hold_for_scan(stream)
 
     def hold_for_scan(self, partition_ids: Iterable[str]) -> None:
-        """Let partitions wait for the scan, if a scan holds the stream.
+        """Make partitions wait for the scan, if a scan holds the change stream.
 
         Args:
-            partition_ids: Partitions that have not been read.
+            partition_ids: Partitions that have not been read yet.
         """
         plan = self.plan
         if plan is not None and plan.holds:
@@ -57,7 +57,7 @@ class ScanEntries(Entries):
                 self._hold(name, plan.partition_id)
 
     def change_plan(self, **changes: Any) -> None:
-        """Change fields of the plan, if there is one.
+        """Change fields of the plan, if the lineage contains one.
 
         Args:
             changes: Fields of `Plan`.
@@ -66,14 +66,14 @@ class ScanEntries(Entries):
             self._entries[plan.partition_id] = attrs.evolve(plan, **changes)
 
     def check_end(self, partition_id: str, outcome: Outcome) -> None:
-        """Refuse an end that would silently lose a part of the scan, or a partition.
+        """Refuse an outcome that would silently lose a part of the scan, or a partition.
 
         Args:
-            partition_id: The segment or partition that has ended.
+            partition_id: The id of the segment or partition that has ended.
             outcome: How.
 
         Raises:
-            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
+            ProviderFault: `PERMANENT_FAILURE`, because such a provider violates its contract.
         """
         match outcome:
             case Scanned(pieces) if self.is_segment(partition_id):
@@ -86,14 +86,14 @@ class ScanEntries(Entries):
                 pass
 
     def check_cut(self, segments: Sequence[Segment], replaced: str | None = None) -> None:
-        """Refuse segments with an id that something else has.
+        """Refuse segments whose id already belongs to another entry.
 
         Args:
             segments: What was cut.
-            replaced: The segment that they replace, or None.
+            replaced: The segment that the new ones replace, or None.
 
         Raises:
-            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
+            ProviderFault: `PERMANENT_FAILURE`, because such a provider violates its contract.
         """
         names = [segment.segment_id for segment in segments]
         known = [name for name in names if name in self._entries and name != replaced]
@@ -101,11 +101,11 @@ class ScanEntries(Entries):
             raise _broken(f"a segment was cut twice, or has the id of a partition: {known or names}")
 
     def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
-        """Begin to read parts of the scan; returns their ids.
+        """Begin to read parts of the scan; return their ids.
 
         Args:
             segments: The parts.
-            rest: The part that is not cut yet, or None.
+            rest: The part that is not divided into segments yet, or None.
         """
         self.change_plan(cursor=rest)
         started = []
@@ -116,11 +116,13 @@ class ScanEntries(Entries):
         return started
 
     def scanned(self, segment_id: str, pieces: Sequence[Segment]) -> list[str]:
-        """A part of the scan was read to its end; returns the ids of its pieces.
+        """Record that a part of the scan was read to its end.
+
+        Return the ids of the segments that replace its rest.
 
         Args:
             segment_id: The part.
-            pieces: The segments that are read instead of its rest.
+            pieces: The segments that are read instead of the rest of this part.
         """
         del self._entries[segment_id]
         self._segments.pop(segment_id, None)
@@ -132,11 +134,11 @@ class ScanEntries(Entries):
         return self.cut(pieces, plan.cursor)
 
     def is_scanned(self) -> bool:
-        """Whether there is a scan of which nothing is left."""
+        """Return whether the lineage contains a scan of which nothing is left to read."""
         return (plan := self.plan) is not None and plan.cursor is None and not self._segments
 
     def end_scan(self) -> list[str]:
-        """Remove the scan and what is left of it; returns the ids of the stream that start now."""
+        """Remove the scan and the rest of it; return the ids of the stream partitions that start now."""
         plan = self.plan
         if plan is None:
             return []
@@ -148,7 +150,7 @@ class ScanEntries(Entries):
         return self.release(plan.partition_id)
 
     def release_stream(self) -> list[str]:
-        """Let the stream be read before the scan is over; returns the ids that start now."""
+        """Allow reading the change stream before the scan is over; return the ids that start now."""
         plan = self.plan
         if plan is None or not plan.holds:
             return []

@@ -1,4 +1,4 @@
-"""The state of one call, and the tokens made from it."""
+"""Keeps the state of one call, and makes tokens from this state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ __all__ = ["Finished", "Session"]
 
 @attrs.frozen
 class Finished:
-    """The content of a token after which nothing will ever follow; the engine does not ask the service.
+    """The content of a token after which no change can follow.
+
+    The engine does not ask the service for such a token.
 
     Attributes:
         token: The request's token.
-        over: The end of the feed, with its reason.
-        skipped: Poison records that the token skips.
+        over: The end of the feed, with the reason.
+        skipped: Undecodable records that the token skips.
     """
 
     token: str
@@ -33,15 +35,15 @@ class Finished:
 
 @attrs.frozen
 class Session:
-    """The state of one call.
+    """Keeps the state of one call.
 
     Attributes:
         feed: The opened feed.
-        state: The lineage that the call changes, or how the feed ended.
-        scope: The scope's text for tokens.
+        state: The lineage that the call changes, or the way in which the feed ended.
+        scope: The scope in the form that tokens store.
         digest: The digest of the options that change positions.
         watermark: The highest watermark reported so far, in µs since 1970, or None.
-        skipped: Poison records that the request's token skips.
+        skipped: Undecodable records that the request's token skips.
     """
 
     feed: Feed
@@ -59,13 +61,13 @@ class Session:
         watermark: int | None = None,
         skipped: tuple[tuple[str, str], ...] = (),
     ) -> Envelope:
-        """The content of a token for this feed; `encode_token` makes the token.
+        """Return the content of a token for this feed; `encode_token` makes the token.
 
         Args:
-            state: The state as JSON.
-            scope: A scope other than the session's: that of a child or of a planned partition.
-            watermark: The watermark to remember.
-            skipped: The poison records that the token skips.
+            state: The state of the feed as JSON.
+            scope: A scope that differs from the session's: the scope of a child or of a planned partition.
+            watermark: The watermark to store in the token.
+            skipped: The undecodable records that the token skips.
         """
         identity = self.feed.identity
         return Envelope(
@@ -80,7 +82,7 @@ class Session:
         )
 
     def alone(self, entry: Entry) -> Lineage:
-        """A lineage of one partition.
+        """Return a lineage that contains only one partition.
 
         Args:
             entry: The partition.
@@ -88,11 +90,13 @@ class Session:
         return Lineage([entry], self.feed.join)
 
     def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
-        """A token for one physical partition of this feed; it keeps the skipped records of that partition.
+        """Make a token for one physical partition of this feed.
+
+        The token keeps the skipped records of that partition.
 
         Args:
-            partition_id: The service's own id, or a segment's.
-            lineage: The lineage that is read.
+            partition_id: The service's own id of the partition, or the id of a segment.
+            lineage: The lineage that is being read.
             with_descendants: As in `PhysicalPartition`.
         """
         public_id = self.feed.public_id(partition_id)
@@ -102,5 +106,5 @@ class Session:
         return encode_token(self.envelope(lineage.to_json(), scope=scoped, skipped=skipped))
 
     def child_token(self, child: Child) -> str:
-        """A token for a child partition, at the start position that the parent gave."""
+        """Make a token for a child partition, at the start position that the parent gave."""
         return self.partition_token(child.partition_id, self.alone(Active(child.partition_id, child.cursor)))

@@ -1,8 +1,9 @@
-"""Makes the lineage with which reading a `Snapshot()` begins, and one lineage for each segment."""
+"""Makes the lineage with which reading from `Snapshot()` begins, and one lineage for each segment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
@@ -11,7 +12,7 @@ import attrs
 from multiclouddb_api import AtTime, Beginning, Now, Snapshot, SnapshotOrder
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.coverage import begun
-from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import Active, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan, plan_of, shown
 from multiclouddb_spi.continuation.starting import check_not_ahead, not_startable
@@ -19,7 +20,7 @@ from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.scan import ScanPlan
 
-__all__ = ["cut_all", "resolve_backfill", "resolve_snapshot", "segment_lineage"]
+__all__ = ["cut_all", "resolve_backfill", "resolve_snapshot", "segment_lineage", "stream_headroom"]
 
 _LONG: Final = 1e12
 
@@ -33,13 +34,13 @@ def resolve_snapshot(
     """Start a snapshot.
 
     Args:
-        feed: The feed to start.
+        feed: The feed that is started.
         wanted: The requested snapshot.
-        clock: Asks for the service's time before the start, like `Feed.clock`.
-        snapshot: Asks for the plan; as `SupportsSnapshot.snapshot`.
+        clock: A function that asks for the service's time before the start, like `Feed.clock`.
+        snapshot: A function that asks for the plan, like `SupportsSnapshot.snapshot`.
 
     Raises:
-        Exception: The error of `clock` or `snapshot`.
+        Exception: The error that `clock` or `snapshot` raised.
     """
     now = clock()
     audited = begun(feed, Now(), now)
@@ -61,19 +62,19 @@ def resolve_backfill(
     *,
     only: str | None,
 ) -> Lineage:
-    """Start a feed that begins with an ordered scan, because its service can start only at now.
+    """Start a feed with an ordered scan, for a service that can start a stream only at the present.
 
     Args:
-        feed: The feed to start.
+        feed: The feed that is started.
         position: The start position.
-        clock: Asks for the service's time before the start, like `Feed.clock`.
-        backfill: Asks for the plan; as `SupportsBackfill.backfill`.
-        only: The only partition to start, or None for the feed's whole scope.
+        clock: A function that asks for the service's time before the start, like `Feed.clock`.
+        backfill: A function that asks for the plan, like `SupportsBackfill.backfill`.
+        only: The only partition to start, or None for the whole scope of the feed.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
             started.
-        Exception: The error of `clock` or `backfill`.
+        Exception: The error that `clock` or `backfill` raised.
     """
     now = clock()
     if isinstance(position, AtTime):
@@ -88,11 +89,11 @@ def resolve_backfill(
 
 
 def cut_all(plan: Plan, cut: Callable[[Cursor], tuple[list[Segment], Cursor | None]]) -> Iterator[Segment]:
-    """Every segment of a plan.
+    """Return every segment of a plan.
 
     Args:
         plan: The plan.
-        cut: Cuts segments off a cursor; as `SupportsSnapshot.segments`.
+        cut: A function that divides a cursor into segments, like `SupportsSnapshot.segments`.
     """
     rest: Cursor | None = plan.cursor
     while rest is not None:
@@ -101,16 +102,37 @@ def cut_all(plan: Plan, cut: Callable[[Cursor], tuple[list[Segment], Cursor | No
 
 
 def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lineage:
-    """A lineage that reads one segment alone, and reports when the segment has been read.
+    """Return a lineage that reads only one segment, and reports when the segment has been read.
 
     Args:
         feed: The feed of the snapshot.
-        plan: The plan of the whole scan.
+        plan: The plan for the whole scan.
         segment: The segment.
-        count: How many segments share the plan's rate.
+        count: The number of segments that share the plan's rate.
     """
     rate = None if plan.rate is None else plan.rate / count
     alone = attrs.evolve(
         plan, cursor=None, announced=False, rate=rate, done=0, segments=1, records=shown(segment.records)
     )
     return Lineage([alone, Active(segment.segment_id, segment.cursor, listed=False)], feed.join)
+
+
+def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
+    """How long the service keeps the stream's positions; infinite if the service does not report it.
+
+    Args:
+        feed: The feed of the lineage.
+        lineage: The lineage; partitions that wait for the scan count too.
+        now: The service's time.
+    """
+    least = math.inf
+    for entry in lineage:
+        cursors: Iterable[Cursor] = ()
+        if isinstance(entry, Waiting):
+            cursors = entry.said
+        elif isinstance(entry, Active) and entry.listed:
+            cursors = (entry.cursor,)
+        for cursor in cursors:
+            seconds = feed.headroom(cursor, now)
+            least = least if seconds is None else min(least, seconds)
+    return least

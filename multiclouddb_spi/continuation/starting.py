@@ -26,20 +26,20 @@ def resolve_start(
     only: str | None = None,
     field: str = "AtTime.utc",
 ) -> Lineage:
-    """Resolve a start into a lineage.
+    """Convert a start position into a lineage.
 
     Args:
-        feed: The feed to start.
+        feed: The feed that is started.
         position: The start position.
-        clock: Asks for the service's time before the start, like `Feed.clock`.
-        start: Asks for the seeds; as `Feed.start`.
-        only: The only partition to start, or None for the feed's whole scope.
-        field: The caller's name for the time of `AtTime`, for the error.
+        clock: A function that asks for the service's time before the start, like `Feed.clock`.
+        start: A function that asks for the first partitions, like `Feed.start`.
+        only: The only partition to start, or None for the whole scope of the feed.
+        field: The caller's name for the time in `AtTime`, used in the error.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
             started.
-        Exception: The error of `clock` or `start`.
+        Exception: The error that `clock` or `start` raised.
     """
     now = None if isinstance(position, Beginning) else clock()
     if isinstance(position, AtTime):
@@ -55,7 +55,7 @@ def resolve_start(
 
 
 def not_startable() -> MulticloudDbError:
-    """The error for a partition that cannot be started."""
+    """Make the error for a partition that cannot be started."""
     return invalid_request(
         "PhysicalPartition.partition_id",
         "names no partition that can be started there",
@@ -66,14 +66,14 @@ def not_startable() -> MulticloudDbError:
 def check_not_ahead(
     moment: datetime, now: datetime | None, field: str, way_out: str = "pass a time in the past"
 ) -> None:
-    """Refuse a time in the future.
+    """Refuse a start time in the future.
 
     Args:
         moment: The caller's time.
-        now: The service's time, or None if the service does not report it; such a service checks the time
-            itself.
-        field: The caller's name for the time, for the error.
-        way_out: The alternative for the user.
+        now: The service's time, or None if the service does not report its time; such a service checks the
+            start time itself.
+        field: The caller's name for the time, used in the error.
+        way_out: What the user can do instead.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the time is more than 60 s ahead of the service's clock.

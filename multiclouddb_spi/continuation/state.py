@@ -1,4 +1,4 @@
-"""The state that a token holds: a running lineage, a retired partition, or the end of the feed."""
+"""Defines the state in a token: a running lineage, a retired partition, or the end of the feed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ __all__ = [
 
 @attrs.frozen
 class Retired:
-    """The only partition that was read has ended; the token keeps this, so that each read reports it again.
+    """The only partition that was read has ended.
+
+    The token keeps this state so that each read reports the end again.
 
     Attributes:
-        partition_id: The service's own id.
-        children: The children to continue with, as far as they are known.
-        watch: The position of its end, and how long the engine has looked for more children; None if there
-            are no others, or if the engine has looked long enough.
+        partition_id: The service's own id of the partition.
+        children: The children with which to continue, as far as they are known.
+        watch: The position of the partition's end, and how long the engine has searched for more children;
+            None if there are no other children, or if the engine has searched long enough.
     """
 
     partition_id: str
@@ -42,13 +44,13 @@ class Retired:
 
 
 def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
-    """The end of the only partition that was read.
+    """Make the state after the end of the only partition that was read.
 
     Args:
         lineage: The lineage that contains the partition.
-        partition_id: The service's own id.
-        children: Its children, as far as they are known; services name some of them twice.
-        complete: True if there are no others.
+        partition_id: The service's own id of the partition.
+        children: The children of the partition, as far as they are known; services name some of them twice.
+        complete: True if there are no other children.
     """
     once = {child.partition_id: child for child in lineage.fresh_children(partition_id, children)}
     found = tuple(once.values())
@@ -60,10 +62,10 @@ def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, c
 
 @attrs.frozen
 class FeedOver:
-    """Every partition has ended and nothing follows.
+    """The state in which every partition has ended and nothing follows.
 
     Attributes:
-        reason: The reason, on one line.
+        reason: The reason why the feed ended, on one line.
     """
 
     reason: str
@@ -73,7 +75,7 @@ FeedState: TypeAlias = Lineage | Retired | FeedOver
 
 
 def state_to_json(state: FeedState) -> Cursor:
-    """The state in the form of a token."""
+    """Return the state in the form that a token stores."""
     match state:
         case Lineage():
             return state.to_json()
@@ -91,10 +93,11 @@ def state_to_json(state: FeedState) -> Cursor:
 
 
 def state_from_json(value: Any, join: Join) -> FeedState:
-    """The inverse of `state_to_json`.
+    """Return the state that was passed to `state_to_json`.
 
     Raises:
-        InvalidCursor: The value was not made by `state_to_json`, or nothing would ever be read from it.
+        InvalidCursor: Raised if `state_to_json` did not make the value, or nothing could ever be read from
+            it.
     """
     end = end_from_json(value)
     if end is not None:
@@ -106,10 +109,10 @@ def state_from_json(value: Any, join: Join) -> FeedState:
 
 
 def lineage_from_json(value: Any, join: Join) -> Lineage:
-    """The inverse of `Lineage.to_json`; it refuses partitions that wait for each other.
+    """Return the lineage whose `to_json` made the value; refuse partitions that wait for each other.
 
     Raises:
-        InvalidCursor: The value was not made by `Lineage.to_json`.
+        InvalidCursor: Raised if `Lineage.to_json` did not make the value.
     """
     lineage = Lineage.from_json(value, join)
     if _is_circular({entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}):
@@ -118,10 +121,10 @@ def lineage_from_json(value: Any, join: Join) -> Lineage:
 
 
 def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
-    """Whether some waiting partitions can never start because they wait for each other.
+    """Return whether some waiting partitions can never start because they wait for each other.
 
     Args:
-        parents: Waiting partition → the partitions that it waits for.
+        parents: Maps a waiting partition to the partitions for which it waits.
     """
     children: dict[str, list[str]] = {}
     left: dict[str, int] = {}
@@ -140,10 +143,10 @@ def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
 
 
 def end_from_json(value: Any) -> Retired | FeedOver | None:
-    """The state if reading has ended in it, else None.
+    """Return the state if reading has ended in it, else None.
 
     Raises:
-        InvalidCursor: A child is unreadable.
+        InvalidCursor: Raised if a child in the value is unreadable.
     """
     match value:
         case {"retired": str() as partition_id, "children": [*children]}:

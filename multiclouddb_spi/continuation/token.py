@@ -1,4 +1,4 @@
-"""The continuation token: opaque outside, checked data inside.
+"""Encodes and decodes the continuation token: opaque for applications, checked data inside.
 
     token   = base64url( flag, CRC-32 of the payload, payload )      without padding
     flag    = "j": payload is JSON, "z": payload is raw-deflated JSON; whichever is shorter
@@ -7,8 +7,8 @@
                "w": watermark (µs), "k": [[partition, skipped record], …]}   the last two if any
 
 Decoding runs no code from the token, inflates into a bounded buffer, and counts the values before it parses
-them. Any text gives a token or `INVALID_REQUEST`. The engine never makes a token that it could not read
-again. The checksum finds damage, not forgery. No protection from forgery is needed, because a token gives no
+them. Any text gives a token or `INVALID_REQUEST`. The engine never makes a token that it cannot read again.
+The checksum detects damage, but not forgery. No protection from forgery is needed, because a token gives no
 access to anything that its reader could not read without it.
 """
 
@@ -53,18 +53,18 @@ _PLAIN, _DEFLATED = b"j", b"z"
 
 @attrs.frozen
 class Envelope:
-    """The parts of a token.
+    """The parts of a decoded token.
 
     Attributes:
-        provider_id: The provider that made it.
+        provider_id: The id of the provider that made the token.
         address: The resource.
         incarnation: The incarnation of the resource, or None if the service has no such id.
-        scope: `scope_text` of the request that made it.
-        options_digest: `ProviderOptions.position_digest` of that request.
-        state: The lineage, or how the feed ended; see `multiclouddb_spi.continuation.state`.
-        issued_at: Unix time in seconds.
+        scope: The `scope_text` of the request that made the token.
+        options_digest: The `ProviderOptions.position_digest` of the request that made the token.
+        state: The lineage, or the way in which the feed ended; see `multiclouddb_spi.continuation.state`.
+        issued_at: The Unix time in seconds at which the token was made.
         watermark: The highest watermark that a page has reported, in µs since 1970, or None.
-        skipped: The poison records that this token skips, each with its partition and position.
+        skipped: The undecodable records that this token skips, each with its partition and position.
     """
 
     provider_id: str
@@ -79,11 +79,11 @@ class Envelope:
 
 
 def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
-    """A scope in the form that a token stores; a logical partition's key is stored only as a digest.
+    """Return a scope in the form that a token stores; a logical partition's key is stored only as a digest.
 
     Args:
         scope: The request's scope.
-        partition_id: The service's own id, with `PhysicalPartition`.
+        partition_id: The service's own id of the partition, with `PhysicalPartition`.
     """
     match scope:
         case EntireCollection():
@@ -100,7 +100,7 @@ def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
 
 
 def encode_token(envelope: Envelope) -> str:
-    """The token's text.
+    """Return the token's text.
 
     Raises:
         MulticloudDbError: `PERMANENT_FAILURE` if `decode_token` would refuse the token because of its size or
@@ -147,7 +147,7 @@ def _text(raw: bytes) -> str:
 
 
 def decode_token(token: str) -> Envelope:
-    """Split a token into its parts; the caller checks them against the request.
+    """Split a token into its parts; the caller compares the parts with the request.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text is not a token, is damaged, or has a newer version.

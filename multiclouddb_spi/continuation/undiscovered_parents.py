@@ -1,17 +1,17 @@
-"""Decides when a child starts if this feed may never read some of its parents.
+"""Decides when a child partition starts if this feed may never read some of its parents.
 
-A feed of a whole collection waits for every parent, because an audit finds the parents that the feed does not
-lead to. Two kinds of feeds have no audit: a partition with its descendants, and one partition key. In these
-feeds, a parent that is not in the lineage is called undiscovered. Either another reader reads it, or it
-descends from a partition of the lineage that has not been read to its end. In most cases the service's
-listing shows which of the two cases applies, and then a child does not wait for a parent that another reader
-reads (`Retention.named`). If the listing does not show it, this rule decides:
+A feed of a whole collection waits for every parent, because an audit finds parents to which the feed does not
+lead. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
+partition key. In these feeds, a parent that is not in the lineage is called undiscovered. Either another
+reader reads it, or it descends from a partition of the lineage that has not been read to its end. In most
+cases the service's listing shows which of the two cases applies. A child does not wait for a parent that
+another reader reads (`Retention.named`). If the listing does not show the case, this rule decides:
 
-An undiscovered parent existed before its child was made, so its ancestors had ended by then. So a partition
-that was read past the time at which the child was named, and has not ended, leads to no undiscovered parent.
-Nor does a partition that was asked after that time and had nothing more.
+An undiscovered parent existed before its child was made, so its ancestors had ended by then. So if a
+partition was read past the time at which the child was named, and has not ended, it leads to no undiscovered
+parent. The same is true for a partition that was asked after that time and had no more records.
 
-With this rule a child may start late, but it is never left out. Children start one at a time, the oldest
+With this rule a child may start late, but no child is left out. Children start one at a time, the oldest
 first, because one waiting child may lead to another.
 """
 
@@ -31,9 +31,10 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class UndiscoveredParents:
-    """The children of a lineage that wait only for undiscovered parents; made for each call before it reads.
+    """The children of a lineage that wait only for undiscovered parents.
 
-    A child starts at once when the positions show that its wait would never end.
+    Each call makes its own instance before it reads. A child starts at once if the positions show that its
+    wait would never end.
 
     Args:
         feed: The feed of the lineage.
@@ -51,7 +52,7 @@ class UndiscoveredParents:
     def settle(self) -> bool:
         """Start a child whose wait would never end.
 
-        Called when every active partition was asked in this call and has nothing more.
+        The method is called after every active partition was asked in this call and none had more records.
 
         Returns:
             True if no child waits, so that the feed is idle.
@@ -66,7 +67,7 @@ class UndiscoveredParents:
         return False
 
     def _oldest(self) -> Waiting | None:
-        """The child with the first start position; if positions do not show it, the child named first."""
+        """Return the child with the first start position; if positions do not decide, the first named."""
         return min(_waiting_for_undiscovered(self._lineage), key=self._begins, default=None)
 
     def _begins(self, child: Waiting) -> datetime:
@@ -82,7 +83,10 @@ class UndiscoveredParents:
 
 
 def _waiting_for_undiscovered(lineage: Lineage) -> list[Waiting]:
-    """Children without a parent in the lineage; none if audits find the missed partitions of this feed."""
+    """Return the children without a parent in the lineage.
+
+    The result is empty if audits find the missed partitions of this feed.
+    """
     if lineage.audited is not None:
         return []
     return [child for child in lineage.waiting() if not any(parent in lineage for parent in child.parents)]

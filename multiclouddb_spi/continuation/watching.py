@@ -1,8 +1,8 @@
-"""Decides when to look again for the children of a drained partition, and for how long.
+"""Decides when to search again for the children of an ended partition, and for how long.
 
-The duration of a watch is running time: it adds up the monotonic seconds between two looks of one process.
-The token keeps it, so that neither a restart nor a client's clock ends a watch early. The process only
-remembers when it last looked; if it loses this time, the watch lasts longer.
+The duration of a search is running time: it adds up the monotonic seconds between two lookups of one process.
+The token keeps this duration, so that neither a restart nor a client's clock ends a search early. The process
+remembers only the time of its last lookup; if that time is lost, the search lasts longer.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def pause_after(watched: int) -> float:
-    """Seconds from one look to the next: about as long as the search has lasted so far.
+    """Return the seconds from one lookup to the next: about as long as the search has lasted so far.
 
-    So the process looks fourteen times in ten minutes. Half of these looks are in the first six seconds, when
-    most late children appear.
+    So the process looks for children fourteen times in ten minutes. Half of these lookups are in the first
+    six seconds, when most late children appear.
 
     Args:
         watched: How long the search has lasted, in tenths of a second.
@@ -53,13 +53,13 @@ def pause_after(watched: int) -> float:
 
 
 def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
-    """Whether to look for more children of a partition now.
+    """Return whether to search for more children of a partition now.
 
-    If no child is known, the engine looks at once, because the feed cannot continue without a child. A
-    process that has not looked yet also looks at once.
+    If no child is known, the engine searches at once, because the feed cannot continue without a child. A
+    process that has not searched yet also searches at once.
 
     Args:
-        feed: The feed of the partition.
+        feed: The feed that contains the partition.
         entry: The partition.
     """
     if not entry.children:
@@ -71,7 +71,7 @@ def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
 
 
 def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
-    """The partitions whose children the engine must look for now.
+    """The partitions whose children the engine must search for now.
 
     Args:
         feed: The feed of the lineage.
@@ -81,7 +81,7 @@ def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
 
 
 def is_over(entry: AwaitingChildren, seconds: float) -> bool:
-    """Whether the search for a partition's children has lasted long enough; never true before one is known.
+    """Return whether the search for a partition's children is over; never true before one child is known.
 
     Args:
         entry: The partition.
@@ -91,16 +91,16 @@ def is_over(entry: AwaitingChildren, seconds: float) -> bool:
 
 
 def looked(feed: Feed, partition_id: str, watched: int) -> int:
-    """Note that the children of a partition have just been looked for.
+    """Record that the children of a partition have just been searched for.
 
     Args:
-        feed: The feed of the partition.
+        feed: The feed that contains the partition.
         partition_id: The partition.
-        watched: The time of its watch so far, in tenths of a second.
+        watched: The duration of the search so far, in tenths of a second.
 
     Returns:
-        The new time of its watch. It has grown by the time since this process last looked, or not at all if
-        that time is unknown.
+        The new duration of the search. The duration grows by the time since this process last searched, or
+        not at all if that time is unknown.
     """
     now = time.monotonic()
     with _lock:
@@ -129,13 +129,13 @@ def settle(
     Args:
         feed: The feed of the lineage.
         lineage: Changed in place.
-        entries: The partitions that were asked for.
-        outcomes: The answers; a partition without one was not asked.
-        seconds: How long to look for more children.
-        end: Applies an outcome to the lineage, and returns the ids that start.
+        entries: The partitions whose children were requested.
+        outcomes: The answers of the service; if a partition has no answer, the service was not asked for it.
+        seconds: How long to search for more children.
+        end: A function that applies an outcome to the lineage, and returns the ids that start.
 
     Returns:
-        The ids that start now.
+        The ids of the partitions that start now.
     """
     started: list[str] = []
     for name, watched in [(entry.partition_id, entry.watched) for entry in entries]:

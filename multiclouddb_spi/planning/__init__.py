@@ -1,1 +1,1 @@
-"""Bounded reads without an engine: how far to read, in which ranges, and how to repeat a range unchanged."""
+"""Bounded reads without an engine: decides how far to read, plans ranges, and repeats a range unchanged."""

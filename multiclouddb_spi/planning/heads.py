@@ -1,4 +1,4 @@
-"""Uses heads to plan a step; pure."""
+"""Uses heads (end positions for bounded reads) to plan a step; pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["added", "clip", "is_news", "records_before", "within"]
 
 
 def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """The heads; each head that lies after the target, or may lie after it, is moved to the target."""
+    """Return the heads; each head that lies, or may lie, after the target is moved to the target."""
     if target is None:
         return heads
     clipped = {}
@@ -31,26 +31,26 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
 
 
 def is_news(head: Head, moved: bool) -> bool:
-    """True for records, for possible records, and for an end; False for a position that only moved."""
+    """Return True for records, for possible records, and for an end; False if only the position has moved."""
     return bool(head.records) or (head.records is None and moved) or not goes_on(head.outcome)
 
 
 def records_before(head: Head, asked: Cursor, share: int) -> int:
-    """The maximum number of records before a head."""
+    """Return the maximum number of records before a head."""
     if head.records is not None:
         return head.records
     return 0 if head.cursor == asked else share
 
 
 def added(before: Head | None, head: Head) -> Head:
-    """Join two heads into one; the head was asked for in two parts."""
+    """Join two heads of one partition into one; the head was requested in two parts."""
     if before is None or before.records is None or head.records is None:
         return head if before is None else attrs.evolve(head, records=None)
     return attrs.evolve(head, records=before.records + head.records)
 
 
 def within(feed: Feed, entry: Active, target: Target | None) -> bool:
-    """True if there may be something to read before the target."""
+    """Return True if there may be records to read before the target."""
     if target is None:
         return True
     if entry.partition_id not in target.cursors:
@@ -62,5 +62,5 @@ def within(feed: Feed, entry: Active, target: Target | None) -> bool:
 
 
 def _hints(feed: Feed, a: Cursor, b: Cursor) -> bool:
-    """Whether two cursors of one place differ only in their hints."""
+    """Return whether two cursors of one position differ only in their hints."""
     return bool(feed.without_hints(a) == feed.without_hints(b))

@@ -1,11 +1,11 @@
-"""Plans bounded reads: each step leads from one lineage to the next and reads a limited number of records.
+"""Plans bounded reads: each step advances a lineage and reads a limited number of records.
 
 The plan of a step is the difference between two lineages (`ranges_between`). So both lineages can be stored,
 and any process can repeat the step with the same result. A step never reads a child together with its parent,
-because the ranges of one step may be read in any order. Nor does a step advance a partition that becomes
+because the ranges of one step may be read in any order. A step also does not advance a partition that becomes
 active during the step, because the lineage before the step does not contain that partition.
 
-No method changes its arguments, so each can be called again. Only reads are retried in this module.
+No method changes its arguments, so each method can be called again. This module retries only reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from multiclouddb_api import (
     SkipToOldest,
     Snapshot,
 )
-from multiclouddb_spi.batch import Continue, Outcome, goes_on
+from multiclouddb_spi.batch import Outcome, goes_on
 from multiclouddb_spi.continuation.coverage import is_audit_due
 from multiclouddb_spi.continuation.entry import Active, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -39,32 +39,29 @@ from multiclouddb_spi.contract import Feed, FeedStart, Head, Provider, SupportsH
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
-from multiclouddb_spi.faults import RecordFault
 from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
-from multiclouddb_spi.planning.ranges import Range, RangeReading
-from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_step
+from multiclouddb_spi.planning.ranges import read_head
+from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_beside, scan_step, stream_limit
 from multiclouddb_spi.planning.step import Step, Target
 from multiclouddb_spi.retry import directly
 
 __all__ = ["Planner"]
 
 _AT_ONCE: Final = 256
-_RECORDS: Final = 10_000
-_SPARE_SECONDS: Final = 30.0
 _AUDIT_SECONDS: Final = 10.0
 _MOST_SKIPS: Final = 3
 _log = logging.getLogger("multiclouddb.planner")
 
 
 class Planner:
-    """Plans the reads of one feed; an instance is made for each call, which may have several tries.
+    """Plans the reads of one feed; each call, which may make several attempts, uses its own instance.
 
     Args:
         provider: Classifies failures.
-        feed: The opened feed; if it implements `SupportsHeads`, planning reads little or nothing.
+        feed: The opened feed; if it implements `SupportsHeads`, planning reads few or no records.
         on_expired: `SkipToOldest()` to continue planning after records that were lost because they were older
-            than retention.
-        watch_seconds: How long to look for more children of a drained partition.
+            than the retention.
+        watch_seconds: How long to search for more children of an ended partition.
         audit_seconds: How often the coverage of a collection is audited.
     """
 
@@ -85,12 +82,13 @@ class Planner:
         """Resolve a start.
 
         Args:
-            position: The start position. A snapshot's scan is read before any change, in whole segments.
+            position: The start position. The scan of a snapshot is read in whole segments.
             deadline: The time limit.
-            field: The caller's name for the time of `AtTime`, for the error.
+            field: The caller's name for the time in `AtTime`, used in the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a time in the future or an `INTERLEAVED` snapshot.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future; `UNSUPPORTED_CAPABILITY` for an
+                `INTERLEAVED` snapshot if rows have no floor.
         """
         if isinstance(position, Snapshot):
             return plan_snapshot(self._feed, position, deadline)
@@ -103,13 +101,13 @@ class Planner:
         )
 
     def restore(self, value: Any) -> Lineage:
-        """A lineage from its JSON.
+        """Return a lineage from its JSON.
 
         Args:
-            value: The result of `Lineage.to_json`.
+            value: The value that `Lineage.to_json` returned.
 
         Raises:
-            InvalidCursor: The value is not a lineage.
+            InvalidCursor: Raised if the value is not a lineage.
         """
         return lineage_from_json(value, self._feed.join)
 
@@ -122,28 +120,29 @@ class Planner:
         *,
         allow_empty: bool = False,
     ) -> Step:
-        """The next step; if it is not worth reading, its `moved` is False.
+        """Plan the next step; if the step is not worth reading, its `moved` is False.
 
         Args:
-            before: The lineage to continue from; it is not changed.
-            max_records: Hard limit on the records of the step; None = up to the present end.
-            deadline: The time limit of planning.
-            target: The position to read up to at most.
-            allow_empty: True if positions that moved without a record are also worth a step. Otherwise a
+            before: The lineage at which the step starts; it is not changed.
+            max_records: The hard limit on the number of records in the step; None means up to the present
+                end.
+            deadline: The time limit for planning the step.
+            target: The latest position up to which the step may read.
+            allow_empty: True if positions that moved without any record also justify a step. Otherwise a
                 position that stays the same for a long time becomes older than the service's log.
         """
         wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)
 
     def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
-        """Every step from a lineage to the present end of the feed, or to the target.
+        """Plan every step from a lineage to the present end of the feed, or to the target.
 
-        Each partition is asked once, so the steps end however fast records arrive.
+        Each partition is asked once, so planning ends however fast new records arrive.
 
         Args:
-            before: The lineage to continue from.
+            before: The lineage at which the first step starts.
             deadline: The time limit.
-            target: The position to stop at, or None for the present end.
+            target: The position at which to stop, or None for the present end.
         """
         asked: set[str] = set()
         while True:
@@ -157,10 +156,10 @@ class Planner:
             before = step.after
 
     def target(self, before: Lineage, deadline: Deadline) -> Target:
-        """The present end of the feed; all records written later lie after it.
+        """Return the present end of the feed; all records written later lie after it.
 
         Args:
-            before: The lineage to continue from.
+            before: The lineage at which the read starts.
             deadline: The time limit.
         """
         last, passed = before, set[str]()
@@ -171,13 +170,13 @@ class Planner:
         return Target(stands, frozenset(passed))
 
     def target_at(self, moment: datetime, deadline: Deadline, field: str = "AtTime.utc") -> Target:
-        """The end that the feed had at a moment; needs `CHANGE_FEED_POINT_IN_TIME`.
+        """Return the end that the feed had at a given time; needs `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
-            moment: The moment, with a time zone. The target lies before it, as closely as the capability's
-                note says.
+            moment: The given time, with a time zone. The target lies before this time, as closely as the
+                capability's note says.
             deadline: The time limit.
-            field: The caller's name for the time, for the error.
+            field: The caller's name for the time, used in the error.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a time in the future.
@@ -195,8 +194,24 @@ class Planner:
         target: Target | None,
         allow_empty: bool,
     ) -> Step:
-        if before.plan is not None:
+        if before.plan is None:
+            return self._stream_step(before, wanted, max_records, deadline, target, allow_empty)
+        if before.plan.holds:
             return scan_step(self._feed, before, max_records, deadline)
+        stream = {name: cursor for name, cursor in wanted.items() if not before.is_segment(name)}
+        limit = stream_limit(before, max_records)
+        step = self._stream_step(before, stream, limit, deadline, target, allow_empty)
+        return scan_beside(self._feed, step, max_records, deadline)
+
+    def _stream_step(
+        self,
+        before: Lineage,
+        wanted: dict[str, Cursor],
+        max_records: int | None,
+        deadline: Deadline,
+        target: Target | None,
+        allow_empty: bool,
+    ) -> Step:
         after = before.copy()
         self._skipped: list[str] = []
         mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
@@ -218,7 +233,10 @@ class Planner:
         return Step(before, after, ends, empty, late, news, records, tuple(self._skipped))
 
     def _audit(self, lineage: Lineage, mover: Mover, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
-        """Compare a lineage with the service's listing, when due; a failed audit does not stop the plan."""
+        """Compare a lineage with the service's listing, if an audit is due.
+
+        A failed audit does not stop planning.
+        """
         if not is_audit_due(lineage.audited, self._audit_seconds):
             return ()
         address = self._feed.spec.address
@@ -251,7 +269,7 @@ class Planner:
         deadline: Deadline,
         target: Target | None,
     ) -> dict[str, Head]:
-        """The position up to which each partition is read; `max_records` limits all reads together."""
+        """Find the position up to which each partition is read; `max_records` limits all reads together."""
         if max_records is None:
             return clip(self._feed, self._ask(wanted, None, mover, deadline), target)
         heads: dict[str, Head] = {}
@@ -284,7 +302,10 @@ class Planner:
     def _ask(
         self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
     ) -> dict[str, Head]:
-        """The head of each partition; a partition that is older than retention is replaced in the lineage."""
+        """Find the head of each partition.
+
+        A partition older than the retention is replaced in the lineage.
+        """
         left, skips = dict(cursors), Counter[str | None]()
         found: dict[str, Head] = {}
         while True:
@@ -294,7 +315,7 @@ class Planner:
                     found = dict(self._feed.heads(left, most, deadline))
                 for failed, cursor in left.items():
                     if failed not in found:
-                        found[failed] = self._read_head(failed, cursor, most, deadline)
+                        found[failed] = read_head(self._provider, self._feed, failed, cursor, most, deadline)
                 return {name: found[name] for name in left}
             except Exception as error:
                 fault = fault_of(self._provider, error)
@@ -310,10 +331,10 @@ class Planner:
                     raise
 
     def _skip(self, name: str, left: dict[str, Cursor], mover: Mover, failed: str | None) -> None:
-        """Continue at the oldest record of a partition that has expired.
+        """Continue at the oldest remaining record of a partition that has expired.
 
-        It is the partition whose read has `failed`. If all were asked together, their positions show which
-        partition it is.
+        The expired partition is the one whose read has `failed`. If all partitions were asked together, their
+        positions show which one has expired.
         """
         seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
         if name in seeds and failed is None and self._feed.compare(left[name], seeds[name].cursor) != -1:
@@ -331,27 +352,6 @@ class Planner:
             self._feed.spec.address,
             place,
         )
-
-    def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
-        """Find a head by reading, if the feed offers no cheaper way."""
-        reading = RangeReading(self._provider, self._feed, Range(name, cursor, None))
-        count, outcome = 0, Continue()
-        try:
-            # If records arrive faster than they are read, the records read by the deadline also form a step.
-            while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
-                wanted = _RECORDS if most is None else min(_RECORDS, most - count)
-                batch = reading.fetch(wanted, deadline)
-                count += len(batch)
-                cursor = batch.cursor_after(len(batch))
-                if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
-                    return Head(cursor, count, batch.outcome)
-        except RecordFault:
-            # The records before a poison record are delivered first.
-            if not count:
-                raise
-        finally:
-            reading.close()
-        return Head(cursor, count, outcome)
 
 
 def _end(mover: Mover, name: str, outcome: Outcome) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Bounded reads: reads of a range of one partition, which returns the same events each time."""
+"""Bounded reads: each reads a range of one partition, and returns the same events every time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ from typing import Final, assert_never
 import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
-from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
-from multiclouddb_spi.contract import Feed, Provider, Reader
+from multiclouddb_spi.batch import (
+    Awaiting,
+    Batch,
+    Continue,
+    Drained,
+    Ended,
+    Outcome,
+    Reached,
+    Scanned,
+    goes_on,
+)
+from multiclouddb_spi.contract import Feed, Head, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
-from multiclouddb_spi.faults import ProviderFault
+from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.retry import Tries
 
-__all__ = ["Range", "RangeReading", "read_range"]
+__all__ = ["Range", "RangeReading", "read_head", "read_range"]
 
 _FETCH_SECONDS: Final = 120.0
 _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
+_SPARE_SECONDS: Final = 30.0
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
 _log = logging.getLogger("multiclouddb.planner")
@@ -38,13 +49,13 @@ _BEHIND: Final = (
 
 @attrs.frozen
 class Range:
-    """A part of one partition: `(start, until]`.
+    """A range of positions in one partition: `(start, until]`.
 
     Attributes:
-        partition_id: The service's own id.
+        partition_id: The service's own id of the partition.
         start: Read after this.
-        until: The last position, inclusive. None means up to the end, which must exist: the partition has
-            ended, or it is a segment of a scan.
+        until: The last position of the range, which is included. None means up to the end of the partition.
+            Such an end must exist: the partition has ended, or it is a segment of a scan.
     """
 
     partition_id: str
@@ -55,17 +66,17 @@ class Range:
 def read_range(
     provider: Provider, feed: Feed, part: Range, on_expired: OnExpired | None = None
 ) -> Iterator[Batch]:
-    """Read a range in the caller's thread, with retries; batches are not empty.
+    """Read a range in the caller's thread, with retries; no batch is empty.
 
     Args:
         provider: Classifies failures.
         feed: The opened feed.
         part: The range to read.
-        on_expired: `SkipToOldest()` to continue after records of the range that retention has removed;
+        on_expired: `SkipToOldest()` to continue after records of the range that the retention has removed;
             `Fail()` by default.
 
     Raises:
-        MulticloudDbError: With a category; `CHECKPOINT_EXPIRED` if a part of the range is older than
+        MulticloudDbError: With a category; `CHECKPOINT_EXPIRED` if a part of the range is older than the
             retention.
     """
     reading = RangeReading(provider, feed, part)
@@ -92,10 +103,10 @@ class RangeReading:
         self._reader: Reader | None = None
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
-        """The whole range; batches are not empty.
+        """Yield the batches of the whole range; no batch is empty.
 
-        The service's node that answers may lag behind the node that was used for planning the range. So if it
-        has nothing more before the end of the range, it is asked again.
+        The node of the service that answers may lag behind the node that was used for planning the range. So
+        if the node has no more records before the end of the range, the service is asked again.
         """
         still = Deadline.after(_STILL_SECONDS)
         while True:
@@ -135,7 +146,7 @@ class RangeReading:
             reader.close()
 
     def _is_over(self, outcome: Outcome) -> bool:
-        """Whether the range ends with a batch; raises if the partition has ended before that."""
+        """Return whether the range ends with a batch; raise if the partition has ended before that."""
         match outcome:
             case Continue():
                 return False
@@ -149,19 +160,19 @@ class RangeReading:
                 assert_never(outcome)
 
     def _is_short(self) -> bool:
-        """True if the partition has ended before the end of the planned range."""
+        """Return True if the partition has ended before the end of the planned range."""
         until = self._part.until
         return until is not None and self._feed.compare(self._position, until) in (-1, None)
 
     def fetch(self, max_records: int, deadline: Deadline) -> Batch:
-        """The next records, possibly none.
+        """Return the next records; there may be none.
 
         Args:
-            max_records: Hard bound on `len(batch)`.
-            deadline: The time limit; no try begins after it.
+            max_records: The hard limit of `len(batch)`.
+            deadline: The time limit; no attempt starts after it.
 
         Raises:
-            Exception: The error of the last attempt.
+            Exception: The error that the last attempt raised.
         """
         batch = self._tries.call(lambda: self._once(max_records, deadline), deadline)
         self._position = batch.cursor_after(len(batch))
@@ -182,7 +193,7 @@ class RangeReading:
         return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True)
 
     def _skip(self) -> bool:
-        """Continue at the oldest record that is left in the range; False if none is left."""
+        """Continue at the oldest record that is left in the range; False if no record is left."""
         part = self._part
         for seed in self._feed.oldest([part.partition_id], Deadline.after(_FETCH_SECONDS)):
             if seed.partition_id == part.partition_id and seed.cursor != self._position:
@@ -191,6 +202,39 @@ class RangeReading:
                 _log.warning("%s: what it held after %s was lost to retention", where, text)
                 return part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
         return False
+
+
+def read_head(
+    provider: Provider, feed: Feed, name: str, cursor: Cursor, most: int | None, deadline: Deadline
+) -> Head:
+    """Find a partition's head by reading, if the feed offers no cheaper way.
+
+    Args:
+        provider: Classifies failures.
+        feed: The opened feed.
+        name: The partition.
+        cursor: The position from which to read.
+        most: The maximum number of records; None means up to the present end.
+        deadline: The time limit. If records arrive faster than they are read, the position reached shortly
+            before the deadline is the head.
+    """
+    reading = RangeReading(provider, feed, Range(name, cursor, None))
+    count, outcome = 0, Continue()
+    try:
+        while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
+            wanted = _RECORDS if most is None else min(_RECORDS, most - count)
+            batch = reading.fetch(wanted, deadline)
+            count += len(batch)
+            cursor = batch.cursor_after(len(batch))
+            if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
+                return Head(cursor, count, batch.outcome)
+    except RecordFault:
+        # The records before a poison record are delivered first.
+        if not count:
+            raise
+    finally:
+        reading.close()
+    return Head(cursor, count, outcome)
 
 
 def _sleep(seconds: float) -> None:

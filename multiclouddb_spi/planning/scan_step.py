@@ -1,76 +1,138 @@
-"""Plans bounded reads of a snapshot's scan: one step cuts whole segments, and the next step reads them.
+"""Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
 A step is the difference between two lineages. So the lineage before a step must contain the segments that the
-step reads, because cutting a plan again could give other segments. The stream waits until the scan is over,
-whatever the `SnapshotOrder`.
+step reads, because dividing a plan again could give other segments. While the plan holds the change stream, a
+step reads only segments; `AUTO` releases the stream when one of its positions has used half of its retention.
+From then on, and with `INTERLEAVED`, a step reads the stream and segments. The stream goes first: at least a
+quarter of a limited step is reserved for it. The scan gets at most three quarters, and less if the stream
+needs more.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from multiclouddb_api import Snapshot, SnapshotOrder, invalid_request
+import attrs
+
+from multiclouddb_api import Snapshot, SnapshotOrder
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.snapshots import resolve_snapshot
+from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.continuation.snapshots import resolve_snapshot, stream_headroom
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import unwritten
+from multiclouddb_spi.faults import unsupported, unwritten
 from multiclouddb_spi.planning.step import Step
-from multiclouddb_spi.scan import SupportsSnapshot
+from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
 
-__all__ = ["plan_snapshot", "scan_step"]
+__all__ = ["plan_snapshot", "scan_beside", "scan_step", "stream_limit"]
 
 _MOST_SEGMENTS: Final = 64
 _MOST_EMPTY_CUTS: Final = 100
+_SHARE: Final = 4
+_LONG: Final = 1e12
 
 
 def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
-    """Start a snapshot whose scan is read before any change.
+    """Start a snapshot.
 
     Args:
         feed: The opened feed.
-        wanted: The snapshot; `AUTO` is read as `ORDERED`.
+        wanted: The snapshot.
         deadline: The time limit.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for `INTERLEAVED`.
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` for `INTERLEAVED` if rows have no floor.
     """
-    if wanted.order is SnapshotOrder.INTERLEAVED:
-        raise invalid_request(
-            "Snapshot.order",
-            "is INTERLEAVED, which a planned read does not do",
-            "leave it out: rows are read before changes",
-        )
+    has_own_floors = isinstance(feed, SupportsBackfill)
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "snapshot", "how to scan its collection")
+    if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
+        raise unsupported(
+            "Snapshot(order=INTERLEAVED) is not available: a row has no floor here",
+            "pass SnapshotOrder.ORDERED or AUTO",
+        )
     return resolve_snapshot(
         feed, wanted, lambda: feed.clock(deadline), lambda: feed.snapshot(wanted.segments, deadline)
     )
 
 
 def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
-    """The next step of a lineage with a plan.
+    """Return the next step of a lineage whose plan holds the stream.
 
     Args:
         feed: The opened feed.
-        before: The lineage to continue from; it is not changed.
-        max_records: The approximate maximum number of rows in a step, rounded to whole segments, at least
-            one; None = as many segments as make sense.
+        before: The lineage at which the step starts; it is not changed.
+        max_records: The approximate maximum number of rows in a step, rounded to whole segments, and at least
+            one segment; None means as many segments as useful.
         deadline: The time limit.
 
     Returns:
-        A step that reads every segment of `before` to its end. If it reads nothing, it has cut segments or
-        ended the scan.
+        A step that reads every segment of `before` to its end. If the step reads nothing, it has defined
+        segments or ended the scan.
     """
+    after = before.copy()
+    _scan(feed, before, after, max_records, deadline)
+    if after.plan is not None and after.plan.auto and _is_worn(feed, after, deadline):
+        after.release_stream()
+    return Step(before, after, {})
+
+
+def stream_limit(before: Lineage, max_records: int | None) -> int | None:
+    """Return how many changes a step may read in addition to the segments of the lineage before it.
+
+    Args:
+        before: The lineage before the step, whose plan does not hold the stream.
+        max_records: The limit on the records of the step.
+    """
+    plan = before.plan
+    if max_records is None or plan is None or not before.segment_count:
+        return max_records
+    left = max_records - max_records // _SHARE
+    if plan.records and plan.segments:
+        left = max_records - before.segment_count * plan.records // plan.segments
+    return max(1, max_records // _SHARE, left)
+
+
+def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadline) -> Step:
+    """Add the scan to a step of the stream.
+
+    Args:
+        feed: The opened feed.
+        step: The step of the stream, whose plan does not hold the stream. The step's `after` is changed in
+            place.
+        max_records: The limit as in `scan_step`, for changes and rows together.
+        deadline: The time limit.
+
+    Returns:
+        A step that also reads every segment of the lineage before the step to its end. While a position of
+        the stream has used half of its retention, and the stream fills its limit, no more segments are
+        defined.
+    """
+    used = step.records
+    limit = stream_limit(step.before, max_records)
+    most = max_records
+    if max_records is not None and limit is not None:
+        is_full = used is None or used >= limit
+        left = max_records - (limit if used is None else used)
+        most = max(1, max_records // _SHARE, min(left, max_records - max_records // _SHARE))
+        if is_full and _is_worn(feed, step.after, deadline):
+            most = 0
+    _scan(feed, step.before, step.after, most, deadline)
+    return attrs.evolve(step, empty=False)
+
+
+def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadline: Deadline) -> None:
+    """Read the segments of one lineage to their ends in the other, and define those of the next step."""
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
-    after, plan = before.copy(), before.plan
-    assert plan is not None
     for entry in before.active():
         if before.is_segment(entry.partition_id):
             after.scanned(entry.partition_id, ())
-    rest, count = plan.cursor, _segments(plan.records, plan.segments, max_records)
-    for _ in range(_MOST_EMPTY_CUTS):
+    plan = after.plan
+    assert plan is not None
+    rest, count = plan.cursor, _segments(plan, most)
+    for _ in range(_MOST_EMPTY_CUTS if count else 0):
         if rest is None or after.segment_count:
             break
         segments, rest = feed.segments(rest, count, deadline)
@@ -78,11 +140,24 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
         after.cut(segments, rest)
     if after.is_scanned():
         after.end_scan()
-    return Step(before, after, {})
 
 
-def _segments(records: int | None, segments: int | None, most: int | None) -> int:
-    """The number of segments that have about `most` rows in total."""
-    if most is None or not records or not segments:
+def _segments(plan: Plan, most: int | None) -> int:
+    """Return the number of segments that have about `most` rows in total."""
+    if most == 0:
+        return 0
+    if most is None or not plan.records or not plan.segments:
         return _MOST_SEGMENTS if most is None else 1
-    return max(1, min(_MOST_SEGMENTS, most * segments // records))
+    return max(1, min(_MOST_SEGMENTS, most * plan.segments // plan.records))
+
+
+def _is_worn(feed: Feed, lineage: Lineage, deadline: Deadline) -> bool:
+    """Return whether a position of the stream has used half of its retention; False if that is unknown."""
+    now, plan = feed.clock(deadline), lineage.plan
+    left = math.inf if now is None else stream_headroom(feed, lineage, now)
+    if plan is None or left == math.inf:
+        return False
+    if plan.retention is None:
+        lineage.change_plan(retention=max(0, int(min(left, _LONG))))
+        return False
+    return left <= plan.retention / 2

@@ -1,4 +1,4 @@
-"""One planned step, and the limit up to which a run may read."""
+"""Represents one planned step, and the limit up to which a run may read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ __all__ = ["Step", "Target", "ranges_between"]
 
 @attrs.frozen
 class Target:
-    """The limit up to which a run that ends by itself may read.
+    """The limit up to which a run reads if it ends by itself.
 
     Attributes:
-        cursors: Partition → the position to stop at in it.
-        passed: Partitions that ended before the target and are read to their end; None = every partition
-            without a cursor. A partition that is not in `passed` and has no cursor appeared after the target.
+        cursors: Maps a partition to the position at which to stop reading it.
+        passed: Partitions that ended before the target and are read to their end; None means every partition
+            without a cursor. If a partition is not in `passed` and has no cursor, it appeared after the
+            target.
     """
 
     cursors: Mapping[str, Cursor]
@@ -34,17 +35,17 @@ class Step:
     """One planned step.
 
     Attributes:
-        before: The lineage before the step.
-        after: The lineage after the ranges are read.
-        ends: Partition → the position of its end, for partitions that ended in this step; `after` no longer
+        before: The lineage before this step.
+        after: The lineage after all ranges of the step are read.
+        ends: Maps each partition that ended in this step to the position of its end; `after` no longer
             contains them.
-        empty: True if only positions have moved and there is nothing to read between them.
+        empty: True if only positions have moved, and there are no records between them.
         found_late: Partitions that an audit found; the next step reads them.
-        news: Partitions with records, possible records, or an end in this step. All other partitions only
-            moved.
-        records: The number of records in the step, or None if the service does not report it.
-        skipped: The parts left out because they are older than retention, as text for people: partition and
-            place.
+        news: Partitions that have records, possible records, or an end in this step. All other partitions
+            have only moved their positions.
+        records: The number of records in this step, or None if the service does not report it.
+        skipped: The parts that were left out because they are older than the retention, as readable text:
+            partition and position.
     """
 
     before: Lineage
@@ -58,16 +59,16 @@ class Step:
 
     @property
     def moved(self) -> bool:
-        """False if all positions are the same; looking for children and auditing do not count."""
+        """False if all positions are the same; searching for children and auditing are ignored."""
         return not self.after.stands_like(self.before)
 
     def ranges(self) -> list[Range]:
-        """The ranges to read, in any order."""
+        """The ranges to read in this step, in any order."""
         return [] if self.empty else ranges_between(self.before, self.after, self.ends)
 
 
 def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) -> list[Range]:
-    """The ranges between two lineages of one feed; pure.
+    """Return the ranges between two lineages of one feed; pure.
 
     Args:
         before: As in `Step`.

@@ -1,4 +1,4 @@
-"""Applies the answers of partitions to the page and the lineage: cuts, advances, retires and skips."""
+"""Applies the answers of partitions to the page and the lineage: cuts pages, advances and ends partitions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
+from multiclouddb_api.outage import answered
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.continuation.coverage import is_audit_due
 from multiclouddb_spi.continuation.entry import AwaitingChildren
@@ -33,7 +34,7 @@ _ALL_ENDED: Final = "every partition has ended and all that they held has been r
 
 
 class Answers(Generic[T]):
-    """Collects the answers of one call's partitions; every method changes the lineage and the result.
+    """Collects the answers for the partitions of one call; every method changes the lineage and the result.
 
     A method that can end a partition returns the ids of the partitions that start as a result.
 
@@ -42,14 +43,14 @@ class Answers(Generic[T]):
         feed: The opened feed.
         lineage: Changed in place.
         turns: The call's partitions.
-        limit: Limit on returned records.
-        view: Makes the caller's values from a batch's records `[i, j)`.
+        limit: The largest number of records to return.
+        view: Makes the values for the caller from a batch's records `[i, j)`.
         deadline: The time limit of the call.
         on_expired: What to do if a position is older than retention.
         single: True to report the end of a partition instead of continuing with its children.
 
     Attributes:
-        result: The result so far.
+        result: The result of the call so far.
     """
 
     def __init__(
@@ -73,12 +74,13 @@ class Answers(Generic[T]):
         self.result: PollResult[T] = PollResult(turns, limit)
 
     def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
-        """The batch of a fetch; its cost is counted.
+        """Return the batch of a fetch, and add its cost to the result.
 
         Raises:
-            Exception: The error that ended the fetch.
+            Exception: The error with which the fetch ended.
         """
         batch, result = reader.land(), self.result
+        answered()
         result.moved = True
         result.requests += batch.requests
         result.retries += reader.retries
@@ -89,7 +91,7 @@ class Answers(Generic[T]):
         return batch
 
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
-        """Put records up to `stop` on the page; False if the provider cannot map its own records.
+        """Put the records up to `stop` on the page; False if the provider cannot map its own records.
 
         Also False for a segment whose scan has ended in the meantime.
         """
@@ -116,7 +118,8 @@ class Answers(Generic[T]):
         """Apply a batch's outcome, which counts only after the whole batch is returned.
 
         Returns:
-            The ids that start as a result; None while there is more to read in the partition.
+            The ids of the partitions that start as a result; None while there is more to read in the
+            partition.
         """
         turn.watermark = batch.watermark
         for notice in batch.notices:
@@ -126,12 +129,12 @@ class Answers(Generic[T]):
         return self._ends(turn.partition_id, batch.outcome)
 
     def has_ended(self) -> bool:
-        """Whether a partition has ended in this call and its children have not been asked for."""
+        """Return whether a partition has ended in this call and its children have not been requested yet."""
         unnamed = {entry.partition_id for entry in self._lineage.unnamed()}
         return self.result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
-        """Ask once for more children of those ended partitions whose next question is due."""
+        """Ask once for more children of those ended partitions whose next request is due."""
         entries = self._mover.due()
         if not entries:
             return []
@@ -161,7 +164,7 @@ class Answers(Generic[T]):
         return now is None or now.children != entry.children
 
     def failed(self, turn: Turn, error: Exception) -> list[str]:
-        """A read has failed for good in this call: record the failure, or skip the expired records."""
+        """Handle a permanently failed read: record the failure, or skip the expired records."""
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
         skips = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(turn.partition_id)
         if not expired or not skips:
@@ -191,13 +194,13 @@ class Answers(Generic[T]):
         return started
 
     def blame(self, turn: Turn, error: Exception) -> None:
-        """Record a failure; a failure that is not retryable stops the feed."""
+        """Record a failure of a partition; a failure that is not retryable stops the feed."""
         self._turns.fail(turn, error)
         if not self._fetcher.fault(error).retryable:
             self.result.failure = (turn.partition_id, error)
 
     def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
-        """Apply an outcome; the ids that start now, or None while there is more to read."""
+        """Apply an outcome; return the ids that start now, or None while there is more to read."""
         moved: Moved | None = Moved()
         if isinstance(outcome, Drained) and self._single:
             self._tell_retired(name, outcome.children)
@@ -241,11 +244,13 @@ class Answers(Generic[T]):
                 pass
 
     def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
-        """Compare the lineage with the service's listing; the next call reads the uncovered partitions.
+        """Compare the lineage with the service's listing.
+
+        The next call reads the partitions that are not covered.
 
         Args:
-            every: Seconds from one audit to the next.
-            meanwhile: Starts the calls that the service may serve at the same time.
+            every: The number of seconds from one audit to the next.
+            meanwhile: Starts the calls that the service may answer at the same time.
         """
         if self._single or not is_audit_due(self._lineage.audited, every):
             return
@@ -268,7 +273,7 @@ class Answers(Generic[T]):
             self._skip_stranded(name)
 
     def _skip_stranded(self, name: str) -> None:
-        """A parent was gone before it was listed: raise, or report the gap and continue without it."""
+        """Handle a parent that was gone before it was listed: raise, or report a gap and continue."""
         where = self._feed.public_id(name)
         if not isinstance(self._on_expired, SkipToOldest):
             self.blame(self._turns.of(name), stranded_fault(where))
@@ -286,7 +291,7 @@ class Answers(Generic[T]):
         ]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
-        """Note that the events of the next partitions also come after the partition's notice."""
+        """Record that the events of the next partitions also come after the partition's notice."""
         if self._turns.of(name).noticed:
             for heir in heirs:
                 self._turns.of(heir).noticed = True
@@ -297,7 +302,10 @@ class Answers(Generic[T]):
         self._observing.partition_retired(self._feed.spec.address, public_id(name), named)
 
     def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
-        """Report that records after the position are gone; reading continues with the oldest one left."""
+        """Report that records after the position no longer exist.
+
+        Reading continues with the oldest record left.
+        """
         position = self._lineage.cursor(turn.partition_id)
         turn.skips += 1
         turn.lost = position if turn.skips == 1 else turn.lost
@@ -314,7 +322,7 @@ class Answers(Generic[T]):
         self._observing.gap(self._feed.spec.address, gap)
 
     def _forget_gaps(self, turn: Turn) -> None:
-        """Withdraw a partition's gaps and leave it at its old position: a later call reports them."""
+        """Withdraw a partition's gaps and keep its old position, so that a later call reports the gaps."""
         where, notices = self._feed.public_id(turn.partition_id), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
         self._lineage.advance(turn.partition_id, turn.lost)

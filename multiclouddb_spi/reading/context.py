@@ -22,14 +22,14 @@ class ReadContext:
     Attributes:
         fetcher: Runs reads.
         cache: Keeps readers and their fetched records between calls.
-        budget: Limit on buffered bytes.
+        budget: The limit on the number of buffered bytes.
         watch: Observer and logs.
-        closed: Set when the client is closed.
-        width: The number of partitions that one call reads at once.
+        closed: An event that is set when the client is closed.
+        width: The number of partitions that one call reads at the same time.
         page_records: The provider's own page size.
-        watch_seconds: How long to look for more children of a drained partition.
+        watch_seconds: How long to search for more children of an ended partition.
         audit_seconds: How often the coverage of a collection is audited.
-        rates: The times at which scans with a rate may read again.
+        rates: The times at which scans with a rate limit may read again.
     """
 
     fetcher: Fetcher

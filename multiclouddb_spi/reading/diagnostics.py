@@ -1,4 +1,4 @@
-"""The diagnostics of a call: watermark, lag, headroom, cost."""
+"""Computes the diagnostics of a call: watermark, lag, headroom and cost."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MICRO: Final = timedelta(microseconds=1)
 def watermark_micros(
     feed: Feed, lineage: Lineage, result: PollResult[Any], previous: int | None
 ) -> int | None:
-    """The time before which no more events will come, in µs since 1970; never less than `previous`.
+    """Return the time before which no more events will come, in µs since 1970; never less than `previous`.
 
-    It is the minimum over all partitions. For each partition, the watermark of the last batch counts, or else
-    the time of the position. For a waiting child, the time of the start positions that its drained parents
-    gave counts. During the scan of a snapshot, the result is the snapshot's moment.
+    The watermark is the minimum over all partitions. For each partition, the watermark of the last batch is
+    used, or else the time of the position. For a waiting child, the time of the start positions that its
+    ended parents gave is used. During the scan of a snapshot, the watermark is the snapshot's moment.
     """
     if (plan := lineage.plan) is not None:
         return plan.moment if previous is None else max(plan.moment, previous)
@@ -62,13 +62,13 @@ def diagnose(
     now: datetime | None,
     elapsed: float,
 ) -> OperationDiagnostics:
-    """The diagnostics of one call.
+    """Return the diagnostics of one call.
 
     Args:
         feed: Names the partitions.
         fetcher: Classifies failures.
         state: The token's content.
-        result: The result of the call.
+        result: The result that the call produced.
         watermark: From `watermark_micros`.
         now: The service's time, or None if the service does not report it.
         elapsed: The duration of the call in seconds.
@@ -102,7 +102,7 @@ def diagnose(
 
 
 def open_watches(state: FeedState) -> int:
-    """How many partitions have ended while the engine still looks for more children of them."""
+    """Return how many partitions have ended while the engine still searches for more of their children."""
     match state:
         case Lineage():
             return sum(bool(entry.children) for entry in state.awaiting_children())
@@ -113,7 +113,7 @@ def open_watches(state: FeedState) -> int:
 
 
 def _headroom_of_waiting(feed: Feed, lineage: Lineage, now: datetime) -> float:
-    """How long the service still keeps the positions of waiting children; infinite if none waits."""
+    """Return how long the service still keeps the positions of waiting children; infinite if none waits."""
     least = math.inf
     for entry in lineage:
         for cursor in entry.said if type(entry) is Waiting else ():

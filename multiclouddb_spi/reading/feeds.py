@@ -1,4 +1,4 @@
-"""Opened feeds that are kept between calls, and the times of their services' clocks."""
+"""Keeps opened feeds between calls, together with the times of their services' clocks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _CLOCK_PATIENCE: Final = 1.0
 
 
 class FeedCache:
-    """Opened feeds by spec, and the time of the service's clock; shared by all calls of a client.
+    """Maps each spec to its opened feed and the time of the service's clock; all calls of a client share it.
 
-    A feed is closed when neither a running call nor a later one needs it. Opening one costs calls to the
-    service, which check how the resource is provisioned. So a feed is kept for ten minutes after its last
-    use. The limit is as high as that of readers, because with the scope of a partition key there is a feed
-    for each key, and a worker may read thousands of keys in turns. If there are more feeds, those that were
-    used in the last minute stay, and an additional feed is closed after its call. The feeds unused for
-    longest are not closed instead, because a worker that reads in turns needs them next.
+    A feed is closed when neither a running call nor a later call needs it. Opening a feed costs calls to the
+    service, which check how the resource is set up. So a feed is kept for ten minutes after its last use. The
+    limit is as high as that of readers. The reason is that each partition key with its own scope needs a
+    feed, and a worker may read thousands of keys in turns. If there are more feeds, those that were used in
+    the last minute stay, and an additional feed is closed after its call. The cache does not close the feeds
+    that were unused for longest, because a worker that reads in turns needs them next.
 
     Args:
         fetcher: Runs calls.
-        readers: Forgets a closed feed's readers.
+        readers: A function that forgets the readers of a closed feed.
     """
 
     def __init__(self, fetcher: Fetcher, readers: ReaderCache) -> None:
@@ -52,7 +52,10 @@ class FeedCache:
         self._closed = False
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """The feed of this spec, which the caller must release, and whether this call has opened it."""
+        """Return the feed of this spec, and whether this call has opened it.
+
+        The caller must release the feed.
+        """
         with self._lock:
             feed = self._feeds.get(spec)
             if feed is not None:
@@ -70,7 +73,7 @@ class FeedCache:
         return kept, True
 
     def release(self, feed: Feed) -> None:
-        """End one use of a feed: a call is over."""
+        """End one use of a feed, because a call is over."""
         with self._lock:
             self._use(feed, -1)
             old = self._unused_since(time.monotonic() - _IDLE_SECONDS)
@@ -78,7 +81,7 @@ class FeedCache:
             self._close_unused(unused)
 
     def forget(self, feed: Feed) -> None:
-        """Open the feed again next time, because its resource may have been recreated."""
+        """Open the feed again next time, because its resource may have been deleted and created again."""
         with self._lock:
             if self._feeds.get(feed.spec) is feed:
                 del self._feeds[feed.spec]
@@ -86,7 +89,10 @@ class FeedCache:
         self._close_unused(feed)
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time, from an answer at most a minute old; None if the service does not report it."""
+        """Return the service's time, from an answer that is at most a minute old.
+
+        None if the service does not report its time.
+        """
         asked, answer = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
             asked, answer = self._ask(feed, deadline)
@@ -94,15 +100,15 @@ class FeedCache:
         return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time now, if it answers quickly; never later than its time in calls that follow.
+        """Return the service's present time if it answers quickly; never later than its time in later calls.
 
-        A time that this process has extrapolated may be later than the service's own time, because the
-        service's clock may have been set back, or another machine may answer.
+        A time that this process has extrapolated may be later than the service's own time. The reason is that
+        the service's clock may have been set back, or another machine may answer.
         """
         return self._quickly(feed, deadline, self._ask_now)
 
     def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time if it answers quickly; otherwise the service is not asked again for a minute."""
+        """Return the service's time if it answers quickly; otherwise do not ask again for a minute."""
         return self._quickly(feed, deadline, self.now)
 
     def _quickly(
@@ -135,7 +141,7 @@ class FeedCache:
             self.forget(feed)
 
     def _use(self, feed: Feed, more: int) -> None:
-        """Count a call that begins or ends. The caller holds the lock."""
+        """Count the calls that use a feed, when a call begins or ends. The caller must hold the lock."""
         self._users[id(feed)] += more
         self._used_at[id(feed)] = time.monotonic()
         if self._feeds.get(feed.spec) is feed:
@@ -144,8 +150,8 @@ class FeedCache:
     def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
         """Remove feeds not used since then, the longest unused first, while more than `most` are kept.
 
-        It removes only a few at a time, because closing delays the call that does it. The caller holds the
-        lock.
+        Only a few feeds are removed at a time, because closing them delays the current call. The caller must
+        hold the lock.
         """
         old: list[Feed] = []
         while len(self._feeds) > most and len(old) < _MOST_AT_ONCE:

@@ -1,4 +1,4 @@
-"""Runs reads of single partitions on a bounded pool, with retries."""
+"""Runs reads of single partitions in a bounded thread pool, with retries."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import attrs
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.outage import answered, still_waiting
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
@@ -32,10 +33,11 @@ class Ask:
     """The limits of one fetch.
 
     Attributes:
-        records: Hard bound on records.
+        records: The hard limit on the number of records.
         nbytes: Target for bytes.
-        reserve: The likely size of an answer in bytes; reserved in the budget until the answer arrives.
-        wait: How many seconds to block while there are no records.
+        reserve: The likely size of an answer in bytes, which is reserved in the budget until the answer
+            arrives.
+        wait: The number of seconds to block if there are no records.
         deadline: The time limit.
     """
 
@@ -47,7 +49,7 @@ class Ask:
 
 
 class InlineExecutor(Executor):
-    """Runs everything immediately in the calling thread: for deterministic tests."""
+    """Runs every function immediately in the calling thread, for deterministic tests."""
 
     def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
         """Run it now.
@@ -66,15 +68,15 @@ class InlineExecutor(Executor):
 
 
 class Fetcher:
-    """Runs a client's reads and control calls; one for each client.
+    """Runs the reads and control calls of one client.
 
     Args:
         provider: Classifies failures.
-        executor: Runs the blocking calls.
-        watch: Gets notifications of retries.
-        closed: Set when the client is closed; this ends every pause.
-        attempts: The number of tries of one call; 1 with the application's own vendor client.
-        pause: Waits between tries; by default at most until the client is closed.
+        executor: The executor that runs the blocking calls.
+        watch: Receives notifications of retries.
+        closed: An event that is set when the client is closed; it ends every pause.
+        attempts: The number of attempts of one call; 1 with the application's own vendor client.
+        pause: Waits between attempts; by default at most until the client is closed.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Fetcher:
         self._pause = pause or closed.wait
 
     def start(self, live: PartitionReader, ask: Ask) -> None:
-        """Begin a fetch; its future is `live.future`."""
+        """Start a fetch; its future is `live.future`."""
         live.hold_ask(ask.reserve)
         live.asked_at = time.monotonic()
         live.future = self._submit(self._fetch, live, ask)
@@ -103,28 +105,31 @@ class Fetcher:
         """Run a control call with retries, and stop waiting for it at the deadline.
 
         Raises:
-            Exception: The last error of the provider.
-            ProviderFault: `TRANSIENT_FAILURE` when the call did not return in time and had not failed before.
+            Exception: The last error that the provider raised.
+            ProviderFault: `TRANSIENT_FAILURE` if the call did not return in time and had not failed before.
         """
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
         future: Future[T] = self._submit(tries.call, operation, deadline)
         while not future.done():
             wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
+            still_waiting(lambda: self.fault(failures[-1]).message if failures else None)
             if self._closed.is_set():
                 raise closed_fault()
             if deadline.passed() and not future.done():
                 future.cancel()
                 raise failures[-1] if failures else ProviderFault(late_fault())
         try:
-            return future.result()
+            result = future.result()
         except Exception as error:
             if self._closed.is_set():  # any error that the vendor's client raised because it was closed
                 raise closed_fault() from error
             raise
+        answered()
+        return result
 
     def rest(self) -> None:
-        """Pause briefly, so that the caller does not repeat its question at once."""
+        """Pause briefly, so that the caller does not repeat its request at once."""
         self._pause(_REST_SECONDS)
 
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
@@ -166,12 +171,12 @@ class Fetcher:
         return Tries(self._provider, self._attempts, self._pause, on_retry)
 
     def fault(self, error: Exception) -> Fault:
-        """The category and message of a failure."""
+        """Return the category and message of a failure."""
         return fault_of(self._provider, error)
 
 
 def closed_fault() -> ProviderFault:
-    """A call that was in flight when the client was closed."""
+    """Make the fault for a call that was running when the client was closed."""
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE,
         "the client was closed, or its process ends, while this call was in flight; nothing is lost: "
@@ -180,7 +185,7 @@ def closed_fault() -> ProviderFault:
 
 
 def late_fault() -> Fault:
-    """A call that got no answer before its deadline."""
+    """Make the fault for a call that got no answer before its deadline."""
     return Fault(
         ErrorCategory.TRANSIENT_FAILURE,
         "the service gave no answer before the deadline; nothing is lost: call again with the same token, "

@@ -1,6 +1,6 @@
-"""The fetches of one call. They start when threads and bytes are free.
+"""Manages the fetches of one call. Fetches start when threads and bytes are free.
 
-Unfinished ones are kept for the next call.
+Fetches that are not finished are kept for the next call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import Final
 
+from multiclouddb_api.outage import still_waiting
 from multiclouddb_api.wakeup import Wakeup
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
@@ -28,19 +29,20 @@ _SEND_SECONDS: Final = 50e-6
 
 
 class Fetches:
-    """The fetches of one call, and the readers that it has taken out of the cache for them.
+    """The fetches of one call, and the readers that the call has taken out of the cache for them.
 
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
         turns: The call's partitions.
-        active: How many partitions share the budget.
-        limit: The page's limit. A first read asks for no more than this; later reads ask for more and more.
+        active: The number of partitions that share the budget.
+        limit: The page's limit. A first read requests at most this many bytes; later reads request more and
+            more.
         deadline: The time limit of the call.
 
     Attributes:
-        overtaken: Partitions that wait for bytes while the records of others are returned. They keep their
-            place in the lineage, so they are asked first when bytes become free.
+        overtaken: Partitions that wait for free bytes while the records of other partitions are returned.
+            Such partitions keep their place in the lineage, so they are read first when bytes become free.
     """
 
     def __init__(
@@ -58,13 +60,16 @@ class Fetches:
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
-        """Whether one more partition can be asked now; the call may change which partition is first."""
+        """Return whether one more partition can be read now; the call may change which partition is first."""
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
         return self._has_room() or self._may_ask_without()
 
     def _full(self) -> bool:
-        """Whether enough partitions are being asked; slow ones do not count, so that others are asked."""
+        """Return whether enough partitions are being read.
+
+        Slow ones do not count, so that others are read too.
+        """
         now = time.monotonic()
         if now < self._slow_from:
             return True
@@ -75,9 +80,9 @@ class Fetches:
         return len(fresh) >= self._context.width
 
     def _has_room(self) -> bool:
-        """Whether there are bytes left for one more answer.
+        """Return whether enough bytes are left for one more answer.
 
-        It does not evict records that this call or another consumer will return next, because fetching them
+        Records that this call or another consumer will return next are not evicted, because fetching them
         again would cost more than waiting until they are returned.
         """
         reserve = max(self._share, self._budget.expected)
@@ -88,10 +93,10 @@ class Fetches:
         return self._budget.over(reserve) <= 0
 
     def _may_ask_without(self) -> bool:
-        """Whether a partition may be asked although no bytes are left for an answer.
+        """Return whether a partition may be read although no bytes are left for an answer.
 
-        Partitions that already hold records go first, so that these are returned and free their bytes.
-        If no partition holds records, one partition is asked alone, whatever its size.
+        Partitions that already hold records go first, so that their records are returned and free bytes.
+        If no partition holds records, one partition is read alone, whatever the size of its answer.
         """
         due = self._turns.due
         if not self._sorted:
@@ -109,12 +114,12 @@ class Fetches:
         return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
 
     def ask_held(self) -> None:
-        """Ask the partitions that have records left, because the page may have room for these now."""
+        """Read from partitions that have records left, because the page may have room for these now."""
         self._turns.ask(list(self._turns.held))
         self._sorted = False
 
     def take(self, partition_id: str, cursor: Cursor) -> PartitionReader:
-        """The reader that an earlier call left at this position, or a new one."""
+        """Return the reader that an earlier call left at this position, or a new reader."""
         reader = self._cache.pop(self._feed, partition_id, cursor)
         if reader is None:
             reader = PartitionReader(self._feed, partition_id, cursor, self._budget, self._context.observing)
@@ -124,13 +129,13 @@ class Fetches:
         return reader
 
     def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
-        """Ask a partition; the fetch lands when the answer arrives, or at once if records are left.
+        """Start a fetch of a partition; it finishes when the answer arrives, or at once if records are left.
 
         Args:
             turn: The partition.
             reader: From `take`.
-            wait: Seconds that the service may take to wait for news.
-            most: The most records to ask for, or None.
+            wait: The number of seconds that the service may wait for new records.
+            most: The largest number of records to request, or None.
         """
         self._turns.launched(turn, reader, waits=wait > 0)
         if reader.batch is not None:
@@ -142,17 +147,17 @@ class Fetches:
         self._slow_from = min(self._slow_from, reader.asked_at + HEAD_SECONDS)
 
         def arrived(_: object) -> None:
-            """Called from any thread."""
+            """Record that an answer arrived; any thread may call this."""
             self._landed.append(turn)
             self._wakeup.send()
 
         reader.future.add_done_callback(arrived)
 
     def land(self, patience: float) -> Turn | None:
-        """The next partition that has answered, or None after `patience` seconds.
+        """Return the next partition that has answered, or None after `patience` seconds.
 
         Raises:
-            ProviderFault: The client was closed.
+            ProviderFault: Raised if the client was closed.
         """
         until = time.monotonic() + patience
         while True:
@@ -164,10 +169,17 @@ class Fetches:
             left = until - time.monotonic()
             if left <= 0:
                 return None
-            self._wakeup.wait(min(_LOOK_SECONDS, left))
+            if not self._wakeup.wait(min(_LOOK_SECONDS, left)):
+                still_waiting(self._trouble)
+
+    def _trouble(self) -> str | None:
+        """Return why a running fetch was last retried."""
+        readers = [turn.reader for turn in self._turns.asked.values() if turn.reader]
+        failures = [reader.trouble for reader in readers if reader.trouble is not None]
+        return self._context.fetcher.fault(failures[-1]).message if failures else None
 
     def prefetch(self, reader: PartitionReader) -> None:
-        """Begin the next read of a partition that has more, if there is room for it."""
+        """Begin the next read of a partition that has more records, if there is room for them."""
         if (
             reader.future is None
             and len(self._turns.asked) < self._context.width
@@ -181,10 +193,10 @@ class Fetches:
                 time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave fetches in flight to the next call; after the deadline, cancel those that lose nothing.
+        """Leave unfinished fetches to the next call; after the deadline, cancel those that lose nothing.
 
         Returns:
-            The partitions whose answer is late, with the failure of their fetch so far.
+            The partitions whose answers are late, with the failure of each fetch so far.
         """
         passed = self._deadline.passed()
         late: dict[str, Exception | None] = {}
@@ -202,7 +214,7 @@ class Fetches:
         return late
 
     def abandon(self) -> None:
-        """Cancel everything in flight."""
+        """Cancel every unfinished fetch."""
         for turn in self._turns.asked.values():
             if turn.reader is not None:
                 turn.reader.discard()

@@ -1,4 +1,4 @@
-"""Makes the page, or the error, from what a call found."""
+"""Builds the page or the error from the results of a call."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorC
 
 @attrs.frozen
 class Reading(Generic[T]):
-    """One page, with records as the caller's view made them.
+    """One page, with records in the form that the caller's view made.
 
     Attributes:
-        values: The results of the view, in the page's order.
-        page: The page that they belong to; its `events` are empty here.
+        values: The values that the view made, in the order of the page.
+        page: The page that contains the records; its `events` are empty here.
     """
 
     values: tuple[T, ...]
@@ -66,13 +66,13 @@ class Reading(Generic[T]):
 
 
 class Pages:
-    """Makes pages and errors for one engine.
+    """Builds pages and errors for one engine.
 
     Args:
-        provider_id: The provider that errors name.
+        provider_id: The provider that is named in errors.
         fetcher: Classifies failures.
-        feeds: Forgets a feed whose resource is gone.
-        watch: Notified when a position is close to the end of retention.
+        feeds: A function that forgets a feed whose resource no longer exists.
+        watch: Called when a position will soon be older than the retention.
         headroom_warning: The headroom in seconds below which `watch` is notified.
         written: Keeps the lineages of the pages' tokens.
     """
@@ -96,7 +96,7 @@ class Pages:
     ) -> None:
         """Raise the error that stopped the feed, if there is one and nothing was returned.
 
-        Notices are returned before the error; the next call then first asks the partition that stopped the
+        Notices are returned before the error; the next call then first reads the partition that stopped the
         feed.
         """
         if result.notices:
@@ -119,7 +119,7 @@ class Pages:
             raise ProviderFault(late_fault())
 
     def has_expired(self, result: PollResult[Any]) -> bool:
-        """Whether a position older than retention has stopped the feed, and there is nothing to return."""
+        """Return whether a position older than the retention has stopped the feed, with nothing to return."""
         if result.failure is None or result.in_hand():
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
@@ -127,12 +127,12 @@ class Pages:
     def begun_again(
         self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any]
     ) -> PollResult[Any]:
-        """The result of a call in which a position has expired and a snapshot begins instead.
+        """Return the result of a call in which a position has expired and a snapshot begins instead.
 
         Args:
             session: The feed.
-            lineage: The lineage that has expired.
-            fresh: The snapshot's lineage; changed in place.
+            lineage: The lineage whose position has expired.
+            fresh: The snapshot's lineage, which is changed in place.
             result: The result of the call.
         """
         assert result.failure is not None
@@ -173,14 +173,14 @@ class Pages:
         return to_error(self._provider_id, "read_changes", fault, error, oldest_position=oldest)
 
     def forget_if_gone(self, session: Session, fault: Fault) -> None:
-        """Forget the feed, because its resource may have been recreated: open it again next time."""
+        """Forget the feed, because its resource may have been deleted and created again."""
         if fault.category in _REOPEN:
             self._feeds.forget(session.feed)
 
     def reading(
         self, session: Session, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
     ) -> Reading[T]:
-        """The page from a poll's result; its token holds the lineage as it is now."""
+        """Build the page from a poll's result; its token contains the lineage in its present state."""
         watermark = watermark_micros(session.feed, lineage, result, session.watermark)
         state: FeedState = lineage
         if result.retired is not None:
@@ -204,7 +204,7 @@ class Pages:
         )
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:
-        """The page of a token after which nothing is read; the page reports the reason again."""
+        """Build the page for a token after which nothing is read; the page reports the reason again."""
         state = look.state
         errors = {}
         if look.error is not None and isinstance(state, Retired):
@@ -248,7 +248,7 @@ class Pages:
         )
 
     def _warn(self, session: Session, nearest: Turn) -> None:
-        """Report the partition that is nearest to the end of retention, at most once a minute."""
+        """Report the partition whose position will expire first, at most once a minute."""
         address, now = session.feed.spec.address, time.monotonic()
         if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
             return
@@ -261,7 +261,7 @@ def _skipped(of: Session | Finished) -> tuple[Notice, ...]:
 
 
 def finished(end: Finished) -> Reading[Any]:
-    """The page after which nothing follows, made without asking the service."""
+    """Build the page after which nothing follows, without asking the service."""
     notices = (*_skipped(end), FeedEnded(end.over.reason))
     return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices))
 

@@ -1,7 +1,8 @@
-"""The state of reading one partition: the provider's reader, the fetched records, and the fetch in flight.
+"""Keeps the state of reading one partition: the provider's reader, its records, and the current fetch.
 
-A `PartitionReader` belongs to one call or to the cache, never to both. A call pops it, uses it, and puts it
-back under its new position. Losing a reader costs time, not events, because the token contains the position.
+A `PartitionReader` belongs either to one call or to the cache, never to both. A call takes a reader from the
+cache, uses it, and puts it back under its new position. If a reader is lost, this costs time but no events,
+because the token contains the position.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ __all__ = ["Budget", "PartitionReader"]
 
 
 class Budget:
-    """Bytes that were fetched or requested but are not returned yet; one budget per client.
+    """The bytes that were fetched or requested but not returned yet; each client has one budget.
 
     Attributes:
         limit: Bound in bytes.
-        used: The present number of bytes.
-        expected: Bytes that a fetch is likely to return although it asks for less, because a service returns
-            at least one record, however large the record is.
-        lock: Held while `used` changes together with what a partition holds.
+        used: The current number of bytes.
+        expected: The bytes that a fetch is likely to return even if it requests fewer. A service returns at
+            least one record, however large the record is.
+        lock: A lock that is held while `used` changes together with the contents of a partition.
     """
 
     def __init__(self, limit: int) -> None:
@@ -35,35 +36,35 @@ class Budget:
         self.lock = threading.Lock()
 
     def learn(self, asked: int, nbytes: int) -> None:
-        """Learn from a fetch that asked for `asked` bytes and returned `nbytes`."""
+        """Adapt the estimate to a fetch that requested `asked` bytes and returned `nbytes`."""
         with self.lock:
             self.expected = max(self.expected, nbytes) if nbytes > asked else self.expected * 9 // 10
 
     def over(self, more: int = 0) -> int:
-        """How many bytes must be freed to take `more`; 0 or less if `more` fits."""
+        """Return how many bytes must be freed to take `more`; 0 or less if `more` fits."""
         return self.used + more - self.limit
 
 
 class PartitionReader:
-    """One partition: a reader, at most one batch of it, and at most one fetch in flight.
+    """The reader of one partition, with at most one batch of its records and at most one running fetch.
 
     Attributes:
-        cursor: The position after the returned records.
-        position: The reader's position, after the batch.
-        batch: The fetched records, or None.
-        taken: How many records of the batch were returned.
-        future: The fetch in flight, or None.
-        fetches: How many fetches have landed.
-        window: How many records the next fetch asks for; the number grows while the reader is reused.
-        not_before: Monotonic time before which asking again makes no sense.
-        asked_at: Monotonic time of the last fetch's start; an answer from before a given moment proves
-            nothing about that moment.
-        retries: Retries of the last fetch.
-        trouble: Why the fetch in flight was last retried, or None.
-        waiting: True while the fetch in flight waits for news, because there was nothing when it was asked.
-        cancelled: True once nobody wants the fetch in flight any more.
-        call: Identifies the call that used it last.
-        proven: True once a later call has come back to it.
+        cursor: The position after the records that were returned.
+        position: The reader's position, which is after the batch.
+        batch: The batch of fetched records, or None.
+        taken: The number of records of the batch that were returned.
+        future: The future of the running fetch, or None.
+        fetches: The number of fetches that have finished.
+        window: The number of records that the next fetch requests; it grows while the reader is reused.
+        not_before: The monotonic time before which another request is not useful.
+        asked_at: The monotonic time at which the last fetch started; an answer from before a given time
+            proves nothing about that time.
+        retries: The number of retries of the last fetch.
+        trouble: The reason for the last retry of the running fetch, or None.
+        waiting: True while the running fetch waits for new records, because there were none when it started.
+        cancelled: True once no call wants the result of the running fetch any more.
+        call: Identifies the call that used this reader last.
+        proven: True once a later call has come back to this reader.
     """
 
     __slots__ = (
@@ -113,13 +114,13 @@ class PartitionReader:
         self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
     def hold_ask(self, nbytes: int) -> None:
-        """Account for the fetch in flight, or for its batch until it has landed."""
+        """Reserve bytes for the running fetch, or for its batch until the fetch has finished."""
         with self._budget.lock:
             self._budget.used += nbytes - self._held_ask
             self._held_ask = nbytes
 
     def fetched(self, asked: int, nbytes: int) -> None:
-        """The fetch in flight has its answer."""
+        """Record that the running fetch has received its answer."""
         self.hold_ask(nbytes)
         self._budget.learn(asked, nbytes)
 
@@ -129,27 +130,27 @@ class PartitionReader:
             self._held_batch = nbytes
 
     def nbytes(self) -> int:
-        """Bytes that it holds, or may hold after its fetch has landed."""
+        """The bytes that this reader holds, or may hold when its fetch has finished."""
         return self._held_ask + self._held_batch
 
     def empty(self) -> bool:
-        """True if nothing is fetched or requested, so that only the reader would be lost."""
+        """True if no record is fetched or requested, so that only the reader itself would be lost."""
         return self.batch is None and self.future is None
 
     def open(self) -> Reader:
-        """The reader; if there is none, one is opened at the position."""
+        """Return the reader; if there is none, open one at the current position."""
         if self.reader is None:
             self.reader = self.feed.open(self.partition_id, self.position)
             self._observing.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
         return self.reader
 
     def outlasts(self) -> bool:
-        """True when the next call has to wait for the fetch in flight instead of starting it again."""
+        """Return True if the next call must wait for the running fetch instead of starting it again."""
         reader = self.reader
         return reader is not None and reader.outlasts()
 
     def drop_reader(self) -> None:
-        """Close the reader; the next `open` makes another at the same position."""
+        """Close the reader; the next `open` makes another reader at the same position."""
         reader, self.reader = self.reader, None
         if reader is not None:
             with suppress(Exception):
@@ -157,10 +158,10 @@ class PartitionReader:
             self._observing.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def land(self) -> Batch:
-        """Take over the batch of the fetch.
+        """Take over the batch from the finished fetch.
 
         Raises:
-            Exception: The error that ended the fetch.
+            Exception: The error with which the fetch ended.
         """
         assert self.future is not None
         future, self.future = self.future, None
@@ -172,7 +173,10 @@ class PartitionReader:
         return self.batch
 
     def has_more(self, batch: Batch) -> bool:
-        """Whether to fetch the next batch at once; not on the first page, as a caller may want only one."""
+        """Return whether to fetch the next batch at once.
+
+        False on the first page, because a caller may want only one page.
+        """
         return (
             isinstance(batch.outcome, Continue)
             and batch.caught_up is not True
@@ -181,12 +185,12 @@ class PartitionReader:
         )
 
     def used_up(self) -> None:
-        """Note that everything that has landed has been returned."""
+        """Record that all fetched records have been returned."""
         self.batch, self.taken = None, 0
         self._hold_batch(0)
 
     def discard(self) -> None:
-        """Free everything; a fetch in flight is cancelled and closed when it ends."""
+        """Free everything; an unfinished fetch is cancelled, and its reader is closed when it ends."""
         future, self.future = self.future, None
         self.cancelled = True
         self.used_up()

@@ -1,21 +1,24 @@
-"""One call's reading: it asks the partitions of a lineage until the page is full or all have answered.
+"""Reads for one call: asks the partitions of a lineage until the page is full or all have answered.
 
-Fetches run on the pool; everything here happens in the caller's thread. `turns.py` has the stage of each
-partition. This module moves the partitions from stage to stage, and the numbers mark where it does so:
+Fetches run in the thread pool; everything in this module runs in the caller's thread. `turns.py` defines the
+stage of each partition. This module moves the partitions from stage to stage; the numbers in the code mark
+where this happens:
 
- 1. It asks partitions in the order of the lineage, several at once. First it uses records that an earlier
-    call has fetched but not returned. No partition starves, because the token keeps the order.
- 2. It takes answers as they come. Records are mapped and cut at the page's bound. The cursor moves only past
-    returned records, so a token does not skip records that its page does not contain.
- 3. A partition that ended is retired once its last record is returned; its children are asked in the same
-    call.
- 4. If it has something to return, the poll ends as soon as no further answer has arrived, but not before the
-    head of the queue has had its turn. A place on the page is kept for the head, so no slow partition
-    starves. A head that is slower than `HEAD_SECONDS` has had its turn.
- 5. If it has nothing to return, it continues until every partition has answered that it has nothing. Then it
-    waits as long as the caller wants to wait, unless it has a notice to report.
- 6. After a notice it returns nothing more from that partition, nor from those that are read because of the
-    notice. A later call returns their records.
+ 1. The poll asks partitions in the order of the lineage, several at once. First the poll uses records that an
+    earlier call has fetched but not returned. No partition starves, because the token keeps the order.
+ 2. The poll takes answers in the order in which they arrive. Records are mapped, and cut at the size limit of
+    the page. The cursor moves only past returned records, so a token does not skip records that its page does
+    not contain.
+ 3. A partition that has ended leaves the lineage once its last record is returned; its children are asked in
+    the same call.
+ 4. If there is something to return, the poll ends as soon as no further answer has arrived, but not before
+    the first partition in the queue has had its turn. A place on the page is kept for the first partition in
+    the queue, so a slow partition is never starved. If the first partition takes longer than `HEAD_SECONDS`,
+    its turn is over.
+ 5. If there is nothing to return, the poll continues until every partition has answered that it has no
+    records. Then the poll waits as long as the caller wants to wait, unless it has a notice to report.
+ 6. After a notice, the poll returns nothing more from that partition, and nothing from the partitions that
+    are read because of the notice. A later call returns the records of those partitions.
 """
 
 from __future__ import annotations
@@ -46,19 +49,19 @@ T = TypeVar("T")
 
 
 class Poll(Generic[T]):
-    """Reads once; made for one call.
+    """Performs the reading of one call; each call makes its own instance.
 
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
-        limit: Bound on returned records.
-        view: Makes what the caller wants from a batch's records `[i, j)`.
+        limit: The largest number of records to return.
+        view: Makes the values for the caller from a batch's records `[i, j)`.
         deadline: The time limit of the call.
-        wait: Seconds to wait for a first record.
-        on_expired: The reaction to a position that is older than retention.
+        wait: The number of seconds to wait for a first record.
+        on_expired: What to do if a position is older than the retention.
         single: True to report the end of a partition instead of continuing with its children.
-        now: Asks for the service's time; only for a snapshot.
+        now: Asks for the service's time; needed only for a snapshot.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Poll(Generic[T]):
         """Read one page.
 
         Raises:
-            Exception: The error of the provider for a call that does not concern a single partition.
+            Exception: An error of the provider in a call that does not concern a single partition.
         """
         result, turns = self._result, self._turns
         first = [turn for turn in turns if turn.failed_last]
@@ -117,7 +120,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self, turns: list[Turn]) -> None:
-        """First ask the partitions that ended the last call, so that nothing delays their error for long."""
+        """First read the partitions whose errors ended the last call, so that errors are not delayed long."""
         self._turns.ask(turn.partition_id for turn in turns)
         while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
             self._launch()
@@ -127,7 +130,7 @@ class Poll(Generic[T]):
             self._answer(turn)
 
     def _read(self, partition_ids: Iterable[str]) -> None:
-        """Ask these, and the partitions that start meanwhile, until there is a reason to end."""
+        """Read these partitions, and those that start meanwhile, until there is a reason to end."""
         turns = self._turns
         turns.ask(partition_ids)
         while not self._result.full():
@@ -146,7 +149,7 @@ class Poll(Generic[T]):
             self._read(self._answers.discover())
 
     def _wait(self) -> None:
-        """5. Every partition has answered: wait for news as long as the caller wants to."""
+        """5. After every partition has answered, wait for new records as long as the caller wants to."""
         waiting = self._waiting
         while not (self._result.full() or self._result.in_hand()) and time.monotonic() < waiting.until:
             self._pause_for(waiting.before_round())
@@ -160,7 +163,7 @@ class Poll(Generic[T]):
     # -- 1. Ask
 
     def _launch(self) -> None:
-        """Ask as many partitions as threads and bytes allow."""
+        """Start reads of as many partitions as threads and bytes allow."""
         turns, fetches = self._turns, self._fetches
         may_block = not self._result.count and len(self._lineage) <= self._context.width
         wait = self._waiting.of_fetch() if may_block else 0.0
@@ -188,7 +191,7 @@ class Poll(Generic[T]):
     # -- 4. Wait for answers
 
     def _patience(self) -> float:
-        """How long the next answer is waited for."""
+        """Return how long to wait for the next answer."""
         if self._head is not None and (self._result.count or self._turns.held):
             return self._waiting.for_head()
         if self._turns.held and self._scanning.is_sharing():
@@ -198,7 +201,7 @@ class Poll(Generic[T]):
         return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
 
     def _may_begin_again(self) -> bool:
-        """5. A partition that waits for news or is slow does not stop the others from being asked again."""
+        """5. Partitions that wait for new records or are slow do not stop others from being read again."""
         turns, now = self._turns, time.monotonic()
         if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
             return False
@@ -208,7 +211,7 @@ class Poll(Generic[T]):
         return 0 < len(readers) < len(self._lineage.active())  # last, because it walks the lineage
 
     def _keep_polling(self) -> bool:
-        """No answer came in time: True when there is still something to do."""
+        """Handle the case that no answer came in time: True if there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
         over = now >= self._waiting.head_until or not self._turns.asked
@@ -219,7 +222,7 @@ class Poll(Generic[T]):
         return more
 
     def _sleep_until_paced(self) -> bool:
-        """With nothing else to do, wait for the partition that may be asked next."""
+        """If there is nothing else to do, wait for the partition that may be read next."""
         paced = self._turns.paced
         if self._result.in_hand() or not paced:
             return False
@@ -239,7 +242,7 @@ class Poll(Generic[T]):
         self._served(turn)
 
     def _served(self, turn: Turn) -> None:
-        """Stop waiting for it: others get the place of the head of the queue, and the scan what is left."""
+        """Stop waiting for the first partition: others get its place, and the scan gets the rest."""
         if self._scanning.has_had_turn(turn) or turn is self._head:
             self._head = None if turn is self._head else self._head
             self._fetches.ask_held()
@@ -302,7 +305,7 @@ class Poll(Generic[T]):
             self._turns.hold(turn)
 
     def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
-        """3. A partition that ended is retired now, and not before."""
+        """3. After the last record of an ended partition is returned, end the partition."""
         fresh = reader.asked_at >= self._waiting.began
         reader.used_up()
         started = self._answers.finish(turn, batch)

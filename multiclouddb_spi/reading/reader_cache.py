@@ -1,4 +1,4 @@
-"""The readers of partitions that no call uses at present."""
+"""Keeps readers of partitions that no call uses at present."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
 
 
 class ReaderCache:
-    """Readers of partitions that no call uses at present, by feed, partition and position.
+    """Maps feed, partition and position to readers that no call uses at present.
 
-    The cache keeps several readers of one partition: one for each consumer in this process. Other readers
-    belonged to consumers that now run in other processes; each of these readers may hold a resource of the
+    The cache keeps several readers of one partition: one for each consumer in this process. Some readers
+    belong to consumers that now run in other processes; each of these readers may hold a resource of the
     service.
 
-    A consumer asks its partitions in turns. If there are more partitions than the cache keeps, the reader
-    that was unused for longest is needed next. So a full cache keeps its readers: new readers pass through a
-    small part of it, and stay only if a consumer comes back to them in time.
+    A consumer reads its partitions in turns. If there are more partitions than the cache keeps, the reader
+    that has been unused for longest is needed next. So a full cache keeps its readers: new readers go into a
+    small part of the cache, and stay only if a consumer comes back to them in time.
 
     Args:
         budget: Counts the bytes that the readers hold.
@@ -58,13 +58,13 @@ class ReaderCache:
         self._closed = False
 
     def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> PartitionReader | None:
-        """The reader at exactly this position, or None."""
+        """Return the reader at exactly this position, or None."""
         with self._lock:
             here = self._places.get(_place(feed, partition_id, cursor)) or []
             return self._taken(here[-1]) if here else None
 
     def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
-        """Whether something is fetched or requested at exactly this position."""
+        """Return whether records are fetched or requested at exactly this position."""
         with self._lock:
             here = self._places.get(_place(feed, partition_id, cursor)) or []
             return bool(here) and not here[-1].empty()
@@ -72,8 +72,8 @@ class ReaderCache:
     def put(self, reader: PartitionReader) -> None:
         """Keep a reader for the next call.
 
-        Another reader at the same position is closed, unless a consumer has come back to one of the two. In
-        that case they belong to different consumers at the same position.
+        Another reader at the same position is closed, unless a consumer has come back to one of the two. If a
+        consumer has come back, the two readers belong to different consumers at the same position.
         """
         reader.used_at = time.monotonic()
         place = _place(reader.feed, reader.partition_id, reader.cursor)
@@ -83,10 +83,10 @@ class ReaderCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard readers that were not used for a minute, and records of other readers beyond the budget.
+        """Discard readers unused for a minute, and records of other readers that exceed the budget.
 
-        Readers that the caller names as `in_use` count as used now, because with many partitions a round
-        takes longer than that.
+        Readers that the caller names as `in_use` count as used now, because with many partitions one round
+        takes longer than a minute.
         """
         if self._budget.over() > 0:
             self.make_room(0, in_use)
@@ -104,8 +104,8 @@ class ReaderCache:
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
         """Evict records that other readers hold until this many bytes fit, the longest unused first.
 
-        It never evicts readers that are `in_use` or that another consumer has just used, because their
-        records would be fetched again.
+        Readers that are `in_use` or that another consumer has just used are never evicted, because their
+        records would have to be fetched again.
 
         Returns:
             Whether they fit.
@@ -121,7 +121,7 @@ class ReaderCache:
         return self._budget.over(nbytes) <= 0
 
     def forget(self, feed: Feed | None = None) -> None:
-        """Discard the readers of one feed, or all."""
+        """Discard the readers of one feed, or of all feeds."""
         with self._lock:
             readers = [*self._passing, *self._resident]
             gone = [self._taken(reader) for reader in readers if feed is None or reader.feed is feed]
@@ -129,7 +129,7 @@ class ReaderCache:
             old.discard()
 
     def close(self) -> None:
-        """Discard all readers, including those that calls in flight put back later."""
+        """Discard all readers, including those that running calls put back later."""
         with self._lock:
             self._closed = True
         self.forget()
@@ -150,7 +150,7 @@ class ReaderCache:
         return reader
 
     def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
-        """Add a reader; returns the readers that are removed to make room."""
+        """Add a reader; return the readers that are removed to make room."""
         twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
         gone = [self._taken(twin) for twin in twins]
         self._places.setdefault(place, []).append(reader)
@@ -169,7 +169,7 @@ class ReaderCache:
         return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
-        """The readers of both parts not used since then, the longest unused first."""
+        """The readers in both parts that were not used since then, the longest unused first."""
         found = []
         for part in (self._passing, self._resident):
             for reader in part:

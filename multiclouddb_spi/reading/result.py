@@ -1,4 +1,4 @@
-"""The result of one call's reading."""
+"""Collects the result of the reading in one call."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ T = TypeVar("T")
 
 @attrs.define
 class PollResult(Generic[T]):
-    """The result of a poll, which has also changed its lineage.
+    """The result of a poll; the poll has also changed its lineage.
 
     Attributes:
-        turns: The answers of the partitions.
-        limit: Bound on returned records.
-        values: The results of the view for the returned records, in order.
-        count: The number of returned records.
-        notices: Facts found while reading.
+        turns: The answers that the partitions gave.
+        limit: The largest number of records to return.
+        values: The values that the view made for the returned records, in order.
+        count: The number of records that are returned.
+        notices: Notices that were found while reading.
         moved: True if a partition answered or a position moved.
-        idle: True if every active partition answered that it has nothing.
-        retired: With one physical partition: how it ended, if it has ended.
-        over: The reason why nothing will ever follow, or None.
-        ended: True if the page ends here, although there may be more to return.
-        failure: The partition and the error that stop the feed for good.
+        idle: True if every active partition answered that it has no more records.
+        retired: With one physical partition: how the partition ended, if it has ended.
+        over: The reason why no change can follow any more, or None.
+        ended: True if the page ends here, although more records may be available.
+        failure: The partition and the error that stop the feed permanently.
         poison: The partition and the record that stop the feed.
-        found_late: Partitions that an audit found.
-        requests: Calls to the service.
+        found_late: Partitions that an audit found in this call.
+        requests: The number of calls to the service.
         retries: The number of retried calls.
         charge: The charge that the service reported, or None.
     """
@@ -59,19 +59,19 @@ class PollResult(Generic[T]):
 
     @classmethod
     def nothing(cls, lineage: Lineage) -> PollResult[T]:
-        """The result of a call that reads nothing."""
+        """Return the result of a call that reads nothing."""
         return cls(Turns(lineage), 0)
 
     def stopped(self) -> bool:
-        """True when nothing more may be read in this call."""
+        """True if nothing more may be read in this call."""
         return bool(self.failure or self.poison or self.retired or self.over)
 
     def full(self) -> bool:
-        """True when the page has no place left."""
+        """True if the page has no place left."""
         return self.count >= self.limit or self.ended or self.stopped()
 
     def places(self) -> int:
-        """How many more records the page takes."""
+        """Return how many more records fit on the page."""
         return self.limit - self.count
 
     def in_hand(self) -> bool:
@@ -79,11 +79,12 @@ class PollResult(Generic[T]):
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:
-        """Put a fact on the page; the next event of these partitions comes after it, on a later page.
+        """Put a notice on the page; the next event of these partitions comes after it, on a later page.
 
         Args:
             notice: The fact.
-            partition_ids: The partition that it belongs to, and those that are read because of it.
+            partition_ids: The partition to which the notice belongs, and the partitions that are read because
+                of the notice.
         """
         self.notices.append(notice)
         for name in partition_ids:

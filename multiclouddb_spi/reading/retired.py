@@ -18,12 +18,12 @@ __all__ = ["Look", "look_again"]
 
 @attrs.frozen
 class Look:
-    """The end of reading, and the result of this call's search for children.
+    """The end of a partition, and the result of this call's search for children.
 
     Attributes:
-        state: The end of the read.
-        requests: Calls to the service.
-        error: The reason why the service could not say more, or None.
+        state: The way in which the partition ended.
+        requests: The number of calls to the service.
+        error: The reason why the service could not name more children, or None.
     """
 
     state: Retired | FeedOver
@@ -34,17 +34,17 @@ class Look:
 def look_again(
     session: Session, state: Retired, fetcher: Fetcher, watch_seconds: float, deadline: Deadline
 ) -> Look:
-    """Look for more children of a retired partition, if the next search is due.
+    """Search for more children of a retired partition, if the next search is due.
 
     Args:
         session: The feed.
         state: The token's content.
         fetcher: Makes the call.
-        watch_seconds: The time to look for more children, in seconds.
+        watch_seconds: How long to search for more children, in seconds.
         deadline: The time limit.
 
     Returns:
-        At least the token's content, even if the service does not answer.
+        At least the content of the token, even if the service does not answer.
     """
     watch = state.watch
     if watch is None or not is_due(session.feed, watch):

@@ -1,4 +1,4 @@
-"""Keeps scans within their rates."""
+"""Limits scans to their rates."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _MOST_SCANS: Final = 1024
 
 
 class ScanRates:
-    """When each scan with a rate may read again; shared by all calls of a client."""
+    """The times at which scans with a rate limit may read again; all calls of a client share them."""
 
     def __init__(self) -> None:
         self._not_before: dict[str, float] = {}
 
     def not_before(self, plan_id: str) -> float:
-        """The monotonic time before which a scan reads nothing.
+        """Return the monotonic time before which a scan reads nothing.
 
         Args:
-            plan_id: The entry of its plan.
+            plan_id: The entry of the scan's plan in the lineage.
         """
         return self._not_before.get(plan_id, 0.0)
 
     def spend(self, plan_id: str, seconds: float) -> None:
-        """Move the time that `not_before` returns.
+        """Move the time that `not_before` returns for a scan.
 
         Args:
-            plan_id: The entry of its plan.
-            seconds: The time to add; negative if a read was cheaper than expected.
+            plan_id: The entry of the scan's plan in the lineage.
+            seconds: The number of seconds to add; negative if a read was cheaper than expected.
         """
         last = self._not_before.get(plan_id, 0.0)
         self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds

@@ -1,25 +1,26 @@
-"""The part of one call that concerns a snapshot's scan: cutting, sharing the page's places, and the rate.
+"""The part of one call that handles a snapshot scan: defines segments, shares pages, limits the rate.
 
-The stream goes first: its partitions are asked in the order of their positions, the oldest first, and the
-segments after them. So the stream's positions do not expire even if a scan takes days. A quarter of each page
-is kept for the scan, so that it ends even if changes arrive as fast as they are read. The quarter is not kept
-while a position of the stream has used half of its retention time. Fractions of a place that a small page
-cannot give are added up in the token (`Plan.credit`).
+Change stream partitions are read first, in the order of their positions, the oldest first. The segments of
+the scan follow. So the positions of the change stream do not expire, even if a scan takes days. A quarter of
+each page is kept for the scan, so that it ends even if changes arrive as fast as they are read. This quarter
+is not kept while a position of the stream has used half of its retention time. Fractions of a place that a
+small page cannot give are summed in the token (`Plan.credit`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import BackfillDone
 from multiclouddb_spi.batch import Batch, Segment
-from multiclouddb_spi.continuation.entry import Active, Waiting
+from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.continuation.snapshots import stream_headroom
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
@@ -34,7 +35,7 @@ from multiclouddb_spi.scan import SupportsSnapshot
 __all__ = ["Clock", "Scanning"]
 
 Clock: TypeAlias = Callable[[], datetime | None]
-"""Asks for the service's time; None if the service does not report it."""
+"""A function that asks for the service's time; None if the service does not report its time."""
 
 _ACTIVE: Final = 8
 _CUT_SECONDS: Final = 10.0
@@ -48,19 +49,19 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Scanning:
-    """The work of one call for a scan; without a plan in the lineage it changes nothing.
+    """The work of one call for a scan; if the lineage contains no plan, the class changes nothing.
 
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
-        result: The result of the call.
+        result: The result that the call collects.
         deadline: The time limit of the call.
-        now: Asks for the service's time; None if the service does not report it.
-        single: True when one segment is read alone, as a physical partition.
+        now: A function that asks for the service's time; None if the service does not report its time.
+        single: True if one segment is read alone, as a physical partition.
 
     Attributes:
-        active: The partitions and segments to ask, in this order.
+        active: The partitions and segments to read, in this order.
         runs: False without a plan; then the methods need not be called for each partition.
     """
 
@@ -91,7 +92,7 @@ class Scanning:
     def _begin(self, plan: Plan, now: Clock) -> None:
         lineage = self._lineage
         moment = now()
-        left = math.inf if moment is None else self._headroom(moment)
+        left = math.inf if moment is None else stream_headroom(self._feed, lineage, moment)
         if plan.retention is None and left < math.inf:
             lineage.change_plan(retention=max(0, int(min(left, _LONG))))
         worn = plan.retention is not None and left <= plan.retention / 2
@@ -109,28 +110,14 @@ class Scanning:
     def _age(self, entry: Active) -> datetime:
         return self._feed.describe(entry.cursor).time or _LATE
 
-    def _headroom(self, now: datetime) -> float:
-        """How long the service keeps the stream's positions; infinite if the service does not report it."""
-        least = math.inf
-        for entry in self._lineage:
-            cursors: Iterable[Cursor] = ()
-            if isinstance(entry, Waiting):
-                cursors = entry.said
-            elif isinstance(entry, Active) and entry.listed:
-                cursors = (entry.cursor,)
-            for cursor in cursors:
-                seconds = self._feed.headroom(cursor, now)
-                least = least if seconds is None else min(least, seconds)
-        return least
-
     # -- Places on the page
 
     def places(self, turn: Turn, places: int) -> int:
-        """How many of the page's places a partition or segment may take.
+        """Return how many of the page's places a partition or segment may take.
 
         Args:
-            turn: The partition or segment.
-            places: The number of places left.
+            turn: The id of the partition or segment.
+            places: The number of places that are left on the page.
         """
         if self._lineage.plan is None:
             return places
@@ -140,23 +127,26 @@ class Scanning:
         return max(0, places - kept)
 
     def has_had_turn(self, turn: Turn) -> bool:
-        """Note that a partition had its turn; True if the whole stream had, so the scan takes the rest."""
+        """Record that a partition has had its turn.
+
+        True if all stream partitions have had their turns, so that the scan takes the rest.
+        """
         if turn.partition_id not in self._unasked:
             return False
         self._unasked.discard(turn.partition_id)
         return not self._unasked
 
     def asks_again(self, turn: Turn) -> None:
-        """Note that a partition has more records, so the scan does not take its places yet."""
+        """Record that a partition has more records, so that the scan does not take its places yet."""
         if self._stream_first and not self._lineage.is_segment(turn.partition_id):
             self._unasked.add(turn.partition_id)
 
     def is_sharing(self) -> bool:
-        """Whether places are kept for the stream or the scan."""
+        """Return whether places are kept for the stream or the scan."""
         return bool(self._unasked) or self._kept > self._rows
 
     def patience(self, longest: float) -> float:
-        """How long to wait for the partitions that places are kept for, before looking again.
+        """Return how long to wait for the partitions for which places are kept, before checking again.
 
         Args:
             longest: The longest time.
@@ -164,7 +154,7 @@ class Scanning:
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 
     def is_stuck(self) -> bool:
-        """Whether the scan will not use its places soon, because every asked segment is late or failing."""
+        """Return whether every segment in use is late or failing, so that the scan's places stay unused."""
         asked = self._result.turns.asked
         if self._kept <= self._rows or not self._unasked.isdisjoint(asked):
             return False
@@ -176,7 +166,7 @@ class Scanning:
         )
 
     def share_no_more(self) -> bool:
-        """Give the places to any partition that has records; False if they were already given."""
+        """Give the places to any partition that has records; False if the places were already given."""
         shared, self._stream_first = self.is_sharing(), False
         self._unasked.clear()
         self._kept = 0
@@ -185,14 +175,17 @@ class Scanning:
     # -- The rate
 
     def not_before(self, turn: Turn) -> float:
-        """The monotonic time before which a segment is not asked."""
+        """Return the monotonic time before which a segment is not read."""
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return 0.0
         return self._context.rates.not_before(plan.partition_id)
 
     def most_records(self, turn: Turn) -> int | None:
-        """How many records one fetch may ask for, so that the rate is kept; None = as many as usual."""
+        """Return how many records one fetch may request, so that the rate limit is respected.
+
+        None means as many as usual.
+        """
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return None
@@ -201,10 +194,10 @@ class Scanning:
         return most
 
     def landed(self, turn: Turn, batch: Batch) -> None:
-        """Count the cost of an answer of a partition or segment for the rate of the scan.
+        """Count the cost of a batch of a partition or segment for the rate of the scan.
 
         Args:
-            turn: The partition or segment.
+            turn: The id of the partition or segment.
             batch: Its records.
         """
         plan = self._lineage.plan
@@ -218,16 +211,16 @@ class Scanning:
                 other.not_before = min(other.not_before, soonest)
 
     def _reserved(self, rate: float) -> int:
-        """About the rows of one second, but never more than one fetch asks for."""
+        """Return about the rows of one second, but never more than one fetch requests."""
         return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan
 
     def takes(self, turn: Turn, count: int) -> None:
-        """Records are handed out.
+        """Record that records of a partition or segment are returned.
 
         Args:
-            turn: The partition or segment.
+            turn: The id of the partition or segment.
             count: The number.
         """
         plan = self._lineage.plan
@@ -236,7 +229,10 @@ class Scanning:
             self._lineage.change_plan(rows=plan.rows + count)
 
     def refill(self) -> list[str]:
-        """Cut more segments when few are left, and end the scan when nothing is; the ids that start now."""
+        """Define more segments if few are left, and end the scan if none are.
+
+        Return the ids that start now.
+        """
         started = list[str]()
         if self._lineage.segment_count < _FEW:
             started += self._cut()

@@ -1,4 +1,4 @@
-"""The page on which a snapshot begins: notices, and no events."""
+"""Builds the page on which a snapshot begins, with notices and no events."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ __all__ = ["announced", "lost"]
 
 
 def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
-    """The result of a call that only reports that a snapshot begins; None if there is nothing to report.
+    """Return the result of a call that only reports that a snapshot begins.
+
+    None if there is no snapshot to report.
 
     Args:
         feed: The feed of the lineage.
-        lineage: Changed in place: the start is reported once.
+        lineage: The lineage, which is changed in place so that the start is reported only once.
     """
     plan = lineage.plan
     if plan is None or plan.announced:
@@ -30,7 +32,7 @@ def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
 
 
 def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
-    """The notice for a position that is older than retention, if a snapshot follows.
+    """Make the notice for a position that is older than the retention, if a snapshot follows.
 
     Args:
         feed: The feed of the lineage.

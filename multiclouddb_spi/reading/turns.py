@@ -1,4 +1,4 @@
-"""One record for each partition of a call: its stage and its answers.
+"""Keeps one record for each partition of a call, with its stage and its answers.
 
                  ask             launched           landed
     UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
@@ -6,7 +6,8 @@
                          │ └─ paced ─▶ PACED ─ its time ─┐     │    └─ hold ─▶ HELD ─┐
                          └───────────────────────────────┴─ ask ◀──── place again ───┘
 
-Everything happens in the caller's thread: other threads only report which fetch has landed (`Fetches`).
+Everything in this module runs in the caller's thread: other threads only report which fetch has finished
+(`Fetches`).
 """
 
 from __future__ import annotations
@@ -28,43 +29,44 @@ __all__ = ["Stage", "Turn", "Turns"]
 
 
 class Stage(Enum):
-    """The stage of a partition in a call."""
+    """The stage of a partition during a call."""
 
     UNASKED = auto()
-    """The call knows the partition, but does not read it."""
+    """The call knows the partition but does not read it."""
     DUE = auto()
-    """The partition is asked when its turn comes."""
+    """The partition is read when its turn comes."""
     ASKED = auto()
-    """Its fetch is in flight, or has landed and is not processed yet."""
+    """The partition's fetch is running, or has finished but is not processed yet."""
     PACED = auto()
-    """Asking it makes no sense before its `not_before`."""
+    """Reading the partition is not useful before its `not_before` time."""
     HELD = auto()
-    """Some of its records are left, because the page has no place for them now."""
+    """Some records of the partition are left, because the page has no place for them now."""
     ANSWERED = auto()
-    """It has answered, and there is no reason to ask it again."""
+    """The partition has answered, and there is no reason to read it again."""
 
     __hash__ = object.__hash__  # equality is identity, and the hash of `Enum` is a Python function
 
 
 @attrs.define(eq=False)
 class Turn:
-    """One partition of a call.
+    """The state of one partition during a call.
 
     Attributes:
-        partition_id: The service's own id.
-        stage: Its stage; only `Turns` changes it.
-        reader: Its reader, while it is ASKED.
-        failed_last: True if the previous call ended because of it; it is then asked first.
-        not_before: Monotonic time before which asking it makes no sense, while it is PACED.
-        silent: True if its last answer was that it has nothing, and it was not asked since.
-        awaited: True if it was silent and the fetch in flight waits for news.
-        noticed: True if the page contains a notice of it, so that none of its records may follow on that
-            page.
-        error: Its failure in this call, or None.
-        watermark: The watermark of its last batch that was returned completely.
-        headroom: Seconds until its position expires; infinite where that is not known.
-        skips: How often its position was older than retention in this call.
-        lost: Its position before the first of these skips.
+        partition_id: The service's own id of the partition.
+        stage: The partition's stage; only `Turns` changes it.
+        reader: The partition's reader, while its stage is ASKED.
+        failed_last: True if the previous call ended because of this partition; it is then read first.
+        not_before: The monotonic time before which reading the partition is not useful, while its stage is
+            PACED.
+        silent: True if the partition's last answer was that it has no records, and it was not asked again.
+        awaited: True if the partition had no records and its running fetch waits for new ones.
+        noticed: True if the page contains a notice of this partition, so that none of its records may follow
+            on that page.
+        error: The failure of this partition in this call, or None.
+        watermark: The watermark of the partition's last batch that was returned completely.
+        headroom: The number of seconds until the partition's position expires; infinite if that is not known.
+        skips: How often the partition's position was older than the retention in this call.
+        lost: The partition's position before the first of these skips.
     """
 
     partition_id: str
@@ -83,19 +85,21 @@ class Turn:
 
 
 class Turns:
-    """The partitions of one call, by id and by stage; each stage is ordered by the time of entering it.
+    """The partitions of one call, by id and by stage.
+
+    Each stage is in the order in which partitions entered it.
 
     Args:
-        lineage: Gives the position of each.
+        lineage: A function that returns the position of each partition.
 
     Attributes:
-        due: Partitions that are asked when their turn comes.
-        asked: Partitions that are being asked.
-        paced: Partitions that are asked later.
-        held: Partitions that have records left.
+        due: Partitions that are read when their turn comes.
+        asked: Partitions that are being read.
+        paced: Partitions that are read later.
+        held: Partitions that have records left for a later page.
         failed: Partitions that have failed in this call, the first one first.
-        served: Partitions that have had their turn, the last one last. In the next call they are asked in
-            this order, after those that had no turn.
+        served: Partitions that have had their turn, the most recent one last. In the next call, these
+            partitions are read in this order, after those that had no turn.
     """
 
     def __init__(self, lineage: Lineage) -> None:
@@ -113,25 +117,25 @@ class Turns:
         return iter(self._turns.values())
 
     def of(self, partition_id: str) -> Turn:
-        """The partition's record; a new record is made if there is none."""
+        """Return the record of the partition; make a new record if there is none."""
         turn = self._turns.get(partition_id)
         if turn is None:
             turn = self._turns[partition_id] = Turn(partition_id)
         return turn
 
     def find(self, partition_id: str) -> Turn | None:
-        """The partition's record, or None."""
+        """Return the record of the partition, or None."""
         return self._turns.get(partition_id)
 
     def position(self, partition_id: str) -> Cursor | None:
-        """The call's position in a partition; None if the call does not read the partition."""
+        """Return the call's position in a partition; None if the call does not read the partition."""
         turn = self._turns.get(partition_id)
         if turn is None or turn.stage is Stage.UNASKED or partition_id not in self._lineage:
             return None
         return self._lineage.cursor(partition_id)
 
     def quiet(self) -> set[str]:
-        """Partitions that have nothing: they answered so, or they wait for news without a failure."""
+        """Partitions without records: they answered so, or they wait for new records without a failure."""
         found = set[str]()
         for name, turn in self._turns.items():
             waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
@@ -142,19 +146,25 @@ class Turns:
     # -- Transitions
 
     def ask(self, partition_ids: Iterable[str]) -> None:
-        """Ask these after all others that are due; one that is due or asked stays where it is."""
+        """Read these partitions after all others that are due.
+
+        A partition that is due or being read keeps its place.
+        """
         for partition_id in partition_ids:
             turn = self.of(partition_id)
             if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
                 self._move(turn, Stage.DUE)
 
     def launched(self, turn: Turn, reader: PartitionReader, *, waits: bool) -> None:
-        """Its fetch is in flight."""
+        """Record that the fetch of a partition is running."""
         turn.reader, turn.awaited, turn.silent = reader, turn.silent and waits, False
         self._move(turn, Stage.ASKED)
 
     def landed(self, turn: Turn) -> PartitionReader:
-        """Its fetch has an answer; returns its reader, which no longer belongs to the turn."""
+        """Record that a fetch has an answer.
+
+        Return its reader, which no longer belongs to the partition's record.
+        """
         reader = turn.reader
         assert reader is not None
         # In this order, so that an interruption in between leaves no asked partition without a reader.
@@ -163,21 +173,21 @@ class Turns:
         return reader
 
     def pace(self, turn: Turn, not_before: float) -> None:
-        """Ask it later: asking makes no sense before `not_before`."""
+        """Read the partition later, because reading is not useful before `not_before`."""
         turn.not_before = not_before
         self._move(turn, Stage.PACED)
 
     def ask_paced(self) -> None:
-        """Make those paced partitions due whose time has come."""
+        """Mark those paced partitions as due whose time has come."""
         now = time.monotonic()
         self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
 
     def hold(self, turn: Turn) -> None:
-        """Leave the rest of its records for later."""
+        """Leave the remaining records of the partition for a later page."""
         self._move(turn, Stage.HELD)
 
     def gone(self, turn: Turn) -> None:
-        """It has left the lineage, so it is not read any more."""
+        """Record that the partition has left the lineage, so that it is not read any more."""
         self._move(turn, Stage.ANSWERED)
 
     def fail(self, turn: Turn, error: Exception) -> None:
@@ -186,12 +196,12 @@ class Turns:
         self.failed.setdefault(turn.partition_id, turn)
 
     def recover(self, turn: Turn) -> None:
-        """It has answered, or is asked again: its failure is over."""
+        """Clear the partition's failure, because it has answered or is read again."""
         turn.error = None
         self.failed.pop(turn.partition_id, None)
 
     def serve(self, turn: Turn) -> None:
-        """It has had its turn."""
+        """Record that the partition has had its turn."""
         self.served.pop(turn.partition_id, None)
         self.served[turn.partition_id] = None
 

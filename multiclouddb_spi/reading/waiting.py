@@ -1,4 +1,4 @@
-"""Decides how long one call waits for which answers."""
+"""Decides for which answers one call waits, and how long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multiclouddb_spi.deadline import Deadline
 __all__ = ["HEAD_SECONDS", "Waiting"]
 
 HEAD_SECONDS: Final = 2.0
-"""The seconds for which the other partitions wait for a slow one."""
+"""The number of seconds for which the other partitions wait for a slow one."""
 _LINGER_SECONDS: Final = 0.002
 _RETURN_SECONDS: Final = 1.0
 # The first pause is short, because most services wait for news themselves from the second round on.
@@ -21,20 +21,20 @@ _MOST_PAUSE_SECONDS: Final = 0.5
 
 
 class Waiting:
-    """The times of one call, on the monotonic clock.
+    """The waiting times of one call, on the monotonic clock.
 
     Args:
         deadline: The time limit of the call.
-        wait: Seconds to wait for a first record.
-        longest: Seconds that one fetch may wait.
+        wait: The number of seconds to wait for a first record.
+        longest: The number of seconds that one fetch may wait.
 
     Attributes:
-        began: When the call began.
-        last_ask: After this moment no fetch that waits for news begins. Such a fetch must end before the
-            deadline, because the absence of news is not a failure.
+        began: The time at which the call began.
+        last_ask: After this time, no fetch that waits for new records may begin. Such a fetch must end before
+            the deadline, because finding no new records is not a failure.
         until: How long the call waits for a first record.
-        head_until: How long to wait for the head of the queue.
-        rounds: How often all partitions were asked again.
+        head_until: How long the call waits for the first partition in the queue.
+        rounds: How often all partitions were read again.
     """
 
     def __init__(self, deadline: Deadline, wait: float, longest: float) -> None:
@@ -48,36 +48,36 @@ class Waiting:
         self._lingering: float | None = None
 
     def of_fetch(self) -> float:
-        """How long a read may block for news; 0 in the first round, which must not block."""
+        """Return how long a read may block for new records; 0 in the first round, which must not block."""
         return max(0.0, min(self._longest, self.until - time.monotonic())) if self.rounds else 0.0
 
     def for_head(self) -> float:
-        """How much longer to wait for the head of the queue."""
+        """Return how much longer to wait for the first partition in the queue."""
         return self.head_until - time.monotonic()
 
     def for_answer(self, *, more_to_ask: bool) -> float:
-        """How long to wait for the next answer if there are no records to return."""
+        """Return how long to wait for the next answer if there are no records to return."""
         now = time.monotonic()
         return min(self.end() - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
 
     def for_more(self) -> float:
-        """If there are records to return: a short wait for answers that arrive soon, once in a call."""
+        """If there are records to return, allow one short wait for answers that arrive soon."""
         if self._lingering is None:
             self._lingering = time.monotonic() + _LINGER_SECONDS
         return self._lingering - time.monotonic()
 
     def end(self) -> float:
-        """When a call without records ends: after its wait, or at its deadline."""
+        """Return when a call without records ends: after its wait, or at its deadline."""
         return min(self._deadline.at, self.until + HEAD_SECONDS) if self.rounds else self._deadline.at
 
     def before_round(self) -> float:
-        """How long to pause before all partitions are asked again; longer each time."""
+        """Return how long to pause before all partitions are read again; the pause grows each time."""
         now = time.monotonic()
         pause = min(self._pause - (now - self._round_began), self.until - now)
         self._pause = max(_LEAST_PAUSE_SECONDS, min(_MOST_PAUSE_SECONDS, 1.5 * self._pause))
         return max(0.0, pause)
 
     def begin_round(self) -> None:
-        """Begin a round, in which all partitions are asked again."""
+        """Begin a round, in which all partitions are read again."""
         self.rounds += 1
         self._round_began = time.monotonic()

@@ -1,7 +1,7 @@
-"""Replaces a module by one with a planted defect, in every Python process of a test run.
+"""Replaces a module with one that has a planted defect, in every Python process of a test run.
 
-Python imports a module of this name when it starts, and the folder is on PYTHONPATH only in the processes
-that `mutation.running` starts, and in theirs. Files of the tree stay as they are.
+Python imports a module with this name when it starts. The folder is on PYTHONPATH only in the processes that
+`mutation.running` starts, and in their child processes. The files of the repository are not changed.
 """
 
 from __future__ import annotations

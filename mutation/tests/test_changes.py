@@ -1,4 +1,4 @@
-"""The changes of the operators, and the code that they leave alone."""
+"""Tests the changes that the operators make, and the code that they do not change."""
 
 import textwrap
 
@@ -9,7 +9,7 @@ from mutation.mutant import mutants_of, sample
 
 @pytest.fixture
 def changed(tmp_path):
-    """Pairs of a line before and after, for a module with this source."""
+    """Return pairs of a line before and after, for a module with this source."""
 
     def find(source):
         (tmp_path / "module.py").write_text(textwrap.dedent(source))

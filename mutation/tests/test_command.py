@@ -1,4 +1,4 @@
-"""The command line, without a run."""
+"""Tests the command line without running any mutant."""
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +11,7 @@ from mutation.tracing import Traces
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs the command with given outcomes: returns the exit code and the output."""
+    """Run the command with given outcomes; return the exit code and the output."""
 
     def go(*arguments, status=KILLED):
         monkeypatch.setattr(command, "_traced", lambda *_: Traces({}, {}, ()))

@@ -1,4 +1,4 @@
-"""The list of equivalent mutants: found again by text, and checked."""
+"""Tests the list of equivalent mutants: entries are found by their text and checked."""
 
 import pytest
 

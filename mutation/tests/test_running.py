@@ -1,4 +1,4 @@
-"""A small project, traced and tested: each mutant in its own process, and no file changed."""
+"""Traces and tests a small project: each mutant runs in its own process, and no file changes."""
 
 import time
 
@@ -38,7 +38,7 @@ def test_in_a_process_of_its_own():
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A project of one module; its settings."""
+    """Make a project of one module, with its settings."""
     (tmp_path / "multiclouddb_small.py").write_text(MODULE)
     (tmp_path / "test_small.py").write_text(TESTS.replace("\\\\n", "\\n"))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")

@@ -1,4 +1,4 @@
-"""The counts and the output."""
+"""Tests the counts and the printed output."""
 
 import io
 import tomllib

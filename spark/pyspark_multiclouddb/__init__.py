@@ -1,6 +1,6 @@
 """The Spark data source `multiclouddb`: change feeds as streams and batches.
 
-Spark finds it by the name of this package, without registration:
+Spark finds the data source by the name of this package, without registration:
 
     spark.readStream.format("multiclouddb").option("url", "embedded:///data/store.db").option(...)
 

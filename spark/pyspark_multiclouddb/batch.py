@@ -1,4 +1,4 @@
-"""The batch, which reads a feed from its start to its end, through every split and merge."""
+"""Reads a feed as a batch from its start to its end, through every split and merge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ChangeFeedReader"]
 
 
 class ChangeFeedReader(DataSourceReader):
-    """Reads a feed once. Each action of a DataFrame plans again and may see a later end.
+    """Reads a feed once, as a batch. Each action of a DataFrame plans again and may see a later end.
 
     The tasks run in any order, and a child of a split may be in a different task than its parent. Therefore
     `order_key`, not the order of rows, shows which of two changes of a key is the later one.
@@ -30,7 +30,7 @@ class ChangeFeedReader(DataSourceReader):
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
-        """Resolve the start and the end, and distribute the ranges between them."""
+        """Resolve the start and the end, and distribute the ranges between them to tasks."""
         with source_errors():
             connection = connection_for(self._settings)
             # Spark reuses the process that plans, so its open feed may belong to a resource that was
@@ -47,5 +47,5 @@ class ChangeFeedReader(DataSourceReader):
             return work_of(self._settings, connection.incarnation, connection.plan("plan", ranges))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         return read_work(self._settings, partition)

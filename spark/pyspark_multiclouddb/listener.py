@@ -1,4 +1,4 @@
-"""A listener that prints the progress of queries as a table."""
+"""Provides a listener that prints the progress of queries as a table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from pyspark_multiclouddb.arguments import check_has
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (
@@ -45,6 +47,8 @@ class ProgressTable(StreamingQueryListener):
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
+        if file is not None:
+            check_has("file", file, "write", "an open text file")
         self._file = file
         self._lines = 0
 
@@ -56,7 +60,7 @@ class ProgressTable(StreamingQueryListener):
         """
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Print a line for each source of ours.
+        """Print a line for each source of this library.
 
         Args:
             event: The event; Spark passes it.
@@ -105,7 +109,7 @@ class ProgressTable(StreamingQueryListener):
 
 
 def _report(text: str | None) -> dict[str, Any]:
-    """The report of our source, or an empty report if another source has put an offset there."""
+    """Return the report of this source, or an empty report if another source has put an offset there."""
     try:
         value = json.loads(text or "null")
     except ValueError:

@@ -1,7 +1,8 @@
-"""The ends of micro-batches and the work of their tasks, for the stream of every Spark version."""
+"""Plans the ends of micro-batches and the work of their tasks, for every Spark version."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -10,8 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Snapshot
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Resnapshot, Snapshot
 from multiclouddb_spi import FeedStart, Lineage, Step, SupportsChangeMark, Target
+from multiclouddb_spi.planning.kept import check_kept
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.offsets import (
@@ -27,15 +29,20 @@ from pyspark_multiclouddb.rows import read_work, work_of
 
 __all__ = ["MicroBatches"]
 
+_LOG: Final = logging.getLogger("multiclouddb.spark")
+
 _NAP_SECONDS: Final = 0.1
+# A position is checked for its expiry at the first plan, and after a batch that took longer than this.
+_FRESH_SECONDS: Final = 60.0
 # After this time, audits and positions that are due are checked again, even if nothing has changed.
 _STILL_SECONDS: Final = 60.0
 
 
 class MicroBatches:
-    """The micro-batches of one query. Planning happens in one long-lived process, reading in Spark's tasks.
+    """Plans the micro-batches of one query.
 
-    The constructor does no I/O.
+    Planning happens in one long-lived process, and reading happens in Spark's tasks. The constructor does no
+    I/O.
 
     Args:
         settings: The options, checked for a stream.
@@ -44,10 +51,11 @@ class MicroBatches:
         settings: The same.
         ends_by_itself: True to read no further than the end that the feed has when the first batch is
             planned. The end is determined at that time, because only a position from the checkpoint leads to
-            it through all splits.
+            the end through all splits.
         caught_up: True after a micro-batch had fewer rows than its bound, which means that the initial
             backlog was read.
-        report: A summary for the query's progress, or None before anything is planned. It is not an offset.
+        report: A summary for the query's progress, or None if nothing is planned yet. The summary is not an
+            offset.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -61,25 +69,29 @@ class MicroBatches:
         self._ahead: tuple[dict[str, Any], Lineage] | None = None
         self._reports = Reports()
         self._still: tuple[dict[str, Any], Hashable, float] | None = None
+        self._planned = -math.inf
 
     def initial(self) -> dict[str, Any]:
-        """The start of a new query. It is not resolved here, because Spark asks for it again on a replay."""
+        """Return the start of a new query.
+
+        The start is not resolved here, because Spark asks for it again on a replay.
+        """
         return offset_to_json(self.settings, Symbolic(self.settings.start))
 
     def first(self, max_records: int | None) -> dict[str, Any]:
-        """The end of the first micro-batch, for a Spark that runs one micro-batch at a time.
+        """Return the end of the first micro-batch, for a Spark version that runs one micro-batch at a time.
 
         The start is stored with the end, so that the batch can be replayed.
 
         Args:
-            max_records: The bound on its rows.
+            max_records: The upper limit on the rows of the batch.
         """
         with source_errors():
             connection = connection_for(self.settings)
             start = self._started(connection, self.settings.start)
             step = self._step(connection, start, max_records)
-            state = snapshot_state(None, start, step.after)
-            if start.plan is not None:
+            state = snapshot_state(None, start, step.after, whole=isinstance(self.settings.start, Snapshot))
+            if start.plan is not None and not step.ranges():
                 # This step only creates segments. They become part of the start, so that the batch has rows.
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
@@ -99,18 +111,18 @@ class MicroBatches:
     def after(
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
     ) -> dict[str, Any]:
-        """The end of the next micro-batch.
+        """Return the end of the next micro-batch.
 
         Args:
             start: The start of the micro-batch.
-            max_records: The bound on its rows.
-            tell_more: True to mark an offset after which there may be more records.
+            max_records: The upper limit on the rows of the batch.
+            tell_more: True to mark an offset after which more records may follow.
 
         Returns:
             `start` itself if there is nothing to read. Spark then asks again without a pause, so this answer
                 is reused for `pollInterval`. At first, and once per `idleCheckpointInterval`, a position that
-                moved without a record is also returned as an end, so that the position in the checkpoint does
-                not expire.
+                moved without a record is also returned as an end. This keeps the position in the checkpoint
+                from expiring.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
@@ -126,7 +138,9 @@ class MicroBatches:
         return end
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The work of a micro-batch. It is the same on every call, and the database is not called.
+        """Return the work of a micro-batch.
+
+        The work is the same on every call, and the database is not called.
 
         Args:
             start: The start of the batch.
@@ -142,7 +156,7 @@ class MicroBatches:
             return work_of(self.settings, after.incarnation, ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task.
+        """Return the rows of one task.
 
         Args:
             partition: One of `tasks`.
@@ -150,7 +164,7 @@ class MicroBatches:
         return read_work(self.settings, partition)
 
     def _is_idle(self, start: dict[str, Any]) -> bool:
-        """True if the same start was requested a moment ago and nothing was found."""
+        """Return True if the same start was requested a moment ago and no change was found."""
         if self._idle is None or self.ends_by_itself:
             return False
         asked, when = self._idle
@@ -161,7 +175,7 @@ class MicroBatches:
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
             lineage = self._started(connection, offset.position)
-            state = snapshot_state(None, lineage, lineage)
+            state = snapshot_state(None, lineage, lineage, whole=isinstance(offset.position, Snapshot))
             self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
             self._saved = time.monotonic()
             pinned = Pinned(connection.incarnation, lineage.to_json(), snapshot=state)
@@ -171,9 +185,33 @@ class MicroBatches:
         if not len(before):
             raise _ended(self.settings)
         mark = self._mark()
-        step = self._step(connection, self._standing(start, before), max_records)
+        try:
+            self._check_kept(connection, before)
+            step = self._step(connection, self._standing(start, before), max_records)
+        except MulticloudDbError as error:
+            again = self.settings.on_loss
+            if not isinstance(again, Resnapshot) or error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+                raise
+            return self._begun_again(connection, offset, again.snapshot, error)
+        return self._end_of(connection, start, before, step, mark, max_records, tell_more=tell_more)
+
+    def _end_of(
+        self,
+        connection: Connection,
+        start: dict[str, Any],
+        before: Lineage,
+        step: Step,
+        mark: Hashable,
+        max_records: int | None,
+        *,
+        tell_more: bool,
+    ) -> dict[str, Any]:
+        """Return the end of a planned step as an offset, or `start` if the step is not worth an offset."""
+        offset = offset_from_json(self.settings, start)
+        assert isinstance(offset, Pinned)
         nothing = step.empty or not step.moved
-        self.caught_up |= step.records is None or max_records is None or step.records < max_records
+        if step.before.plan is None:
+            self.caught_up |= step.records is None or max_records is None or step.records < max_records
         state = snapshot_state(offset.snapshot, before, step.after)
         self.report = self._reports.report(connection, step.after, step, idle=nothing, snapshot=state)
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
@@ -192,29 +230,58 @@ class MicroBatches:
             self._saved = time.monotonic()
         return end
 
+    def _check_kept(self, connection: Connection, before: Lineage) -> None:
+        """If another snapshot may begin, find an expired position before a range is planned from it."""
+        due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
+        if due and isinstance(self.settings.on_loss, Resnapshot):
+            connection.opened.call("plan", lambda deadline: check_kept(connection.feed, before, deadline))
+
+    def _begun_again(
+        self, connection: Connection, offset: Pinned, wanted: Snapshot, loss: MulticloudDbError
+    ) -> dict[str, Any]:
+        """Return the offset at which another snapshot begins.
+
+        There are no changes between this offset and the offset before it.
+        """
+        _LOG.warning("%s: a new snapshot begins, because %s", self.settings.address, loss)
+        lineage = connection.start(wanted)
+        offset.check_incarnation(connection.opened)
+        state = snapshot_state(None, lineage, lineage, whole=True)
+        self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
+        self._saved, self.caught_up = time.monotonic(), False
+        self._ahead = self._still = self._target = None
+        pinned = Pinned(offset.incarnation, lineage.to_json(), empty=True, snapshot=state)
+        return offset_to_json(self.settings, pinned)
+
     def _stands_still(self, start: dict[str, Any]) -> bool:
-        """True if nothing was found after the same start and the database has not changed since."""
+        """Return True if no change was found after the same start and the database has not changed since."""
         if self._still is None:
             return False
         asked, mark, when = self._still
         return asked == start and time.monotonic() - when < _STILL_SECONDS and self._mark() == mark
 
     def _mark(self) -> Hashable:
-        """A value that stays equal while nothing changes; None if the database does not provide one."""
+        """Return a value that stays equal while nothing changes.
+
+        None if the database does not provide such a value.
+        """
         connection = connection_for(self.settings)
         if not isinstance(connection.feed, SupportsChangeMark):
             return None
         return connection.opened.call("mark", connection.feed.change_mark)
 
     def _started(self, connection: Connection, position: FeedStart | Snapshot) -> Lineage:
-        """The start of a new query. This process may still know an earlier resource of the same name."""
+        """Return the start of a new query.
+
+        This process may still know an earlier resource with the same name.
+        """
         connection.opened.renew()
         return connection.start(position)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
-        """The lineage from which to plan.
+        """Return the lineage from which to plan.
 
-        It is further ahead than the offset if nothing was found after the offset.
+        This lineage is further ahead than the offset if no record was found after the offset.
         """
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 
@@ -234,7 +301,7 @@ def _entries(lineage: Lineage) -> dict[str, object]:
 
 
 def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
-    """True to save positions that moved without a record as an offset."""
+    """Return True if positions that moved without a record must be saved as an offset."""
     then, now = _entries(before), _entries(stands)
     if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
         return True  # the ranges of a batch come from the partitions in its first offset
@@ -242,7 +309,7 @@ def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
 
 
 def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
-    """The end of a step.
+    """Return the end of a step, without the moves of idle partitions.
 
     Partitions without records keep their positions, and the batch does not read them.
     """
@@ -255,7 +322,7 @@ def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
 
 
 def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> bool:
-    """True when more records may follow a step with records."""
+    """Return True if more records may follow a step with records."""
     return max_records is not None or _entries(before).keys() != _entries(after).keys()
 
 

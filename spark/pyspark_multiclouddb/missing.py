@@ -1,10 +1,10 @@
-"""The error for a PySpark that is missing or too old."""
+"""Makes the error for a PySpark that is missing or too old."""
 
 from importlib import import_module
 
 
 def no_pyspark(name: str) -> ImportError:
-    """The error to raise for a function that needs PySpark.
+    """Return the error to raise for a function that needs PySpark.
 
     Args:
         name: The name of the function.

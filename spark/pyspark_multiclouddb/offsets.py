@@ -1,23 +1,25 @@
-"""The offsets in a query's checkpoint.
+"""Defines the offsets in a query's checkpoint.
 
-There are two forms. Both are canonical JSON (sorted keys), because Spark interprets a different text as new
-data:
+Offsets have two forms. Both forms are canonical JSON (sorted keys), because Spark interprets a different text
+as new data:
 
     {"from": "beginning", "src": "3b1f…", "v": 1}
     {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
-The first form is the start of a new query. Spark asks for it several times and does not store it, so it
-contains no resolved position. The first micro-batch has no rows and fixes the start in the second form. In
-this form, `c` is the lineage as in a continuation token. `e` contains the ends of the partitions that the
-step to this offset has read completely, so that the step can be read again with the same result. `empty` is
-present if only the positions of an idle feed have moved. Such a step needs no reading, so it can be replayed
-even if the service has deleted the log after it.
+The first form represents the start of a new query. Spark asks for the first form several times and does not
+store it, so it contains no resolved position. The first micro-batch has no rows and fixes the start in the
+second form. In the second form, `c` is the lineage as in a continuation token. `e` contains the ends of the
+partitions that the step to this offset has read completely, so that the step can be read again with the same
+result. `empty` is present if only the positions of an idle feed have moved. Such a step needs no reading, so
+it can be replayed even if the service has deleted the log after it.
 
-On Spark 4.0 and 4.1, the first micro-batch has rows. Its end contains the lineage of the resolved start as
-`o`. In this form, `more` means that the step had records and more may follow (`caught_up`).
+On Spark 4.0 and 4.1, the first micro-batch has rows. The end of this micro-batch contains the lineage of the
+resolved start as `o`. On these versions, `more` means that the step had records and more may follow
+(`caught_up`).
 
-After `startingPosition=snapshot`, there is also `s`, which contains the id of the plan, the floor, and
-whether the scan is over. It is also present for an empty collection, and it stays after the scan is over.
+After a snapshot began, the offset also contains `s` for the sink: the id of the plan, the floor, whether the
+scan is over, and `whole` if the scan reads every row that exists. `s` is also present for an empty
+collection, and it stays after the scan is over.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _NEW_CHECKPOINT: Final = "use a checkpointLocation of its own"
 
 @attrs.frozen
 class Symbolic:
-    """The start of a new query, not resolved.
+    """The start of a new query, which is not resolved yet.
 
     Attributes:
         position: The start position.
@@ -52,16 +54,16 @@ class Symbolic:
 
 @attrs.frozen
 class Pinned:
-    """The position of every partition.
+    """The positions of all partitions at an offset.
 
     Attributes:
-        incarnation: The incarnation of the resource.
+        incarnation: The incarnation of the feed's resource.
         cursors: The lineage as JSON.
         ends: The ends of the partitions that ended in the step to this offset.
-        empty: True when that step has no record.
-        origin: The lineage, as JSON, at the start of that step, if it starts at a symbolic offset.
-        more: True if records may follow, for a Spark that runs one micro-batch at a time.
-        snapshot: The snapshot that the query began with: `plan`, `floor`, and `over` once it is read.
+        empty: True if the step to this offset contains no record.
+        origin: The lineage, as JSON, at the start of that step, if the step starts at a symbolic offset.
+        more: True if more records may follow, for a Spark version that runs one micro-batch at a time.
+        snapshot: The last snapshot of the query: `plan`, `floor`, `over` and `whole`.
     """
 
     incarnation: str | None
@@ -73,13 +75,13 @@ class Pinned:
     snapshot: Mapping[str, Any] | None = None
 
     def check_incarnation(self, opened: OpenFeed) -> None:
-        """Refuse an offset of a resource that was recreated.
+        """Refuse an offset of a resource that was deleted and created again.
 
         Args:
             opened: The feed that the query should resume.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when the resource was recreated since.
+            MulticloudDbError: `INVALID_REQUEST` if the resource was recreated since the offset was made.
         """
         way_out = f"the old one's changes are gone; {_NEW_CHECKPOINT}"
         opened.check_resumes(self.incarnation, "checkpoint", way_out)
@@ -89,7 +91,7 @@ Offset: TypeAlias = Symbolic | Pinned
 
 
 def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
-    """An offset as Spark stores it."""
+    """Return an offset in the form that Spark stores."""
     value: dict[str, Any] = {"v": _VERSION, "src": settings.source}
     match offset:
         case Symbolic(position):
@@ -104,7 +106,7 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
 
 
 def offset_from_json(settings: Settings, value: Any) -> Offset:
-    """The inverse of `offset_to_json`.
+    """Return the offset that was passed to `offset_to_json`.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an offset from another source or a later version, or for a
@@ -149,10 +151,12 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
 
 
 def ranges_of(start: Offset, end: Offset) -> list[Range]:
-    """The ranges between two offsets of one query. Pure, with the same result on every call.
+    """Return the ranges between two offsets of one query.
+
+    This function is pure and returns the same result on every call.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when the end cannot have been planned from the start.
+        MulticloudDbError: `INVALID_REQUEST` if the end cannot have been planned from the start.
     """
     match start, end:
         case Symbolic(), Pinned(origin=origin) if origin is not None:

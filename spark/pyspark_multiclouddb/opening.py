@@ -17,13 +17,13 @@ __all__ = ["checked_schema", "settings_of"]
 
 
 def checked_schema(options: Mapping[str, str]) -> StructType:
-    """The columns, if the options are valid.
+    """Return the columns of the source, if the options are valid.
 
     Args:
-        options: As Spark passes them.
+        options: The options, as Spark passes them.
 
     Raises:
-        SourceError: `INVALID_REQUEST`; the message names the option and the solution.
+        SourceError: `INVALID_REQUEST`; the message names the option and the way out.
     """
     with source_errors():
         config = parse_options(options).config
@@ -34,10 +34,10 @@ def checked_schema(options: Mapping[str, str]) -> StructType:
 
 
 def settings_of(options: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Settings:
-    """The options for one reader.
+    """Return the checked options for one reader.
 
     Args:
-        options: As Spark passes them.
+        options: The options, as Spark passes them.
         schema: The schema that Spark wants to read.
         is_stream: True for a stream, False for a batch.
 

@@ -1,4 +1,4 @@
-"""The options of the data source: their names, their meanings, and the table in the docs."""
+"""Lists the options of the data source: their names, their meanings, and the table in the docs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import attrs
 __all__ = ["ALIASES", "BACKLOG_RECORDS", "CONNECTION", "OPTIONS", "Option", "options_table"]
 
 CONNECTION: Final = "connection."
-"""The prefix of options that go to the provider's own configuration."""
+"""The prefix of options that are passed to the provider's own configuration."""
 
 BACKLOG_RECORDS: Final = 1_000_000
-"""The bound on a micro-batch until a stream without `maxRecordsPerTrigger` has caught up."""
+"""The limit on a micro-batch until a stream without `maxRecordsPerTrigger` has caught up."""
 
 
 @attrs.frozen
@@ -20,10 +20,10 @@ class Option:
     """One option.
 
     Attributes:
-        name: The name as the docs spell it; Spark ignores case.
-        values: Its possible values, in Markdown.
-        default: Its default, in Markdown.
-        only: `stream` or `batch` if it has a meaning only there, else empty.
+        name: The name of the option as the docs spell it; Spark ignores case.
+        values: The possible values of the option, in Markdown.
+        default: The default of the option, in Markdown.
+        only: `stream` or `batch` if the option applies only there, else empty.
     """
 
     name: str
@@ -40,8 +40,9 @@ OPTIONS: Final = (
     Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
     Option(
         "snapshotOrder",
-        "`ordered` or `auto`: both read every row before any change",
-        "`ordered`",
+        "`ordered` reads every row before any change, `interleaved` reads both together, `auto` changes over "
+        "before changes expire; the last two need a sink that keeps deletes, see below",
+        "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
     ),
     Option(
         "snapshotSegments",
@@ -63,7 +64,12 @@ OPTIONS: Final = (
         "partition is never read by two tasks",
         "one task for each partition with records",
     ),
-    Option("failOnDataLoss", "`false` to skip changes that have expired", "`true`"),
+    Option(
+        "failOnDataLoss",
+        "`false` to skip changes that have expired; `resnapshot` (streams only) to read every row again, for "
+        "`merge_into_delta(…, checkpoint=…)`",
+        "`true`",
+    ),
     Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),
     Option("oldItemState", "the same values", "`omit`"),
     Option("pollInterval", "how often an idle feed is polled: `1 second`, `500 ms`", "`1 second`", "stream"),
@@ -77,11 +83,11 @@ ALIASES: Final = {
     "endingTimestamp": "endingPosition",
     "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
 }
-"""Names of Kafka's source → the option that they mean."""
+"""Maps the names of Kafka's source to the options that they mean."""
 
 
 def options_table() -> str:
-    """The table of options in Markdown, as the docs show it."""
+    """Return the table of options in Markdown, as the docs show it."""
     also = {option.name: [name for name in ALIASES if ALIASES[name] == option.name] for option in OPTIONS}
     lines = ["| option | values | default |", "|---|---|---|"]
     for option in OPTIONS:

@@ -1,4 +1,4 @@
-"""Converts the text of an option to its value. An error names the option as the user spelled it."""
+"""Converts the text of an option to a value. An error names the option as the user spelled it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Final, TypeVar
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    MulticloudDbError,
+    Fail,
     Now,
+    OnExpired,
+    Resnapshot,
+    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     invalid_request,
@@ -23,12 +26,11 @@ __all__ = [
     "count",
     "duration",
     "from_environment",
-    "loss_fails",
     "mode",
     "moment_of_millis",
+    "on_loss",
     "position",
     "snapshot_order",
-    "truth",
 ]
 
 _ENVIRONMENT: Final = "env:"
@@ -55,14 +57,16 @@ _Mode = TypeVar("_Mode", bound=Enum)
 
 
 def from_environment(name: str, value: str) -> str:
-    """The value itself. For `env:NAME`, it is the value of that environment variable in this process.
+    """The value itself. Return the value.
+
+    Return the value; for `env:NAME`, the value of that environment variable in this process.
 
     Args:
-        name: The option, for the error.
+        name: The name of the option, for the error.
         value: The value that the user gave.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when this process has no such variable.
+        MulticloudDbError: `INVALID_REQUEST` if this process has no such variable.
     """
     if not value.startswith(_ENVIRONMENT):
         return value
@@ -78,7 +82,7 @@ def from_environment(name: str, value: str) -> str:
 
 
 def position(name: str, text: str) -> FeedStart | Snapshot:
-    """A start or an end.
+    """Return the start or end position that the text names.
 
     Args:
         name: The option, as the user spelled it.
@@ -92,51 +96,35 @@ def position(name: str, text: str) -> FeedStart | Snapshot:
         case "snapshot":
             return Snapshot(SnapshotOrder.ORDERED)
         case "resnapshot":
-            raise _no_second_snapshot(name)
+            raise invalid_request(
+                name, "is resnapshot, which is no start", "write snapshot, and set failOnDataLoss=resnapshot"
+            )
         case _:
             return AtTime(_moment(name, text))
 
 
 def snapshot_order(name: str, text: str) -> SnapshotOrder:
-    """The order of a snapshot that Spark can read.
+    """Return the order of a snapshot.
 
     Args:
         name: The option, as the user spelled it.
         text: Its value.
-
-    Raises:
-        MulticloudDbError: `INVALID_REQUEST` for another value, and for `interleaved`.
     """
-    if text.lower() == SnapshotOrder.INTERLEAVED.value:
-        raise invalid_request(
-            name,
-            "is interleaved, which needs a target that keeps deleted keys; no sink of this source does",
-            "write ordered or auto: rows are read before changes",
-        )
-    try:
-        return SnapshotOrder(text.lower())
-    except ValueError:
-        raise invalid_request(name, f"is {text!r}", "write ordered or auto") from None
+    return mode(name, text, SnapshotOrder)
 
 
-def loss_fails(name: str, text: str) -> bool:
-    """True if a query fails when changes have expired.
+def on_loss(name: str, text: str) -> OnExpired:
+    """Return what to do about changes that have expired.
 
     Args:
         name: The option, as the user spelled it.
         text: Its value.
     """
     if text.lower().removesuffix("()") == _RESNAPSHOT:
-        raise _no_second_snapshot(name)
-    return truth(name, text)
-
-
-def _no_second_snapshot(name: str) -> MulticloudDbError:
-    return invalid_request(
-        name,
-        "is resnapshot, which needs a target that marks stale rows; no sink of this source does",
-        "start a query with startingPosition=snapshot, a checkpointLocation of its own and a new table",
-    )
+        return Resnapshot()
+    if text.lower() not in ("true", "false"):
+        raise invalid_request(name, f"is {text!r}", "write true, false or resnapshot")
+    return Fail() if text.lower() == "true" else SkipToOldest()
 
 
 def _moment(name: str, text: str) -> datetime:
@@ -155,7 +143,7 @@ def _moment(name: str, text: str) -> datetime:
 
 
 def moment_of_millis(name: str, text: str) -> str:
-    """Kafka's milliseconds since 1970 as an ISO time.
+    """Convert Kafka's milliseconds since 1970 to an ISO time.
 
     Args:
         name: The option, as the user spelled it.
@@ -172,7 +160,7 @@ def moment_of_millis(name: str, text: str) -> str:
 
 
 def count(name: str, text: str) -> int:
-    """A whole number, 1 or more.
+    """Read a whole number that is 1 or more.
 
     Args:
         name: The option, as the user spelled it.
@@ -183,20 +171,8 @@ def count(name: str, text: str) -> int:
     return int(text)
 
 
-def truth(name: str, text: str) -> bool:
-    """True or false.
-
-    Args:
-        name: The option, as the user spelled it.
-        text: Its value.
-    """
-    if text.lower() not in ("true", "false"):
-        raise invalid_request(name, f"is {text!r}", "write true or false")
-    return text.lower() == "true"
-
-
 def mode(name: str, text: str, kind: type[_Mode]) -> _Mode:
-    """One of a closed choice.
+    """Read a mode: one of the values that the option accepts.
 
     Args:
         name: The option, as the user spelled it.

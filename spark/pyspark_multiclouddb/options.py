@@ -1,27 +1,28 @@
-"""The options of the data source, checked.
+"""Reads and checks the options of the data source.
 
 Names are case-insensitive. Options that begin with `connection.` are passed to the provider's own
-configuration, which defines their names. `pyspark_multiclouddb.option_table` contains all others.
+configuration, which defines their names. `pyspark_multiclouddb.option_table` lists all other options.
 
 The default start is `beginning` for streams and for batches, so that nothing is left out unless you ask for
-it (Kafka's source starts a stream at the end). It applies only to a new query: a query with a checkpoint
-resumes from the checkpoint. The names of Kafka's source work too; its times are milliseconds since 1970.
+it (Kafka's source starts a stream at the end). The default start applies only to a new query: a query with a
+checkpoint resumes from the checkpoint. The option names of Kafka's source work too; their times are
+milliseconds since 1970.
 
-The value `env:NAME` stands for that environment variable. Each process reads it by itself: the driver when it
-plans, and each worker when it connects. Therefore a secret is neither in the options nor in the data that
-Spark sends.
+The value `env:NAME` is replaced by the value of that environment variable. Each process reads the
+variable separately: the driver when it plans, and each worker when it connects. Therefore a secret
+appears neither in the options nor in the data that Spark sends.
 
-A secret is only accepted where Spark hides it: in `url`, and in options whose names contain `password`,
-`secret`, `token` or `access_key`. Spark prints all other options of a stream in plain text, for example in
-`explain(True)`.
+A secret is accepted only in options that Spark hides: in `url`, and in options whose names contain
+`password`, `secret`, `token` or `access_key`. Spark prints all other options of a stream in plain text, for
+example in `explain(True)`.
 
 `startingPosition=snapshot` reads every existing row, and then every change (see `docs/reference/spark.md`).
-It also applies only to a new query.
+`startingPosition=snapshot` also applies only to a new query.
 
 The position of an idle feed advances with the service's log, and an old position in the checkpoint expires.
 Therefore a query saves the new position when it resumes from a checkpoint, and then once per
-`idleCheckpointInterval`. It uses a micro-batch without rows that reads nothing. If the position has not
-moved, there is no such micro-batch. Durations have a unit: `ms`, `seconds`, `minutes`, `hours`; without a
+`idleCheckpointInterval`. This save uses a micro-batch without rows that reads nothing. If the position has
+not moved, there is no such micro-batch. Durations have a unit: `ms`, `seconds`, `minutes`, `hours`; without a
 unit they are seconds.
 """
 
@@ -47,8 +48,8 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     OnExpired,
+    Resnapshot,
     ResourceAddress,
-    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     canonical_json,
@@ -64,7 +65,7 @@ _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _ALIAS_NAMES: Final = {alias.lower(): alias for alias in ALIASES}
 _ONLY: Final = {option.name: option.only for option in OPTIONS if option.only}
 _DEFAULT_TASKS: Final = 32
-_SNAPSHOT_TEXT: Final = re.compile(r"snapshot (ordered|auto)(?: ([0-9]+))?")
+_SNAPSHOT_TEXT: Final = re.compile(r"snapshot (ordered|interleaved|auto)(?: ([0-9]+))?")
 # The default values of spark.redaction.regex and spark.sql.redaction.options.regex.
 _HIDDEN: Final = re.compile(r"secret|password|token|access[._]?key|url")
 _SECRET: Final = re.compile(r"key|credential|connection_?string|passw|pwd|sas|auth|signature|private")
@@ -86,19 +87,19 @@ class Settings:
     """The options, checked.
 
     Attributes:
-        connection: The connection to the database: `url` or `provider`, and the provider's settings, as
-            given.
+        connection: The connection to the database: `url` or `provider`, and the provider's settings, as the
+            user gave them.
         address: The collection.
         start: The start of a new query or a batch.
         end: The end of a batch; None means the current end.
         max_records: The hard limit on the rows of a micro-batch, or None.
         max_tasks: The maximum number of tasks of a batch.
-        fail_on_data_loss: False to skip changes that have expired.
+        on_loss: What to do about changes that have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
         new_item_state: The mode of the new document in rows.
         old_item_state: The mode of the old document in rows.
         poll_seconds: The time between two polls of an idle feed.
         idle_checkpoint_seconds: The time after which positions that moved without a record are saved.
-        given: The given options → the user's spelling of each.
+        given: Maps each given option to the user's spelling of its name.
     """
 
     connection: tuple[tuple[str, str], ...] = attrs.field(repr=_names_alone)
@@ -107,7 +108,7 @@ class Settings:
     end: datetime | None
     max_records: int | None
     max_tasks: int
-    fail_on_data_loss: bool
+    on_loss: OnExpired
     new_item_state: NewItemStateMode
     old_item_state: OldItemStateMode
     poll_seconds: float
@@ -116,7 +117,9 @@ class Settings:
 
     @property
     def config(self) -> ClientConfig:
-        """The configuration of the client in this process. `env:NAME` is replaced here, and not earlier.
+        """Return the configuration of the client in this process.
+
+        `env:NAME` is replaced when this property is read, and not earlier.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if this process has no such variable, or if `url` is not
@@ -128,18 +131,21 @@ class Settings:
 
     @property
     def on_expired(self) -> OnExpired:
-        """The reaction to a position that is older than the retention period."""
-        return Fail() if self.fail_on_data_loss else SkipToOldest()
+        """What a planned read does about a position that has expired.
+
+        Only the plan can begin another snapshot, because the end of a batch that is read is already stored.
+        """
+        return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 
     @property
     def source(self) -> str:
-        """A short digest of the source, which shows if a checkpoint belongs to another source."""
+        """A short digest of the source, which shows whether a checkpoint belongs to another source."""
         what = [self.config.provider, self.address.database, self.address.collection]
         return hashlib.sha256(canonical_json(what)).hexdigest()[:12]
 
     @property
     def modes(self) -> dict[str, str]:
-        """The options with non-default values that determine the columns of a query: option → value."""
+        """Maps each option with a non-default value that determines a query's columns to its value."""
         modes = {}
         if self.new_item_state is not NewItemStateMode.INCLUDE_IF_AVAILABLE:
             modes["newItemState"] = str(self.new_item_state.value)
@@ -148,7 +154,7 @@ class Settings:
         return modes
 
     def of_the_connection(self) -> Settings:
-        """The same settings without the options that do not require a different connection."""
+        """Return the same settings without the options that do not affect the connection."""
         return attrs.evolve(
             self,
             start=Now(),
@@ -161,43 +167,50 @@ class Settings:
         )
 
     def request(self) -> ChangeFeedRequest:
-        """The request that opens the feed; its start position is not used."""
+        """Return the request that opens the feed; its start position is not used."""
         return ChangeFeedRequest(
             self.address,
             Now(),
             new_item_state_mode=self.new_item_state,
             old_item_state_mode=self.old_item_state,
+            on_expired=self.on_loss,
         )
 
     def named(self, name: str) -> str:
-        """An option as the user spelled it.
+        """Return the name of an option as the user spelled it.
 
         Args:
-            name: As the docs spell it.
+            name: The name of the option as the docs spell it.
         """
         return dict(self.given).get(name, name)
 
     def for_stream(self) -> Settings:
-        """These settings, checked for a stream.
+        """Return these settings, checked for a stream.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when an option is only for batches.
+            MulticloudDbError: `INVALID_REQUEST` if an option applies only to batches.
         """
         self._refuse("batch", "a stream", "end it with trigger(availableNow=True), or use spark.read")
         return self
 
     def for_batch(self) -> Settings:
-        """These settings, checked for a batch.
+        """Return these settings, checked for a batch.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if an option is only for streams, or if nothing can lie
-                between the start and the end.
+            MulticloudDbError: `INVALID_REQUEST` if an option applies only to streams, or if the start and the
+                end leave no range to read.
         """
         self._refuse("stream", "a batch", "leave it out, or use spark.readStream")
         start, end = self.named("startingPosition"), self.named("endingPosition")
         if isinstance(self.start, Now):
             raise invalid_request(
                 start, "is now, after which a batch finds nothing", "start at beginning or a time"
+            )
+        if isinstance(self.on_loss, Resnapshot):
+            raise invalid_request(
+                self.named("failOnDataLoss"),
+                "is resnapshot, which has no meaning in a batch",
+                f"leave it out, and set {start}=snapshot",
             )
         if self.end is not None and isinstance(self.start, Snapshot):
             raise invalid_request(
@@ -219,10 +232,11 @@ def parse_options(options: Mapping[str, str]) -> Settings:
     """Check options.
 
     Args:
-        options: The options, with names in any case. Values are text, as Spark passes them.
+        options: Read the options, whose names may be in upper or lower case. The options; their values are
+            text, as Spark passes them.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
+        MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
     """
     given, connection = _sorted_out(options)
 
@@ -245,7 +259,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         end=end.utc if isinstance(end, AtTime) else None,
         max_records=values.count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
         max_tasks=_tasks(given),
-        fail_on_data_loss=values.loss_fails(*text("failOnDataLoss", "true")),
+        on_loss=_on_loss(given),
         new_item_state=values.mode(*text("newItemState", "include_if_available"), NewItemStateMode),
         old_item_state=values.mode(*text("oldItemState", "omit"), OldItemStateMode),
         poll_seconds=values.duration(*text("pollInterval", "1 second")),
@@ -261,10 +275,8 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
     name, text = given.get("startingPosition", ("startingPosition", "beginning"))
     start = values.position(name, text)
     if isinstance(start, Snapshot):
-        if "snapshotOrder" in given:
-            start = attrs.evolve(start, order=values.snapshot_order(*given["snapshotOrder"]))
-        if "snapshotSegments" in given:
-            start = attrs.evolve(start, segments=values.count(*given["snapshotSegments"]))
+        return _as_given(start, given)
+    if isinstance(_on_loss(given), Resnapshot):
         return start
     for option in ("snapshotOrder", "snapshotSegments"):
         if option in given:
@@ -275,15 +287,30 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
     return start
 
 
+def _on_loss(given: Mapping[str, tuple[str, str]]) -> OnExpired:
+    """Return what to do after a loss; another snapshot is like the first one, but `AUTO` by default."""
+    on_loss = values.on_loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
+    return Resnapshot(_as_given(on_loss.snapshot, given)) if isinstance(on_loss, Resnapshot) else on_loss
+
+
+def _as_given(snapshot: Snapshot, given: Mapping[str, tuple[str, str]]) -> Snapshot:
+    """Return a snapshot with the options that the user gave."""
+    if "snapshotOrder" in given:
+        snapshot = attrs.evolve(snapshot, order=values.snapshot_order(*given["snapshotOrder"]))
+    if "snapshotSegments" in given:
+        snapshot = attrs.evolve(snapshot, segments=values.count(*given["snapshotSegments"]))
+    return snapshot
+
+
 def position_from_text(text: str) -> FeedStart | Snapshot:
-    """The inverse of `position_text`."""
+    """Return the position that was passed to `position_text`."""
     if found := _SNAPSHOT_TEXT.fullmatch(text):
         return Snapshot(SnapshotOrder(found[1]), None if found[2] is None else int(found[2]))
     return values.position("startingPosition", text)
 
 
 def position_text(position: FeedStart | Snapshot) -> str:
-    """A start as it is written in an offset."""
+    """Return a start position in the form that an offset stores."""
     match position:
         case Beginning():
             return "beginning"
@@ -296,7 +323,7 @@ def position_text(position: FeedStart | Snapshot) -> str:
 
 
 def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
-    """The maximum number of tasks of a batch."""
+    """Return the maximum number of tasks of a batch."""
     least = values.count(*given["minPartitions"]) if "minPartitions" in given else 1
     if "maxTasksPerBatch" not in given:
         return max(least, _DEFAULT_TASKS)
@@ -307,7 +334,7 @@ def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
 
 
 def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Our own options (name → spelling and value), and the options of the connection."""
+    """Return the source's own options (name → spelling and value), and the options of the connection."""
     given: dict[str, tuple[str, str]] = {}
     connection: dict[str, str] = {}
     for name, value in options.items():

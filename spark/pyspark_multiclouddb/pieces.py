@@ -1,7 +1,7 @@
-"""The last change of each key of a DataFrame, collected in pieces of bounded size.
+"""Collects the last change of each key of a DataFrame, in pieces of bounded size.
 
-Spark finds the last changes and keeps them on the executors, so the source is read once for all pieces. It is
-read a second time only for data of an executor that was lost meanwhile.
+Spark finds the last changes and keeps them on the executors, so that the source is read only once for all
+pieces. The source is read a second time only for data of an executor that was lost in the meantime.
 """
 
 from __future__ import annotations
@@ -19,19 +19,38 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["collected_in_pieces", "latest_rows"]
+__all__ = ["PLAN", "Piece", "collected_in_pieces", "latest_rows"]
+
+PLAN: Final = "_multiclouddb_plan"
+"""The column with the id of the snapshot from which a row comes; null for a change."""
 
 _BUCKETS: Final = 4096
-"""Keys are distributed to so many; a piece has one or more of them."""
+"""The number of parts into which keys are distributed; a piece consists of one or more parts."""
 _TASKS: Final = 32
-"""As many as a batch of the source has by default: Spark's own 200 cost more than a small batch is worth."""
+"""The number of tasks, equal to the source's default: Spark's default of 200 is too much for a small batch.
+"""
 _BUCKET: Final = "_bucket"
 _SIZE: Final = "_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
+@attrs.frozen
+class Piece:
+    """One part of a batch.
+
+    Attributes:
+        rows: The last changes of some of the keys.
+        is_last: True for the last part.
+        plan: The id of the snapshot to which rows of the batch belong, or None.
+    """
+
+    rows: pa.Table
+    is_last: bool
+    plan: str | None
+
+
 def latest_rows(frame: DataFrame) -> DataFrame:
-    """The row with the highest `order_key` of each `key`, found in Spark.
+    """Return the row with the highest `order_key` of each `key`; Spark finds these rows.
 
     A missing `order_key` counts as the highest.
     """
@@ -42,17 +61,17 @@ def latest_rows(frame: DataFrame) -> DataFrame:
     return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
 
 
-def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[tuple[pa.Table, bool]]:
+def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
     """Collect the last change of each key.
 
     Args:
-        frame: The DataFrame, with the columns `key`, `order_key` and `type`, and any others.
-        max_bytes: The maximum size of a piece. It is lowered if Spark's `spark.driver.maxResultSize` requires
-            this. The keys are divided into 4096 parts, and the rows of one part are never split.
+        frame: The DataFrame, with the columns `key`, `order_key`, `type`, and any others, such as `PLAN`.
+        max_bytes: The maximum size of a piece. The size is reduced if Spark's `spark.driver.maxResultSize`
+            requires this. The keys are divided into 4096 parts, and the rows of one part are never split.
 
     Returns:
-        Tables with the columns of the frame, and True with the last table. Each key is in one table. For a
-            frame without rows, there are no tables.
+        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. A frame
+        without rows gives no tables.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.
@@ -60,22 +79,24 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[tuple[pa.T
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.storagelevel import StorageLevel
 
-    columns = [_column(name) for name in frame.columns]
+    columns = [_column(name) for name in frame.columns if name != PLAN]
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
     size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
-    kept = latest_rows(frame).select(*columns, bucket.alias(_BUCKET), size.alias(_SIZE))
+    plan = F.col(PLAN) if PLAN in frame.columns else F.lit(None).cast("string").alias(PLAN)
+    kept = latest_rows(frame).select(*columns, plan, bucket.alias(_BUCKET), size.alias(_SIZE))
     kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        cuts = _cuts(kept, _bound(frame, max_bytes))
+        total = _total(kept)
+        cuts = _cuts(kept, total, _bound(frame, max_bytes))
         for number, (first, last) in enumerate(cuts, 1):
-            piece = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
-            yield piece, number == len(cuts)
+            rows = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
+            yield Piece(rows, number == len(cuts), total.plan)
     finally:
         kept.unpersist()
 
 
 def _column(name: str) -> Column:
-    """A column with exactly this name; dots in it do not form a path."""
+    """Return a column with exactly this name; dots in the name do not form a path."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return F.col("`" + name.replace("`", "``") + "`")
@@ -86,6 +107,7 @@ class _Total:
     rows: int
     size: int
     incomplete: int
+    plan: str | None
 
 
 def _total(kept: DataFrame) -> _Total:
@@ -96,16 +118,16 @@ def _total(kept: DataFrame) -> _Total:
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.sum(_SIZE), F.lit(0)).alias("size"),
         F.coalesce(F.sum(incomplete.cast("long")), F.lit(0)).alias("incomplete"),
+        F.max(PLAN).alias("plan"),
     )
     [row] = found.toArrow().to_pylist()
     return _Total(**row)
 
 
-def _cuts(kept: DataFrame, bound: int) -> list[tuple[int, int]]:
-    """The first and last bucket of each piece."""
+def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
+    """Return the first and last part (bucket) of each piece."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    total = _total(kept)
     if total.incomplete:
         raise invalid_request(
             "batch", "has rows without key, order_key or type", "pass the rows of the data source"
@@ -128,7 +150,7 @@ def _cuts(kept: DataFrame, bound: int) -> list[tuple[int, int]]:
 
 
 def _bytes_of(value: Column, kind: DataType) -> Column:
-    """The approximate size of a value in Arrow, estimated rather too high than too low."""
+    """Estimate the size of a value in Arrow; the estimate is rather too high than too low."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
@@ -146,7 +168,10 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
-    """Half of the maximum that Spark lets the driver collect. A result contains more than its rows."""
+    """Return half of the maximum that Spark lets the driver collect.
+
+    Only half is used, because a result contains more than its rows.
+    """
     limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
     allowed = int(found[1]) * _UNITS[found[2]] if found else 0

@@ -1,8 +1,8 @@
-"""The stream on a Spark that passes neither a position nor a limit to `latestOffset` (4.0 and 4.1).
+"""The stream for Spark versions that pass neither a position nor a limit to `latestOffset` (4.0, 4.1).
 
 These versions call `partitions(last, last)` with the newest offset of the log before the first
-`latestOffset()` of a restart. The reader thereby learns the position of its checkpoint. It applies the limit
-itself.
+`latestOffset()` of a restart. From this call the reader learns the position of its checkpoint. The reader
+itself applies the limit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 class PlainStreamReader(DataSourceStreamReader):
     """Plans micro-batches from the offsets that it returned, and from the offset at which a restart begins.
 
-    A query that ends by itself (`availableNow`, `once`) runs one micro-batch. Its first batch fixes the start
-    and also has rows, because otherwise the run would consist of one batch without rows.
+    A query that ends by itself (`availableNow`, `once`) runs one micro-batch. The first batch of such a query
+    fixes the start and also has rows, because otherwise the run would consist of one batch without rows.
 
     Args:
         settings: The options, checked for a stream.
@@ -42,11 +42,14 @@ class PlainStreamReader(DataSourceStreamReader):
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """The start of a new query. It is not resolved here, because Spark asks for it again on a replay."""
+        """Return the start of a new query.
+
+        The start is not resolved here, because Spark asks for it again on a replay.
+        """
         return self._batches.initial()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # as Spark 4.0 and 4.1 call it
-        """The end of the next micro-batch; the current position if there is nothing to read."""
+        """Return the end of the next micro-batch, or the current position if there is nothing to read."""
         most = self._batches.settings.max_records
         if self._position is not None:
             return self._batches.after(self._position, most, tell_more=True)
@@ -55,11 +58,11 @@ class PlainStreamReader(DataSourceStreamReader):
         return self._first
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The work of a micro-batch. From now on, `end` is the position of the query.
+        """Return the work of a micro-batch. From now on, `end` is the position of the query.
 
         Raises:
-            SourceError: The query has a checkpoint, and Spark did not pass its position before it requested
-                the first batch. Nothing has been written at that time.
+            SourceError: Raised if the query has a checkpoint, and Spark did not pass its position before it
+                requested the first batch. At that time, nothing has been written yet.
         """
         if self._position is None and self._first not in (None, end):
             with source_errors():
@@ -72,5 +75,5 @@ class PlainStreamReader(DataSourceStreamReader):
         return self._batches.tasks(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         return self._batches.read(partition)

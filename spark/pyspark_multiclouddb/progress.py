@@ -1,25 +1,25 @@
-"""The progress of a query, as the source reports it.
+"""Reports the progress of a query.
 
-From Spark 4.2 on `sources[].latestOffset` of the progress is a report, not an offset:
+From Spark 4.2 on, `sources[].latestOffset` in the progress is a report, not an offset:
 
     {"events": 20, "foundLate": 0, "headroomSeconds": 86012.0, "idle": false, "lagSeconds": 1.2,
      "openWatches": 0, "partitions": 8, "readUntil": "2026-01-31T12:00:00Z",
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
-`events` is the number of records of the step. It is null if the service does not give it before the records
-are read. `readUntil` is a time, and no later change is older than it. `lagSeconds` is its age by the
-service's clock, and 0 if the feed is idle. `headroomSeconds` is the time until the first position expires.
-`skipped` counts the places where `failOnDataLoss=false` left out expired changes since this run of the query
-began, and shows the last place.
+`events` is the number of records of the step. `events` is null if the service does not report the number
+before the records are read. `readUntil` is a time, and no later change is older than it. `lagSeconds` is the
+age of `readUntil` by the service's clock, and 0 if the feed is idle. `headroomSeconds` is the time until the
+first position expires. `skipped` counts the places at which `failOnDataLoss=false` left out expired changes
+since this run of the query began, and shows the last place.
 
 For a query that began with a snapshot, `snapshot` contains:
 
     {"floor": "…", "order": "ordered", "over": false, "plan": "9f…", "records": 100000, "segments": 100,
      "segmentsDone": 30}
 
-`records` is the estimate for the whole scan. `segmentsDone` includes the segments of this step. After the
-scan is over, only `floor`, `over` and `plan` remain. Until then, `readUntil` is the time of the snapshot, and
-`headroomSeconds` is how long the changes after it are still kept.
+`records` is the estimated number of rows of the whole scan. `segmentsDone` includes the segments that this
+step reads. After the scan is over, only `floor`, `over` and `plan` remain. Until then, `readUntil` is the
+time of the snapshot, and `headroomSeconds` is how long the changes after it are still kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from multiclouddb_spi.scan import plan_id_of
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pyspark_multiclouddb.connection import Connection
+    from pyspark_multiclouddb.arguments import check_has
+from pyspark_multiclouddb.connection import Connection
 
 __all__ = ["Reports", "caught_up", "snapshot_state"]
 
@@ -48,7 +49,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Reports:
-    """Makes the reports of one run of a query. It requests the service's time at most every 30 seconds."""
+    """Makes the reports of one run of a query.
+
+    The service's time is requested at most once every 30 seconds.
+    """
 
     def __init__(self) -> None:
         self._clock: tuple[datetime | None, float] | None = None
@@ -64,13 +68,13 @@ class Reports:
         idle: bool,
         snapshot: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The report after planning.
+        """Return the report after a step was planned.
 
         Args:
             connection: The feed.
-            lineage: The position of the query.
+            lineage: The current position of the query.
             step: The planned step, or None for the start.
-            idle: True when there was nothing to read.
+            idle: True if there was nothing to read.
             snapshot: From `snapshot_state`.
         """
         if step is not None:
@@ -91,13 +95,13 @@ class Reports:
             "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
             "readUntil": None if until is None else rfc3339(until),
             "skipped": {"count": len(self._skipped), "last": self._skipped[-1] if self._skipped else None},
-            "snapshot": None if snapshot is None else {**snapshot, **_scan(lineage)},
+            "snapshot": None if snapshot is None else {**_shown(snapshot), **_scan(lineage)},
             "v": 1,
             "waiting": sum(isinstance(entry, Waiting) for entry in lineage),
         }
 
     def _now(self, connection: Connection) -> datetime | None:
-        """The service's time, extrapolated between two requests."""
+        """Return the service's time, extrapolated between two requests."""
         here = time.monotonic()
         if self._clock is None or here - self._clock[1] > _CLOCK_SECONDS:
             self._clock = connection.opened.call("clock", connection.feed.clock), here
@@ -106,30 +110,38 @@ class Reports:
 
 
 def snapshot_state(
-    known: Mapping[str, Any] | None, before: Lineage, after: Lineage
+    known: Mapping[str, Any] | None, before: Lineage, after: Lineage, *, whole: bool = False
 ) -> Mapping[str, Any] | None:
-    """The snapshot in the form of the offset after a step; None for a query that began without a snapshot.
+    """Return the snapshot in the form of the offset after a step.
+
+    None for a query that began without a snapshot.
 
     Args:
         known: The snapshot from the offset before the step, or None.
         before: The lineage before the step.
-        after: The lineage after it.
+        after: The lineage after the step.
+        whole: True if the scan begins here and reads every row that exists.
     """
     plan = before.plan
     if plan is None:
         return known
-    return {"plan": plan_id_of(plan.partition_id), "floor": plan.floor, "over": after.plan is None}
+    state = {"plan": plan_id_of(plan.partition_id), "floor": plan.floor, "over": after.plan is None}
+    return state | ({"whole": True} if whole or (known is not None and known.get("whole")) else {})
 
 
 def _events(step: Step | None) -> int | None:
-    """The number of events in a step; None if it is not known, for example for a segment."""
+    """Return the number of events in a step; None if the number is not known, for example for a segment."""
     if step is None:
         return 0
     return None if step.before.plan is not None and step.ranges() else step.records
 
 
+def _shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: snapshot[name] for name in ("floor", "over", "plan")}
+
+
 def _scan(lineage: Lineage) -> dict[str, Any]:
-    """The progress of a scan while it is running."""
+    """Return the progress of a scan while the scan is running."""
     if lineage.plan is None:
         return {}
     scan = lineage.plan.progress()
@@ -138,7 +150,7 @@ def _scan(lineage: Lineage) -> dict[str, Any]:
 
 
 def _kept(lineage: Lineage) -> list[Cursor]:
-    """The positions of the stream, including those of partitions that wait for the scan."""
+    """Return the positions of the stream, including those of partitions that wait for the scan."""
     active = [entry.cursor for entry in lineage.active() if not lineage.is_segment(entry.partition_id)]
     if lineage.plan is None:
         return active
@@ -146,7 +158,7 @@ def _kept(lineage: Lineage) -> list[Cursor]:
 
 
 def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
-    """A time; no later event is older than this."""
+    """Return a time; no later event is older than this time."""
     if lineage.plan is not None:
         return _EPOCH + timedelta(microseconds=lineage.plan.moment)
     times = [connection.feed.describe(entry.cursor).time for entry in lineage.active()]
@@ -155,10 +167,10 @@ def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
 
 
 def caught_up(query: StreamingQuery) -> bool:
-    """True if a run that ended by itself has read everything.
+    """Return True if a run that ended by itself has read everything.
 
     With `trigger(availableNow=True)`, Spark 4.0 and 4.1 run one micro-batch. Therefore repeat the run until
-    this function returns True. From Spark 4.2 on, it always returns True.
+    this function returns True. From Spark 4.2 on, the function always returns True.
 
     Args:
         query: The query, after `awaitTermination()`.
@@ -170,6 +182,7 @@ def caught_up(query: StreamingQuery) -> bool:
         ...     if caught_up(query):
         ...         break
     """
+    check_has("query", query, "lastProgress", "a streaming query")
     progress = query.lastProgress
     if progress is None:
         return True

@@ -1,4 +1,4 @@
-"""A Spark session on this machine that prints only errors and is ready for the data source."""
+"""Provides a Spark session on this machine that prints only errors and is ready for the data source."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from multiclouddb_api.validators import check_type
 from pyspark_multiclouddb.java import ensure_java
 
 if TYPE_CHECKING:
@@ -21,25 +22,28 @@ _LOG_OPTION: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log
 def local_session(app_name: str, **conf: object) -> SparkSession:
     """Start Spark in this process, or return the running session.
 
-    It finds a Java (`ensure_java`), makes Spark's workers use this Python, listens only on the loopback
-    interface, uses the time zone UTC, and prints only errors. It has no progress bars and no web interface.
+    The function finds a Java (`ensure_java`), makes Spark's workers use this Python, listens only on the
+    loopback interface, uses the time zone UTC, and prints only errors. The session has no progress bars and
+    no web interface.
 
     Args:
-        app_name: The name of the application in Spark.
-        conf: Spark settings; they override the settings made here, and None leaves a setting unset. Names
-            contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to
-            those made here; `-XX:TieredStopAtLevel=1` halves the work of a short run.
+        app_name: The name of the application in Spark's interface.
+        conf: Spark settings; they override the settings made here, and the value None leaves a setting unset.
+            Names contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are
+            added to the options that this function sets; `-XX:TieredStopAtLevel=1` halves the work of a short
+            run.
 
     Returns:
-        The session. Its master is `local[*]`, and a task that fails is tried a second time.
+        The session. The session's master is `local[*]`, and a task that fails is tried a second time.
 
     Raises:
-        RuntimeError: There is no Java.
+        RuntimeError: Raised if there is no usable Java.
 
     Examples:
         >>> with local_session("orders") as spark:
         ...     spark.read.format("multiclouddb").option("url", url).option("collection", "orders").load()
     """
+    check_type("app_name", app_name, str)
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])

@@ -1,4 +1,4 @@
-"""Sinks for `foreachBatch`: they keep a table equal to the collection.
+"""Sinks for `foreachBatch` that keep a table equal to the collection.
 
 A micro-batch can be delivered twice. If a query is killed after the sink's commit and before Spark's own
 commit, it delivers the batch again, with the same number and the same rows. Also, a key can change several
@@ -24,12 +24,17 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
+import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_spi.arrow import events_to_arrow
+from multiclouddb_spi.scan import plan_id_of
+from pyspark_multiclouddb.arguments import check_merge, check_rows
+from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.delta import Target, drop_tombstones, live_rows
+from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,13 +65,13 @@ def latest_by_key(events: _Events) -> _Events:
         events: A DataFrame or a pyarrow table with the columns `key` and `order_key`, and any others.
 
     Returns:
-        The row with the highest `order_key` of each `key`. An event that was delivered twice gives one row. A
+        The row with the highest `order_key` of each `key`. An event that was delivered twice gives only one
+        row. A
             table is
         sorted by `key`; a DataFrame is evaluated when you use it, in Spark, and has no order.
     """
+    check_rows("events", events)
     if not isinstance(events, pa.Table):
-        from pyspark_multiclouddb.pieces import latest_rows
-
         return cast("_Events", latest_rows(events))
     if not events.num_rows:
         return events
@@ -79,6 +84,7 @@ def merge_into_delta(
     table_path: str | os.PathLike[str],
     app_id: str | None,
     *,
+    checkpoint: str | os.PathLike[str] | None = None,
     create: bool = True,
     new_columns: Literal["add", "refuse"] = "refuse",
     max_bytes: int = 64 << 20,
@@ -86,15 +92,22 @@ def merge_into_delta(
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
     A row is written if its `order_key` is higher than the table's, so the order and the repetition of changes
-    do not matter. The row of a deleted document has the time of its merge in `_deleted_at`, which is null for
-    all others (`live_rows`, `drop_tombstones`).
+    do not matter. The row of a deleted document contains the time of its merge in `_deleted_at`; this column
+    is null for all other rows (`live_rows`, `drop_tombstones`).
 
     Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
     to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
-    once and keeps the last changes on its executors until all pieces are merged. If memory is short, it keeps
-    them on the executors' disks. A process that is killed between two commits merges the batch again when it
-    restarts; rows that were already merged are found equal. The last commit stores the number of the batch,
-    and a batch whose number the table already contains is left out.
+    once and keeps the last changes on its executors until all pieces are merged. If memory is short, Spark
+    keeps them on the executors' disks. A process that is killed between two commits merges the batch again
+    when it restarts; rows that were already merged are found equal. The last commit stores the number of the
+    batch, and a batch whose number the table already contains is left out.
+
+    A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if its
+    options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. The
+    offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is over.
+    A snapshot then repairs the table: its rows win over older rows, and after its last row the documents that
+    it has not contained become tombstones. So the table must belong to this collection alone. Without
+    `checkpoint`, a snapshot into a table with older rows is refused.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
@@ -103,49 +116,89 @@ def merge_into_delta(
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
-            or a page is one commit.
-        batch_id: The number that Spark passes. None for changes that have no number. They are always merged,
-            and a repetition changes nothing.
-        table_path: A folder, or a URL that `deltalake` supports. Only one process may write at a time.
-        app_id: Identifies the query and its checkpoint. With a new checkpoint directory the numbers begin
-            again, so use another `app_id`. Otherwise the first batches count as replays and are left out.
-            None if, and only if, there is no number.
+            or a page is merged in one commit.
+        batch_id: The number of the batch that Spark passes. None for changes that have no batch number. Such
+            changes are always merged, and repeating them changes nothing.
+        table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
+            time.
+        app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
+            numbers begin again, so use another `app_id`. Otherwise the first batches count as replays and are
+            left out. Must be None if there is no batch number, and only then.
+        checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
-        new_columns: The action for a column that the batch has and the table does not: `"add"` it, with null
-            in the existing rows, or `"refuse"` the batch.
-        max_bytes: The maximum size of a piece, approximately as Arrow stores it. It is lowered if Spark's
-            `spark.driver.maxResultSize` requires this. A single row is never split.
+        new_columns: What to do with a column that the batch has and the table does not have: `"add"` adds the
+            column, with null in the existing rows; `"refuse"` refuses the batch.
+        max_bytes: The maximum size of a piece, approximately as Arrow stores it. The size is reduced if
+            Spark's `spark.driver.maxResultSize` requires this. A single row is never split.
 
     Returns:
         True if the batch was merged; False if it was empty or the table already contained it.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
-            or is new and refused; `NOT_FOUND` if the table does not exist and `create` is False. In these
-            cases nothing was written.
-        ImportError: `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
+            or is new and refused; if a snapshot needs `checkpoint`, or the checkpoint is of another query;
+            `NOT_FOUND` if the table does not exist and `create` is False. In these cases no row was written.
+        ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
 
+    check_merge(
+        batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
+        new_columns=new_columns, max_bytes=max_bytes,
+    )  # fmt: skip
     if (batch_id is None) != (app_id is None):
         raise invalid_request("batch_id", "goes with app_id", "give both, or None for both")
     if max_bytes < 1:
         raise invalid_request("max_bytes", "is less than 1", "give the bytes that a piece may have")
+    scan = None if checkpoint is None else _scan_of(batch, batch_id, os.fspath(checkpoint))
     target = Target(os.fspath(table_path), create=create, new_columns=new_columns)
     done = None if batch_id is None or app_id is None else Transaction(app_id, batch_id)
-    if batch_id is not None and app_id is not None and target.has(app_id, batch_id):
-        return False
     merged = False
-    for rows, is_last in _pieces(batch, max_bytes):
-        if not merged:
-            target.prepare(rows.drop_columns("type").schema)
-        target.merge(rows, done if is_last else None)
-        merged = True
+    if batch_id is not None and app_id is not None and target.has(app_id, batch_id):
+        if scan is not None:
+            target.check_unused(scan, app_id)
+    else:
+        is_frame = not isinstance(batch, pa.Table | ChangeFeedPage)
+        for piece in _pieces(batch, max_bytes):
+            if not merged:
+                target.prepare(piece.rows.drop_columns("type").schema)
+                _begin(target, scan, piece.plan, is_told=checkpoint is not None, strict=is_frame)
+            target.merge(piece.rows, done if piece.is_last else None)
+            merged = True
+    if scan is not None and target.exists:
+        target.begin(scan)
+        if scan.is_over:
+            target.end(scan)
     return merged
 
 
-def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[tuple[pa.Table, bool]]:
-    """The last changes of the batch, in the columns of the target and `type`; True with the last piece."""
+def _scan_of(
+    batch: DataFrame | pa.Table | ChangeFeedPage, batch_id: int | None, checkpoint: str
+) -> Scan | None:
+    """Return the snapshot to which the batch belongs."""
+    if batch_id is None:
+        raise invalid_request("checkpoint", "goes with batch_id", "give both, or leave both out")
+    if isinstance(batch, pa.Table | ChangeFeedPage):
+        return Checkpoint(checkpoint).scan(batch_id, None)
+    return Checkpoint(checkpoint, batch.sparkSession).scan(batch_id, query_of(batch))
+
+
+def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
+    """Begin or accept the snapshot to which rows of a batch belong."""
+    if scan is not None:
+        if plan not in (None, scan.plan):
+            raise invalid_request(
+                "checkpoint",
+                f"is at the snapshot {scan.plan}, and the batch has rows of {plan}",
+                "pass the checkpointLocation of the query that calls this",
+            )
+        target.begin(scan)
+    elif plan is not None and not is_told:
+        target.accept(plan, strict=strict)
+
+
+def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[Piece]:
+    """Return the last changes of the batch, in the columns of the target and `type`."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
@@ -154,23 +207,33 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
         if name not in names:
             raise invalid_request("batch", f"has no column {name}", "pass the rows of the data source")
     kept = [*(name for name in names if name not in _OF_THE_EVENT), "type"]
+    tells_plan = {"backfilled", "event_id"} <= set(names)
     if not is_table:
-        from pyspark_multiclouddb.pieces import collected_in_pieces
-
-        columns = (f"`{name}`" for name in kept)
-        for piece, is_last in collected_in_pieces(batch.select(*columns), max_bytes):
-            yield _in_utc(piece), is_last
+        plan = "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] END"
+        columns = [*(f"`{name}`" for name in kept), *([f"{plan} AS {PLAN}"] if tells_plan else [])]
+        for piece in collected_in_pieces(batch.selectExpr(*columns), max_bytes):
+            yield attrs.evolve(piece, rows=_in_utc(piece.rows))
         return
     if any(batch[name].null_count for name in _NEEDED):
         raise invalid_request(
             "batch", "has rows without key, order_key or type", "pass the rows of the data source"
         )
     if batch.num_rows:
-        yield _in_utc(_without_older(batch.select(kept))), True
+        found = _plan_in(batch) if tells_plan else None
+        yield Piece(_in_utc(latest_by_key(batch.select(kept))), is_last=True, plan=found)
+
+
+def _plan_in(events: pa.Table) -> str | None:
+    """Return the id of the snapshot to which rows belong, from the id of one of these rows."""
+    backfilled = events["backfilled"]
+    where = pc.index(backfilled, True).as_py()
+    if where < 0:
+        return None
+    return plan_id_of(events["event_id"][where].as_py() or "") or None
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:
-    """The rows with the highest `order_key` of each `key`, in the order of keys."""
+    """Return the rows with the highest `order_key` of each `key`, in the order of keys."""
     order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
     keys = events["key"].take(order).combine_chunks()
     is_first = pa.array([True])
@@ -179,20 +242,8 @@ def _last_of_each(events: pa.Table) -> pa.Array:
     return order.filter(is_first)
 
 
-def _without_older(events: pa.Table) -> pa.Table:
-    """The last change of each key in any order. Only rows that share a key with another row are sorted."""
-    numbers = events["key"].combine_chunks().dictionary_encode().indices
-    counts = pc.value_counts(numbers)
-    several = counts.field(0).filter(pc.greater(counts.field(1), 1))
-    if not len(several):
-        return events
-    again = pc.is_in(numbers, value_set=several)
-    rest = events.filter(again)
-    return pa.concat_tables([events.filter(pc.invert(again)), rest.take(_last_of_each(rest))])
-
-
 def _in_utc(events: pa.Table) -> pa.Table:
-    """The events, with times in UTC, because Spark labels them with the time zone of the session."""
+    """Return the events with times in UTC, because Spark labels times with the time zone of the session."""
     for index, field in enumerate(events.schema):
         if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
             utc: Any = events.column(index).cast(pa.timestamp("us", tz="UTC"))

@@ -1,8 +1,8 @@
-"""The data source itself: its name, its schema, its options.
+"""Defines the data source itself: its name, its schema and its options.
 
-Spark imports this module in a worker process to find the source. An error there would disable every Python
-data source of the session. Therefore only the base class is imported here, and a missing module is reported
-when the source is used.
+Spark imports this module in a worker process to find the source. An import error in this module would disable
+every Python data source of the session. Therefore only the base class is imported here, and a missing module
+is reported when the source is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIMITS: Final = "pyspark.sql.streaming.datasource"
 
 
 class DefaultSource(DataSource):
-    """`format("multiclouddb")`, for `spark.readStream` and `spark.read`.
+    """Implements `format("multiclouddb")` for `spark.readStream` and `spark.read`.
 
     The module `pyspark_multiclouddb.option_table` lists the options.
 
@@ -34,19 +34,19 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "multiclouddb"
 
     def schema(self) -> StructType:
-        """The columns, which are the same for every provider. This also checks the options."""
+        """Return the columns, which are the same for every provider. This also checks the options."""
         schema: StructType = _room("opening").checked_schema(self.options)
         return schema
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A reader of micro-batches.
+        """Return a reader of micro-batches.
 
         Args:
-            schema: The result of `schema`; Spark passes it.
+            schema: The schema that `schema` returned; Spark passes it.
         """
         settings = _room("opening").settings_of(self.options, schema, is_stream=True)
         reader: DataSourceStreamReader = (
@@ -57,10 +57,10 @@ class DefaultSource(DataSource):
         return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of one batch.
+        """Return a reader of one batch.
 
         Args:
-            schema: The result of `schema`; Spark passes it.
+            schema: The schema that `schema` returned; Spark passes it.
         """
         settings = _room("opening").settings_of(self.options, schema, is_stream=False)
         reader: DataSourceReader = _room("batch").ChangeFeedReader(settings)
@@ -68,7 +68,7 @@ class DefaultSource(DataSource):
 
 
 def _room(name: str) -> Any:
-    """A module of this package, or one clear error if it cannot be imported here."""
+    """Import a module of this package; raise one clear error if it cannot be imported here."""
     trouble = f"Python {sys.version.split()[0]} is too old, 3.11 is needed"
     if sys.version_info >= _OLDEST_PYTHON:
         try:

@@ -1,4 +1,4 @@
-"""The stream on a Spark that passes a position and a limit to `latestOffset` (4.2 and newer)."""
+"""The stream for Spark versions that pass a position and a limit to `latestOffset` (4.2 and newer)."""
 
 from __future__ import annotations
 
@@ -37,34 +37,43 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """The start of a new query. It is not resolved here, because Spark asks for it again on a replay."""
+        """Return the start of a new query.
+
+        The start is not resolved here, because Spark asks for it again on a replay.
+        """
         return self._batches.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The limit on the rows of a micro-batch.
+        """Return the limit on the rows of a micro-batch.
 
-        Without the option, the limit is for the first micro-batches.
+        Without the option, the limit applies only to the first micro-batches.
         """
         return ReadMaxRows(self._batches.settings.max_records or BACKLOG_RECORDS)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end by itself. It ends where the feed ends when the first batch is planned."""
+        """Make the query end by itself.
+
+        The query ends where the feed ends when the first batch is planned.
+        """
         self._batches.ends_by_itself = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; `start` itself if there is nothing to read."""
+        """Return the end of the next micro-batch; `start` itself if there is nothing to read."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         by_default = self._batches.settings.max_records is None and most == BACKLOG_RECORDS
         return self._batches.after(start, None if by_default and self._batches.caught_up else most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """A summary for the query's progress, not an offset."""
+        """Return a summary for the query's progress; it is not an offset."""
         return self._batches.report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The work of a micro-batch. It is the same on every call, and the database is not called."""
+        """Return the work of a micro-batch.
+
+        The work is the same on every call, and the database is not called.
+        """
         return self._batches.tasks(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         return self._batches.read(partition)

@@ -1,8 +1,9 @@
-"""The program that `test_bounded.py` runs: one micro-batch of any size, and a driver that takes little.
+"""The program of `test_bounded.py`: one micro-batch of any size, and a driver that accepts little.
 
     python bounded.py FOLDER RESULT_SIZE
 
-`RESULT_SIZE` is Spark's bound on what a driver collects at a time: `spark.driver.maxResultSize`.
+`RESULT_SIZE` is Spark's limit on the size of the results that a driver collects at a time:
+`spark.driver.maxResultSize`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""One Spark session per process, one embedded store per test, and the readers of its feed."""
+"""Fixtures: one Spark session per process, one embedded store per test, and readers of the store's feed."""
 
 import random
 
@@ -7,15 +7,18 @@ import pytest
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb.connection import close_connections
 
+from .databases import Cosmos, Dynamo, Embedded, Mongo, credentials
+from .queries import Queries
+
 COLLECTION = "orders"
 
 
 class Source:
-    """A collection with its complete history, and the options for Spark to find it.
+    """A collection with its complete history, and the options with which Spark finds it.
 
     Attributes:
         store: The store.
-        truth: Every change so far: (type, key, document).
+        truth: Every change made so far: (type, key, document).
     """
 
     def __init__(self, store):
@@ -28,7 +31,7 @@ class Source:
         return {"url": f"embedded://{self.store.path}", "collection": COLLECTION, **more}
 
     def write(self, count, seed=0, keys=40):
-        """Some creates, updates and deletes."""
+        """Write some creates, updates and deletes."""
         dice = random.Random(f"{seed} {len(self.truth)}")
         for _ in range(count):
             key, number = f"k{dice.randrange(keys)}", len(self.truth)
@@ -55,6 +58,41 @@ class Source:
 def source(tmp_path):
     with EmbeddedStore(tmp_path / "store.db", durable=False) as store:
         yield Source(store)
+
+
+@pytest.fixture(scope="session")
+def databases(tmp_path_factory):
+    """Makes feeds for queries in processes of their own; each server is started at its first use."""
+    kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos)}
+    servers = {}
+
+    def feeds(name, *wanted):
+        """A feed with this name of each of these databases."""
+        for kind in wanted:
+            if kind not in servers:
+                servers[kind] = kinds[kind](tmp_path_factory.mktemp(kind))
+            yield servers[kind].feed(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in credentials().items():
+            patch.setenv(variable, value)
+        yield feeds
+        for server in servers.values():
+            server.close()
+
+
+@pytest.fixture
+def start_queries(tmp_path):
+    """Make `Queries`, whose processes end with the test."""
+    made = []
+
+    def make(feeds, **settings):
+        made.append(Queries(tmp_path / "queries", feeds, **settings))
+        return made[-1]
+
+    yield make
+    for queries in made:
+        queries.clean()
 
 
 @pytest.fixture(autouse=True)

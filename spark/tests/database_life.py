@@ -1,28 +1,26 @@
-"""A short life of a query on a database with secrets; it keeps whatever Spark shows or writes of it.
+"""Runs short queries on databases with secrets; it keeps everything that Spark shows or writes about them.
 
-    python database_life.py FOLDER OPTIONS COUNT [die | pin]
+    python database_life.py FOLDER OPTIONS COUNT
 
-OPTIONS are those of the source, as JSON; COUNT is how many events there are. With `die` it kills itself,
-driver and JVM, in its second batch, after the sink. With `pin` it only fixes the start of the query.
-Otherwise it ends when all events are there. The files of the rows and all that was shown lie in the folder.
+OPTIONS contains the options of each query by its name, as JSON; COUNT is the number of events in each
+database. The program fixes the start of each query and leaves the file `pinned`. When the file `written`
+exists, it continues until all events have arrived. The files of the rows and everything that was shown are in
+the folder.
 """
 
 import contextlib
 import io
 import json
-import os
-import signal
 import sys
+import time
 from pathlib import Path
 from urllib.request import urlopen
 
 from pyspark_multiclouddb import caught_up, local_session
 
-folder, options, count = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-dies = "die" in sys.argv
-(folder / "rows").mkdir(exist_ok=True)
-(folder / "shown").mkdir(exist_ok=True)
-(folder / "events").mkdir(exist_ok=True)
+folder, databases, count = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+for name in ("shown", "events"):
+    (folder / name).mkdir()
 conf = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.eventLog.enabled": "true",
@@ -33,19 +31,48 @@ conf = {
     "spark.log.level": "INFO",
 }
 spark = local_session("database", **conf)
-jvm = spark.sparkContext._gateway.proc.pid
 
 
-def keep(frame, batch_id):
-    rows = [row.event_id for row in frame.select("event_id").collect()]
-    (folder / "rows" / str(batch_id)).write_text(json.dumps(rows))
-    if dies and any(batch != str(batch_id) and read(batch) for batch in os.listdir(folder / "rows")):
-        for pid in (jvm, os.getpid()):
-            os.kill(pid, signal.SIGKILL)
+class Life:
+    """Run the query on one database; every run except the first is a clean restart."""
 
+    def __init__(self, name, options):
+        self.name, self.options, self.rows = name, options, folder / "rows" / name
+        self.rows.mkdir(parents=True)
+        self.stream = spark.readStream.format("multiclouddb").options(**options).load()
 
-def read(batch):
-    return json.loads((folder / "rows" / batch).read_text())
+    def keep(self, frame, batch_id):
+        rows = [row.event_id for row in frame.select("event_id").collect()]
+        (self.rows / str(batch_id)).write_text(json.dumps(rows))
+
+    def run(self):
+        writer = self.stream.writeStream.foreachBatch(self.keep)
+        writer = writer.option("checkpointLocation", str(folder / "checkpoint" / self.name))
+        query = writer.queryName(self.name).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    def run_all(self):
+        while True:
+            query = self.run()
+            if caught_up(query) and sum(len(json.loads(f.read_text())) for f in self.rows.iterdir()) >= count:
+                return query
+
+    def show(self, query):
+        show(f"{self.name}-explain", printed(lambda: self.stream.explain(True)))
+        show(f"{self.name}-explain-query", printed(lambda: query.explain(True)))
+        show(f"{self.name}-progress", query.recentProgress)
+        show(f"{self.name}-repr", repr(self.stream) + repr(query) + repr(query.status))
+        options = {key: value for key, value in self.options.items() if key != "maxRecordsPerTrigger"}
+        if options["startingPosition"] != "now":
+            batch = spark.read.format("multiclouddb").options(**options).load()
+            show(f"{self.name}-explain-batch", printed(lambda: batch.explain(True)))
+            batch.createOrReplaceTempView(self.name)
+            show(f"{self.name}-batch", spark.sql(f"SELECT count(*) FROM {self.name}").collect())
+        try:
+            spark.read.format("multiclouddb").options(**{**options, "startingPosition": "later"}).load()
+        except Exception as error:  # noqa: BLE001 - it is looked into for secrets
+            show(f"{self.name}-error", error)
 
 
 def show(name, text):
@@ -58,31 +85,14 @@ def printed(print_it):
     return out.getvalue()
 
 
-stream = spark.readStream.format("multiclouddb").options(**options).load()
-while True:
-    query = (
-        stream.writeStream.foreachBatch(keep)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .queryName("life")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    if "pin" in sys.argv:
-        spark.stop()
-        sys.exit()
-    if sum(len(read(batch)) for batch in os.listdir(folder / "rows")) >= count and caught_up(query):
-        break
-show("explain", printed(lambda: stream.explain(True)))
-show("explain-query", printed(lambda: query.explain(True)))
-show("progress", query.recentProgress)
-show("repr", repr(stream) + repr(query) + repr(query.status))
-del options["maxRecordsPerTrigger"]
-if options.get("startingPosition") != "now":
-    batch = spark.read.format("multiclouddb").options(**options).load()
-    show("explain-batch", printed(lambda: batch.explain(True)))
-    batch.createOrReplaceTempView("changes")
-    show("batch", spark.sql("SELECT count(*) FROM changes").collect())
+lives = [Life(*each) for each in databases.items()]
+for life in lives:
+    life.run()
+(folder / "pinned").touch()
+while not (folder / "written").exists():
+    time.sleep(0.02)
+for life in lives:
+    life.show(life.run_all())
 root = spark.sparkContext.uiWebUrl
 pages = ["jobs", "stages", "storage", "environment", "executors", "SQL", "StreamingQuery"]
 pages += [f"SQL/execution/?id={number}" for number in range(4)]
@@ -91,8 +101,4 @@ pages += [f"{api}/sql?details=true", f"{api}/environment", f"{api}/jobs"]
 for number, page in enumerate(pages):
     with urlopen(f"{root}/{page.rstrip('/')}{'' if '?' in page or 'api' in page else '/'}") as answer:
         show(f"page-{number}", answer.read().decode())
-try:
-    spark.read.format("multiclouddb").options(**{**options, "startingPosition": "later"}).load()
-except Exception as error:  # noqa: BLE001 - it is looked into for secrets
-    show("error", error)
 spark.stop()

@@ -1,8 +1,8 @@
-"""PySpark of other versions: fetched once for a user, unpacked outside the clone, shared by all processes.
+"""Other versions of PySpark: fetched once per user, unpacked outside the clone, and shared by all processes.
 
 An environment is a folder that `PYTHONPATH` puts before the packages of `.venv`. Everything else that a
-test needs comes from `.venv`. PySpark is a source package of about 430 MB. It is unpacked instead of built:
-a build takes half a minute longer and gives the same files.
+test needs comes from `.venv`. PySpark is a source package of about 430 MB. The package is unpacked instead of
+built, because a build takes half a minute longer and gives the same files.
 
     python spark/tests/environments.py          builds all of them, and prints the time of each
     python spark/tests/environments.py 4.0.5    prints the folder of one
@@ -40,22 +40,22 @@ PLACES = {
 
 
 def environment(version):
-    """The folder with PySpark of a version; the first call of a user fetches it.
+    """Return the folder with PySpark of a version; the first call of a user fetches it.
 
     Raises:
-        ServerUnavailableError: pip failed, or what it brought is not what we know.
+        ServerUnavailableError: Raised if pip failed, or what it fetched is not the expected package.
     """
     return _fetched(DIGESTS[version], ["--no-binary=:all:", f"pyspark=={version}"], _unpack)
 
 
 def zstandard():
-    """The folder with the package zstandard, as `environment`."""
+    """Return the folder with the package zstandard, in the same way as `environment`."""
     platform = ["--only-binary=:all:", "--platform=manylinux2014_x86_64"]
     return _fetched(ZSTANDARD[sys.version_info[:2]], [*platform, "zstandard==0.25.0"], _unzip)
 
 
 def build_in_background():
-    """Fetch what is missing while other tests run; the process ends by itself."""
+    """Fetch missing versions while other tests run; the process ends by itself."""
     return subprocess.Popen([sys.executable, __file__], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -1,9 +1,8 @@
-"""The program that `test_kill.py` kills: it follows the feed into a Delta table until it gets the order to
-end.
+"""The program that `test_kill.py` kills: it follows the feed into a Delta table until it is told to end.
 
     python follower.py FOLDER [DIE_AT]
 
-DIE_AT is `before-sink:N` or `after-sink:N`: in batch N the program kills itself and its JVM there.
+DIE_AT is `before-sink:N` or `after-sink:N`: the program kills itself and its JVM at that point of batch N.
 """
 
 import os

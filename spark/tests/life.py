@@ -1,10 +1,10 @@
-"""The program that `test_versions.py` runs on each version of Spark: what a query does in its life.
+"""The program that `test_versions.py` runs on each version of Spark; it runs queries of every kind.
 
     python life.py FOLDER PART
 
-PART is `found` (a batch of this source and of somebody else's), `first` (the same, streams that end, a
-replay; it dies in a batch of a stream that does not end) or `second` (it resumes after the death, and ends
-when it has everything).
+PART is `found` (a batch of this source and a batch of another source), `first` (the same, then streams that
+end and a replay; the program dies in a batch of a stream that does not end) or `second` (the program resumes
+after the death, and ends when all events have arrived).
 """
 
 import json
@@ -29,7 +29,7 @@ def note(**facts):
 
 
 class Rows:
-    """A `foreachBatch` that keeps each batch in a file."""
+    """A `foreachBatch` function that keeps each batch in a file."""
 
     def __init__(self, name, die_in=None):
         self.folder, self.die_in, self.batches = folder / name, die_in, []
@@ -60,7 +60,7 @@ def run_once(rows):
 
 
 def run_all(rows):
-    """The loop of the docs; every run but the first is a clean restart."""
+    """Run the loop from the docs; every run except the first is a clean restart."""
     runs = 1
     while not caught_up(run_once(rows)):
         runs += 1
@@ -75,7 +75,7 @@ def follow(rows):
 
 
 def ended_runs():
-    """Streams that end, and the replay of a batch that was planned and not done."""
+    """Run streams that end, and replay a batch that was planned and not completed."""
     rows = Rows("ended")
     runs = run_all(rows)
     last = max(
@@ -95,7 +95,7 @@ def ended_runs():
 
 
 def unknown_position():
-    """The one configuration in which Spark 4.0 and 4.1 do not say where the checkpoint stands."""
+    """Test the one configuration in which Spark 4.0 and 4.1 do not report the position of the checkpoint."""
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")
     path = folder / "ended-checkpoint/offsets"
     before = sorted(file.name for file in path.iterdir())

@@ -1,8 +1,8 @@
-"""The program that `test_connect.py` runs: a client of Spark Connect. It has no package of ours.
+"""The program that `test_connect.py` runs as a client of Spark Connect.
 
-    python remote.py ADDRESS FOLDER
+The program does not have this project's packages. python remote.py ADDRESS FOLDER
 
-It prints one line of JSON: what it found.
+The program prints its findings as one line of JSON.
 """
 
 import json
@@ -24,7 +24,7 @@ def merge(frame, batch_id):
     from pyspark_multiclouddb import merge_into_delta
 
     def counted(batches):
-        """Each task that reads the source leaves a line."""
+        """Return the frame; each task that reads the source leaves a line in a file."""
         with Path(checkpoint).with_name("reads").open("a") as file:
             file.write(f"{batch_id} {TaskContext.get().partitionId()}\n")
         yield from batches

@@ -1,4 +1,4 @@
-"""A stream without `maxRecordsPerTrigger`: its first micro-batches have a bound all the same."""
+"""Tests a stream without `maxRecordsPerTrigger`: even so, its first micro-batches have a limit."""
 
 import pyspark_multiclouddb.stream
 from pyspark_multiclouddb.options import parse_options
@@ -10,7 +10,7 @@ def rows_of(reader, start, end):
 
 
 def sizes(reader, start):
-    """The rows of each micro-batch until there is nothing to read, and where that is."""
+    """Return the rows of each micro-batch until there is nothing to read, and the final position."""
     found, limit = [], reader.getDefaultReadLimit()
     while (end := reader.latestOffset(start, limit)) != start:
         found.append(rows_of(reader, start, end))

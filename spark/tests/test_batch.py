@@ -1,4 +1,4 @@
-"""How a batch is planned, without Spark."""
+"""Tests how a batch is planned, without Spark."""
 
 import pickle
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ def rows(source, **options):
 
 
 def grow(source):
-    """Three generations of partitions."""
+    """Make three generations of partitions."""
     for turn in range(3):
         source.write(20, seed=turn)
         source.split(turn)
@@ -52,7 +52,7 @@ def test_end_at_a_moment(source):
 
 
 def test_end_at_a_moment_right_before_a_split(source):
-    """The parent ends exactly at the bound, and its children's changes are after that time."""
+    """The parent ends exactly at the end of the range, and the changes of its children are later."""
     source.write(20)
     moment = datetime.now(UTC)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A micro-batch that is larger than what the driver can take: the stream does not stop for ever."""
+"""Tests a micro-batch that is larger than the driver accepts: the stream must not stop forever."""
 
 import random
 from pathlib import Path
@@ -20,7 +20,7 @@ RESULT_SIZE = "1m"
 
 
 def fill(source):
-    """About ten times what the sink collects at a time, in one micro-batch."""
+    """Write about ten times as much as the sink collects at a time, in one micro-batch."""
     for number in range(KEYS):
         key, document = f"k{number}", {"n": number, "text": "x" * 800}
         source.store.put("orders", key, document)
@@ -49,7 +49,7 @@ def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source
 
 
 def read_counted(frame, file):
-    """The same frame; each task that reads it leaves a line."""
+    """Return the same frame; each task that reads it leaves a line in a file."""
 
     def counted(batches):
         with file.open("a") as lines:
@@ -95,7 +95,8 @@ class TestPieces:
             "timestamp",
             "map(key, true) as flags",
         )
-        pieces, lasts = zip(*collected_in_pieces(frame, 20_000), strict=True)
+        found = list(collected_in_pieces(frame, 20_000))
+        pieces, lasts = [piece.rows for piece in found], tuple(piece.is_last for piece in found)
         keys = [key for piece in pieces for key in piece["key"].to_pylist()]
         assert len(keys) == len(set(keys)) == len({key for key, _, _ in changes})
         assert len(pieces) > 3
@@ -106,7 +107,7 @@ class TestPieces:
 
     def test_single_row_above_the_bound_is_a_piece(self, spark):
         frame = spark.createDataFrame(rows(("a", 1, {"text": "x" * 9000}), ("b", 1, {})))
-        assert sorted(piece.num_rows for piece, _ in collected_in_pieces(frame, 1000)) == [1, 1]
+        assert sorted(piece.rows.num_rows for piece in collected_in_pieces(frame, 1000)) == [1, 1]
 
     def test_latest_by_key_of_a_frame_is_that_of_its_table(self, spark):
         changes, _ = self.changes()

@@ -1,9 +1,9 @@
-"""A stream on clusters of several processes, which are killed: the sink equals the source.
+"""Tests streams on clusters of several processes, which are killed: the sinks must equal the sources.
 
-`local-cluster` starts executors of its own. The standalone cluster is a master and two workers, as processes.
+`local-cluster` starts its own executors. The standalone cluster consists of a master and two workers, each a
+process. Each cluster runs a query over the embedded store, DynamoDB Local and MongoDB at the same time.
 """
 
-import json
 import os
 import signal
 import socket
@@ -18,25 +18,16 @@ import pytest
 from multiclouddb_conformance.waiting import wait_until
 from pyspark_multiclouddb import ensure_java
 
-from .test_source import through_the_client
+from .databases import EVENTS, PARTS
+from .queries import SECONDS
 
-PROGRAM = Path(__file__).with_name("cluster_life.py")
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
-SECONDS = 300
-
-
-@pytest.fixture
-def folder(source, tmp_path):
-    """The folder of a store with 160 changes."""
-    source.write(80)
-    source.split()
-    source.write(80)
-    return tmp_path
+DATABASES = ("embedded", "dynamo", "mongo")
 
 
 @pytest.fixture
 def processes():
-    """Starts programs; kills what is left of them, and of what they started, at the end."""
+    """Start programs; at the end, kill what is left of them and of their child processes."""
     with ExitStack() as stack:
 
         def start(log, *command):
@@ -57,24 +48,10 @@ def processes():
 
 
 def end(process):
-    """The session of a program is its own, so that nothing else is in its group."""
+    """Kill the session of a program; each program has its own session, so its group contains nothing else."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def drive(processes, folder, master):
-    return processes(folder / "driver.log", sys.executable, str(PROGRAM), str(folder), master)
-
-
-def batches(folder):
-    return len(list((folder / "rows").iterdir())) if (folder / "rows").exists() else 0
-
-
-def check(folder, source):
-    rows = [row for file in (folder / "rows").iterdir() for row in json.loads(file.read_text())]
-    assert sorted(rows) == sorted(row["event_id"] for row in through_the_client(source))
-    assert max(len(json.loads(file.read_text())) for file in (folder / "rows").iterdir()) <= 20
 
 
 def parent_of(pid):
@@ -82,51 +59,58 @@ def parent_of(pid):
 
 
 def executor_above(pid):
-    """The JVM that runs a task, from the process that its Python worker was forked from."""
+    """Return the JVM that runs a task, found from the process that its Python worker was forked from."""
     while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = parent_of(pid)
     return pid
 
 
-def alive(driver, folder):
-    assert driver.poll() is None, (folder / "driver.log").read_text()[-3000:]
-    return True
+def kill_executors(queries):
+    """Return each process in which a query is in the middle of a task."""
+    for pid in {executor_above(pid) for pid in queries.reach()}:
+        os.kill(pid, signal.SIGKILL)
+    (queries.folder / "go").touch()
 
 
-def test_local_cluster_loses_an_executor_in_a_task(source, folder, processes):
-    driver = drive(processes, folder, "local-cluster[2,1,512]")
-    wait_until(lambda: alive(driver, folder) and (folder / "in-task").exists(), seconds=SECONDS)
-    os.kill(executor_above(int((folder / "in-task").read_text())), signal.SIGKILL)
-    (folder / "go").touch()
-    assert driver.wait(SECONDS) == 0, (folder / "driver.log").read_text()[-3000:]
-    check(folder, source)
+def test_local_cluster_loses_executors_in_a_task(databases, start_queries):
+    queries = start_queries(list(databases("local", *DATABASES)), master="local-cluster[2,4,1024]")
+    queries.start("task")
+    queries.write()
+    kill_executors(queries)
+    queries.end()
+    queries.check()
 
 
-def test_standalone_cluster_loses_an_executor_a_worker_and_the_driver(source, folder, processes):
+def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
+    databases, start_queries, processes, tmp_path
+):
     ensure_java()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log, place = folder / "cluster.log", ["--host", "127.0.0.1", "--webui-port", "0"]
+    log, place = tmp_path / "cluster.log", ["--host", "127.0.0.1", "--webui-port", "0"]
     deploy, master = "org.apache.spark.deploy", f"spark://127.0.0.1:{port}"
+    feeds = list(databases("standalone", *DATABASES))  # workers pass their environment on
     processes(log, str(SPARK_CLASS), f"{deploy}.master.Master", *place, "--port", str(port))
     wait_until(lambda: "I have been elected leader" in log.read_text(), seconds=SECONDS)
-    room = ["--cores", "1", "--memory", "600m", "--work-dir", str(folder / "work")]
+    room = ["--cores", "4", "--memory", "600m", "--work-dir", str(tmp_path / "work")]
     workers = [
         processes(log, str(SPARK_CLASS), f"{deploy}.worker.Worker", *place, *room, master) for _ in range(2)
     ]
     wait_until(lambda: log.read_text().count("Registering worker") == 2, seconds=SECONDS)
 
-    driver = drive(processes, folder, master)
-    wait_until(lambda: alive(driver, folder) and (folder / "in-task").exists(), seconds=SECONDS)
-    os.kill(executor_above(int((folder / "in-task").read_text())), signal.SIGKILL)
-    (folder / "go").touch()
-    wait_until(lambda: alive(driver, folder) and batches(folder) >= 3, seconds=SECONDS)
+    queries = start_queries(feeds, master=master)
+    # The driver waits for the parts that are not written yet.
+    part = EVENTS // PARTS
+    queries.start("task")
+    queries.write(0)
+    kill_executors(queries)
+    queries.wait_for_more(part - 1)
     end(workers[0])
-    before = batches(folder)
-    wait_until(lambda: alive(driver, folder) and batches(folder) > before, seconds=SECONDS)
-    end(driver)
-    assert len(json.loads((folder / "rows" / "1").read_text())) == 20
-    again = drive(processes, folder, master)
-    assert again.wait(SECONDS) == 0, (folder / "driver.log").read_text()[-3000:]
-    check(folder, source)
+    queries.write(1)
+    queries.wait_for_more(part)
+    queries.kill()
+    queries.start()
+    queries.write(2)
+    queries.end()
+    queries.check()

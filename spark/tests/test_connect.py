@@ -1,4 +1,4 @@
-"""Spark Connect: a client without our package; the server has it."""
+"""Tests Spark Connect with a client that lacks this project's package; only the server has it."""
 
 import json
 import os
@@ -25,18 +25,18 @@ SECONDS = 300
 
 
 def packages():
-    """The folder with all packages but ours: those of this workspace are on the path by other means."""
+    """Return a folder with all packages except this project's."""
     return str(Path(pyspark.__file__).parents[1])
 
 
 def environ(*folders):
-    """The environment of a process with some folders before all others on its path."""
+    """Return the environment of a process with some folders before all others on its path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
 @contextmanager
 def serving(*folders):
-    """A server on this machine; its address."""
+    """Start a server on this machine and return its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -52,7 +52,7 @@ def serving(*folders):
 
 
 def run_client(address, folder, *folders):
-    """What the client found, on a path that leads to no package of ours."""
+    """Return what the client found, with a path that leads to none of this project's packages."""
     ran = subprocess.run(
         [sys.executable, "-S", str(CLIENT), address, str(folder)],
         env=environ(*folders, packages()),
@@ -82,7 +82,7 @@ def check_client(found, source, written, folder):
 
 @pytest.mark.parametrize("version", [pyspark.__version__, "4.0.5"])
 def test_batch_stream_sink_and_errors(source, tmp_path, version):
-    """Server and client are of one version."""
+    """Server and client have the same version."""
     source.write(60)
     source.split()
     source.write(60)

@@ -1,4 +1,4 @@
-"""Pages as a DataFrame."""
+"""Tests pages that become a DataFrame."""
 
 from datetime import UTC, datetime
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""The table of a query's progress."""
+"""Tests the table that shows a query's progress."""
 
 import io
 import json

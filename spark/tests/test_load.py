@@ -1,4 +1,4 @@
-"""What is refused when a source is loaded: before anything is opened, and in one clear line."""
+"""Tests what is refused when a source is loaded: before anything is opened, and with one clear line."""
 
 import pytest
 

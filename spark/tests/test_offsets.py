@@ -19,7 +19,7 @@ OTHER = parse_options({"url": "embedded:///data/store.db", "collection": "others
 
 
 def at(*entries):
-    """A lineage as JSON."""
+    """Return a lineage as JSON."""
     return {"p": list(entries)}
 
 

@@ -1,4 +1,4 @@
-"""Every option: its meaning, and the error for a wrong value."""
+"""Tests every option: its meaning, and the error for a wrong value."""
 
 import pickle
 from datetime import UTC, datetime
@@ -160,7 +160,7 @@ def test_connection_options_come_along_with_a_url():
         ({"maxRecordsPerTrigger": "0"}, r"maxRecordsPerTrigger: is '0'; give a whole number, 1 or more"),
         ({"maxRecordsPerTrigger": "1e3"}, r"maxRecordsPerTrigger: is '1e3'; give a whole number"),
         ({"maxTasksPerBatch": "-1"}, r"maxTasksPerBatch: is '-1'; give a whole number"),
-        ({"failOnDataLoss": "no"}, r"failOnDataLoss: is 'no'; write true or false"),
+        ({"failOnDataLoss": "no"}, r"failOnDataLoss: is 'no'; write true, false or resnapshot"),
         (
             {"newItemState": "full"},
             r"newItemState: is 'full'; write one of omit, include_if_available, require",

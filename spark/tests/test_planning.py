@@ -1,4 +1,7 @@
-"""Random changes of a partitioned log, planned step by step and read again later, as micro-batches are."""
+"""Makes random changes to a partitioned log.
+
+Each change is planned in steps and read again later, like micro-batches.
+"""
 
 import random
 from datetime import timedelta
@@ -36,7 +39,7 @@ def no_pauses(monkeypatch):
 
 
 class Headless:
-    """The same feed without its cheap way to find heads."""
+    """The same feed without its cheap way to find heads (end positions)."""
 
     def __init__(self, feed):
         self._feed = feed
@@ -67,7 +70,7 @@ class Consumer:
         self.steps = []
 
     def attempt(self, call):
-        """Retries for the planner: it does not retry by itself."""
+        """Retries for the planner, which does not retry by itself."""
         for _ in range(100):
             try:
                 return call()
@@ -77,7 +80,7 @@ class Consumer:
         raise AssertionError("it never works")
 
     def step(self, max_records=None, target=None):
-        """One step as in a micro-batch: both ends are converted to JSON and back."""
+        """Plan one step as in a micro-batch: both ends are converted to JSON and back."""
         before = self.position
         step = self.attempt(lambda: self.planner.advance(before, max_records, self.deadline, target))
         if not step.moved:
@@ -191,7 +194,7 @@ def test_limit_is_used_up_when_the_records_are_in_one_partition():
 
 @pytest.mark.parametrize("limit", [None, 5])
 def test_target_ends_under_writes_splits_and_merges(limit):
-    """A run that ends by itself reads the existing changes of every generation, and nothing later."""
+    """A run that ends by itself reads the existing changes of all generations, and no later ones."""
     dice = random.Random(limit)
     sim = Simulation(partitions=3)
     live(sim, dice, 80)
@@ -256,7 +259,7 @@ def test_children_named_late_are_read_when_they_are_named():
 
 
 def test_what_lies_before_a_poison_record_is_planned_first():
-    """Where the planner finds heads by reading, it finds the poison record while planning."""
+    """If the planner finds heads by reading, it finds the poison record while planning."""
     sim = Simulation(partitions=1, behaviour=ServiceBehaviour(poison_at_fetch=True))
     consumer = Consumer(sim, heads=False)
     sim.write("a", {"n": 1})

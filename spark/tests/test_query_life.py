@@ -1,6 +1,6 @@
-"""Random lives of a query without Spark: every form of listing, splits while a batch is planned.
+"""Runs queries at random without Spark: with every form of listing, and with splits while a batch is planned.
 
-The reader is called as Spark calls it: that of 4.2 with positions and limits, that of 4.0 without.
+The reader is called as Spark calls it: in version 4.2 with positions and limits, in version 4.0 without them.
 """
 
 import json
@@ -25,7 +25,7 @@ LAST_ROUNDS = 400
 
 
 class Query(RuleBasedStateMachine):
-    """One query with its offset log; the process that plans may die at any time."""
+    """One query with its offset log; the process that plans may be killed at any time."""
 
     @initialize(
         partitions=st.sampled_from([1, 3, 1000]),
@@ -54,7 +54,7 @@ class Query(RuleBasedStateMachine):
         self.write(0, 3)
 
     def heads(self, original):
-        """While a batch is planned, the database goes on."""
+        """Change the database while a batch is planned."""
 
         def ask(feed, *arguments):
             while self.during:
@@ -64,7 +64,7 @@ class Query(RuleBasedStateMachine):
         return ask
 
     def restart(self):
-        """Another process plans from here on; that of Spark 4.0 is told where the log ends."""
+        """Continue planning in another process; on Spark 4.0 that process is told where the log ends."""
         connection.close_connections()
         self.reader = (PlainStreamReader if self.plain else ChangeFeedStreamReader)(self.settings)
         if self.plain and self.log:
@@ -113,7 +113,7 @@ class Query(RuleBasedStateMachine):
             self.restart()
 
     def plan_and_read(self, replays=False):
-        """One micro-batch; False when there was none."""
+        """One micro-batch; Return False if there was nothing to plan."""
         start = self.log[-1] if self.log else through_json(self.reader.initialOffset())
         if self.plain:
             end = self.reader.latestOffset()

@@ -1,6 +1,6 @@
-"""A micro-batch read again gives the same rows, whatever was written, split or merged since.
+"""Tests that a micro-batch gives the same rows when read again, whatever was written, split or merged since.
 
-The reader is driven as Spark drives it: pickled, and with offsets that went through JSON.
+The reader is called as Spark calls it: pickled, and with offsets that were converted to JSON and back.
 """
 
 import json
@@ -16,7 +16,7 @@ from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
 
 class Query:
-    """The calls that a query makes to a reader."""
+    """Makes the calls that a query makes to a reader."""
 
     def __init__(self, source, **options):
         self.settings = parse_options(source.options(pollInterval="0", **options)).for_stream()
@@ -39,7 +39,7 @@ class Query:
             pass
 
     def rows(self, number, reader=None):
-        """The rows of one micro-batch, by task."""
+        """Return the rows of one micro-batch, by task."""
         reader = reader or self.reader
         tasks = reader.partitions(self.offsets[number], self.offsets[number + 1])
         return [list(reader.read(pickle.loads(pickle.dumps(task)))) for task in tasks]
@@ -57,7 +57,7 @@ def events(batches):
 
 
 def live(source, query, limit):
-    """Writes, splits and merges between the micro-batches, and some of them after a backlog."""
+    """Write, split and merge between the micro-batches, and sometimes let a backlog grow."""
     source.write(60)
     query.plan(limit)
     for turn in range(6):

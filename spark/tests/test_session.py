@@ -1,5 +1,7 @@
-"""The local session: this Python, UTC, the caller's settings. `test_kill.py` checks that it prints
-nothing."""
+"""Tests the local session: it uses this Python, UTC and the caller's settings.
+
+`test_kill.py` checks that the session prints nothing.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the sink refuses: one clear error, and nothing is written before it."""
+"""Tests what the sink refuses: one clear error, and nothing is written before the error."""
 
 import subprocess
 import sys
@@ -98,7 +98,7 @@ class TestNewColumns:
         assert (row["n"], row["order_key"]) == (1, "000002")
 
     def test_table_without_tombstones_gets_them(self, path):
-        """A table that an earlier version of the sink made."""
+        """The table was made by an earlier version of the sink."""
         schema = pa.schema(
             [("key", pa.string()), ("order_key", pa.string()), ("new_item_state", pa.string())]
         )

@@ -1,4 +1,4 @@
-"""The last change of each key, and an idempotent merge into a Delta table."""
+"""Tests that the sink finds the last change of each key and merges idempotently into a Delta table."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from pyspark_multiclouddb.rows import ROW_SCHEMA
 
 
 def rows(*changes):
-    """Changes as (key, order, document), None for a delete."""
+    """Make changes from (key, order, document); the document is None for a delete."""
     return pa.Table.from_pylist(
         [
             {
@@ -31,7 +31,7 @@ def rows(*changes):
 
 
 def documents(path):
-    """The table as key → document."""
+    """Return the table as a mapping from key to document."""
     table = live_rows(path).read_all()
     found = {json.loads(row["key"])["id"]: json.loads(row["new_item_state"]) for row in table.to_pylist()}
     assert len(found) == table.num_rows

@@ -1,4 +1,4 @@
-"""The source inside Spark: batches, streams, restarts, errors."""
+"""Tests the source inside Spark: batches, streams, restarts and errors."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SECONDS = 500  # seconds for a whole query on a slow machine
 
 
 class Rows:
-    """A `foreachBatch` that keeps the rows, by the number of the batch."""
+    """A `foreachBatch` function that keeps the rows, by the number of the batch."""
 
     def __init__(self):
         self.batches = {}
@@ -46,7 +46,7 @@ def load(reader, source, **options):
 
 
 def follow(spark, source, checkpoint, **options):
-    """Run until everything is delivered; returns the rows of this run."""
+    """Run the query until everything is delivered; return the rows of this run."""
     rows = Rows()
     stream = load(spark.readStream, source, **options).writeStream.foreachBatch(rows)
     query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
@@ -56,12 +56,12 @@ def follow(spark, source, checkpoint, **options):
 
 
 def offset_of(checkpoint, batch):
-    """The offset that a batch ends at, from Spark's file."""
+    """Return the offset at which a batch ends, from Spark's file."""
     return json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])
 
 
 def through_the_client(source):
-    """Every event as the client delivers it, in the form of rows."""
+    """Return every event that the client delivers, in the form of rows."""
     request = ChangeFeedRequest(ResourceAddress(None, "orders"), Beginning())
     found = []
     with connect(f"embedded://{source.store.path}") as client:
@@ -162,7 +162,7 @@ class TestStream:
         assert follow(spark, source, tmp_path / "checkpoint", startingPosition="now").sizes() == [7]
 
     def test_replayed_batch_has_the_same_rows(self, spark, source, tmp_path):
-        """The mark of a finished batch is lost, as when the driver crashes between sink and mark."""
+        """A finished batch loses its mark, as if the driver had crashed between the sink and the mark."""
         source.write(50)
         first = follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=20)
         last = max(first.batches)
@@ -231,7 +231,7 @@ class TestStream:
         assert len({json.dumps(offset_of(checkpoint, number)["c"]) for number in range(4)}) == 4
 
     def test_without_foreach_batch(self, spark, source, tmp_path):
-        """Any Spark sink works; this one writes files."""
+        """Any Spark sink works; this test uses one that writes files."""
         source.write(30)
         stream = load(spark.readStream, source).writeStream.format("parquet")
         query = (

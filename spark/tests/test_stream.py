@@ -1,4 +1,4 @@
-"""How a stream's reader plans: starts, ends, pauses, outages. Without Spark."""
+"""Tests how a stream's reader plans: starts, ends, pauses and outages. Without Spark."""
 
 import json
 
@@ -39,7 +39,7 @@ def rows(reader, start, end):
 
 @pytest.fixture
 def simulation(monkeypatch):
-    """A simulated database for the option `url=simulation://`."""
+    """Provide a simulated database for the option `url=simulation://`."""
     sim = Simulation(partitions=2)
     sim.provider = SimulationProvider(sim)
     monkeypatch.setattr(connection, "open_provider", lambda config: sim.provider)
@@ -71,7 +71,7 @@ class TestStart:
         assert list(reader.partitions(start, end)) == []
 
     def test_now_delivers_what_is_written_behind_the_pin(self, source):
-        """This also holds when the first batch is replayed, which asks for the start again."""
+        """The same is true when the first batch is replayed, which asks for the start again."""
         source.write(10)
         reader = reader_of(source, startingPosition="now")
         pinned = reader.latestOffset(reader.initialOffset(), ALL)
@@ -146,7 +146,7 @@ def places(offset):
 
 
 class Clock:
-    """Replaces the module `time`, so that nothing waits."""
+    """Replaces the module `time`, so that no call waits."""
 
     def __init__(self):
         self.seconds = 1000.0
@@ -166,11 +166,11 @@ def clock(monkeypatch):
 
 
 class TestIdlePosition:
-    """The store changes but the collection does not: its position moves."""
+    """The store changes but the collection does not, so only the position of its feed moves."""
 
     @pytest.fixture
     def offset(self, source, clock):
-        """The content of a checkpoint when everything is read."""
+        """Return the content of a checkpoint after everything was read."""
         source.store.create_collection("others")
         source.write(10)
         reader = reader_of(source)
@@ -181,8 +181,7 @@ class TestIdlePosition:
         source.store.put("others", "k", {"n": 1})
 
     def moves(self, source, reader, offset, clock, seconds, times):
-        """The calls in which the offset moves, when something is written to another collection before
-        each."""
+        """Return the calls in which the offset moves; another collection is written before each call."""
         began, found = clock.seconds, []
         for _ in range(times):
             self.write_beside(source)
@@ -215,7 +214,10 @@ class TestIdlePosition:
         assert [round(seconds, -1) for seconds in found] == [0, 60, 120]
 
     def test_is_saved_by_records_only_when_it_is_due(self, source, offset, clock):
-        """A batch moves the partitions that have records in it; the others wait for the interval."""
+        """A batch moves the partitions that have records in it.
+
+        The other partitions wait for the interval.
+        """
         reader = reader_of(source, pollInterval="0")
         self.write_beside(source)
         offset = reader.latestOffset(offset, ALL)
@@ -275,7 +277,7 @@ class TestIdlePosition:
 
     @pytest.fixture
     def begun(self, monkeypatch):
-        """The start of each call."""
+        """Return the start of each call."""
         begun, advance = [], Planner.advance
 
         def noting(planner, before, *rest, **settings):
@@ -342,7 +344,7 @@ class TestIdlePosition:
 
 
 def test_children_are_saved_before_they_are_read(simulation):
-    """They are named in a call in which only the position of another partition moves."""
+    """The children are named in a call in which only the position of another partition moves."""
     keys = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
     simulation.delay_children("p0", 3)
     reader = simulated()
@@ -360,7 +362,7 @@ def test_children_are_saved_before_they_are_read(simulation):
 
 
 class TestIdleFeedOverRetention:
-    """One of two partitions is followed, and the log of both is cut."""
+    """One of two partitions is followed, and the logs of both are trimmed."""
 
     @pytest.fixture
     def offset(self, simulation):
@@ -370,7 +372,7 @@ class TestIdleFeedOverRetention:
         return {**pinned, "c": {"p": [entry for entry in pinned["c"]["p"] if entry[0] == "p0"]}}
 
     def days(self, simulation, offset, **options):
-        """One run each night, after which the log is cut."""
+        """Run the query once each night, and trim the log after each run."""
         for _ in range(3):
             simulation.write(simulation.owners["p1"], {"n": 1})
             reader = simulated(**options)
@@ -390,7 +392,7 @@ class TestIdleFeedOverRetention:
             simulated().latestOffset(offset, ALL)
 
     def test_a_batch_of_it_outlives_what_it_went_over(self, simulation, offset):
-        """The driver crashed after the plan, and by its restart the log is cut before the end."""
+        """The driver crashed after planning; when it restarts, the log has been trimmed almost to its end."""
         simulation.write(simulation.owners["p1"], {"n": 1})
         end = simulated().latestOffset(offset, ALL)
         simulation.trim()

@@ -1,4 +1,4 @@
-"""An older change after a newer one, in each way in which it can arrive, and what is deleted."""
+"""Tests an older change that arrives after a newer one in each possible way, and removed tombstones."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,7 @@ def tombstones(path):
 
 
 class TestOlderChange:
-    """`a` is put at 1 and 2, deleted at 3; `b` is put at 4, deleted at 5, and created again at 6."""
+    """`a` is put at 1 and 2, and deleted at 3; `b` is put at 4, deleted at 5, and created again at 6."""
 
     HISTORY = (
         ("a", 1, {"n": 1}),
@@ -51,7 +51,7 @@ class TestOlderChange:
         self.check(path)
 
     def test_replay_whose_number_was_lost(self, path):
-        """A merge that changes nothing makes no commit, so its number is not stored."""
+        """A merge that changes nothing makes no commit, so the number of its batch is not stored."""
         merge_into_delta(rows(*self.HISTORY), 0, path, "app")
         version = DeltaTable(path).version()
         for number in range(1, 3):
@@ -80,7 +80,7 @@ class TestOlderChange:
         self.check(path)
 
     def test_children_that_come_late(self, path):
-        """The events of two partitions in any order: each permutation of batches gives the same table."""
+        """Events of two partitions arrive in any order: each permutation of batches gives the same table."""
         for seed in range(6):
             dice, folder = random.Random(seed), path / str(seed)
             order = list(self.HISTORY)
@@ -95,7 +95,9 @@ class TestOlderChange:
         self.check(path)
 
     def test_rows_of_a_scan_follow_the_same_rule(self, path):
-        """A backfilled row has the position of the scan's start: 3 changes are after it, 2 before it."""
+        """A backfilled row has the position of the scan's start: 3 changes are after that position, and 2
+        before it.
+        """
         merge_into_delta(rows(("a", 2, {"n": 2}), ("b", 6, None), ("c", 5, {"n": 5})), 0, path, "app")
         scan = rows(*((key, 4, {"scan": key}) for key in "abcd"))
         scan = scan.set_column(scan.column_names.index("backfilled"), "backfilled", pa.array([True] * 4))

@@ -1,4 +1,4 @@
-"""The source on every minor version of Spark 4, beside a source of somebody else, in processes of its own."""
+"""Tests the source on every minor version of Spark 4, together with another source, in separate processes."""
 
 import json
 import os
@@ -41,11 +41,11 @@ class DefaultSource(DataSource):
 
 
 class Life:
-    """What the program saw on one version.
+    """The results of the program on one version.
 
     Attributes:
-        version: The version of PySpark.
-        facts: What the program noted.
+        version: The version of PySpark that was used.
+        facts: The results that the program recorded.
         written: The ids of all events, as this process reads them.
     """
 
@@ -91,7 +91,7 @@ class Life:
 
 @pytest.fixture(scope="module")
 def building():
-    """The other versions are fetched while the first one runs."""
+    """Fetch the other versions while the first version runs."""
     with build_in_background() as process:
         yield
         process.wait()

@@ -1,4 +1,7 @@
-"""Simulated collections and engines on them. Engines are closed after each test and checked for leaks."""
+"""Provides simulated collections, and engines that read them.
+
+Engines are closed after each test and checked for leaks.
+"""
 
 import pytest
 
@@ -20,12 +23,12 @@ MANY_PAGES = 20_000
 
 
 def eventually_true(condition):
-    """Waits for what other threads do."""
+    """Waits for the effects of other threads."""
     return wait_until(condition, 30.0)
 
 
 def at(place):
-    """A start position from a `StartPosition` or a token's text."""
+    """Return a start position from a `StartPosition` or a token's text."""
     return FromContinuationToken(place) if isinstance(place, str) else place
 
 
@@ -56,7 +59,10 @@ class Bench:
         pause=None,
         **config,
     ):
-        """Another engine, as after a restart. Without threads it is deterministic and never waits."""
+        """Connect another engine, as after a restart.
+
+        Without threads the engine is deterministic and never waits.
+        """
         provider = provider or SimulationProvider(self.sim, page_records=page_records)
         executor = None if threads else InlineExecutor()
         if pause is None and not threads:
@@ -73,12 +79,12 @@ class Bench:
         return self.engine
 
     def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, engine=None, **request):
-        """One page, from a start position or a token."""
+        """Read one page, from a start position or a token."""
         request = ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
         return (engine or self.engine).read_changes(request, OperationOptions(timeout, wait))
 
     def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):
-        """Pages, one after the other, up to the first idle one."""
+        """Read pages, one after another, up to the first idle one."""
         for _ in range(most):
             page = self.page(place, size, **settings)
             yield page
@@ -88,14 +94,14 @@ class Bench:
         pytest.fail(f"not idle after {most} pages")
 
     def drain(self, place=BEGINNING, size=0, **settings):
-        """Every event up to the first idle page, and that page's token."""
+        """Return every event up to the first idle page, and that page's token."""
         events, page = [], None
         for page in self.walk(place, size, **settings):
             events += page.events
         return events, page.continuation_token
 
     def plan(self, place=BEGINNING, *, with_descendants=False, **request):
-        """One token a partition."""
+        """Return one token for each partition."""
         return self.engine.plan_partitions(
             ChangeFeedRequest(self.sim.address, at(place), **request),
             OperationOptions(),
@@ -103,27 +109,27 @@ class Bench:
         )
 
     def partitions(self):
-        """Public ids of the open partitions."""
+        """Return the public ids of the open partitions."""
         return self.engine.list_physical_partitions(self.sim.address, OperationOptions())
 
     def refused(self, category, *args, match=None, **settings):
-        """The error that reading this page raises; the test fails if a page comes."""
+        """Read a page that must fail, and return the error; the test fails if a page is returned."""
         with pytest.raises(MulticloudDbError, match=match) as caught:
             self.page(*args, **settings)
         assert caught.value.category == category, caught.value
         return caught.value
 
     def written(self, after=0):
-        """Ids of every event after a commit, in commit order."""
+        """Return the ids of all events after a commit, in commit order."""
         return [item.event_id for item in self.sim.truth if item.commit > after]
 
     def fill(self, count=20, keys=10):
-        """Write documents over `count` different keys."""
+        """Write documents with `count` different keys."""
         for number in range(count):
             self.sim.write(f"k{number % keys}", {"n": self.sim.head + 1})
 
     def key_in(self, partition_id):
-        """A key whose partition is open."""
+        """Return a key whose partition is open."""
         for number in range(100_000):
             name = f"key-{number}"
             if self.sim.partitions[partition_id].owns(self.sim.hash_of(self.sim.key(name))):
@@ -151,12 +157,15 @@ class Bench:
 
 
 def _no_pause(seconds):
-    """A pause that takes no time, so that tests do not wait."""
+    """Pause for no time at all, so that tests do not wait."""
 
 
 @pytest.fixture
 def make_bench():
-    """Makes benches: `make_bench(partitions=2, behaviour=…)`; the arguments are the simulation's."""
+    """Makes benches: Make a bench, for example `make_bench(partitions=2, behaviour=…)`.
+
+    The arguments are the simulation's.
+    """
     benches = []
 
     def make(partitions=1, **settings):
@@ -171,7 +180,7 @@ def make_bench():
 
 @pytest.fixture
 def bench(make_bench):
-    """A collection of one partition, and an engine that is deterministic."""
+    """Provide a collection of one partition, and a deterministic engine."""
     made = make_bench()
     made.connect()
     return made
@@ -179,19 +188,19 @@ def bench(make_bench):
 
 @pytest.fixture
 def eventually():
-    """Waits for a condition."""
+    """Wait for a condition."""
     return eventually_true
 
 
 @pytest.fixture
 def ids():
-    """The ids of the events of a page or a list, in order."""
+    """Return the ids of the events of a page or a list, in order."""
     return lambda source: [event.event_id for event in getattr(source, "events", source)]
 
 
 @pytest.fixture
 def ended():
-    """The reason why the feed ended, as a page's notice gives it, or None."""
+    """Return the reason why the feed ended, from a page's notice, or None."""
 
     def find(page):
         reasons = [notice.reason for notice in page.notices if isinstance(notice, FeedEnded)]

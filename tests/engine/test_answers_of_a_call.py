@@ -1,4 +1,4 @@
-"""What one call does with answers: notices, positions that are lost again and again, time for an audit."""
+"""Tests how one call handles answers: notices, positions that are lost again and again, time for an audit."""
 
 import gc
 import time
@@ -40,7 +40,7 @@ def test_children_come_after_a_notice_that_stands_at_the_end_of_their_parent(mak
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_position_that_expires_again_while_it_is_replaced_costs_no_failure(make_bench, ids, times):
-    """A busy service may remove the oldest records three times in one call."""
+    """A busy service may remove the oldest records three times during one call."""
     bench = make_bench()
     bench.connect()
     token = bench.page(Now()).continuation_token
@@ -57,7 +57,8 @@ def test_a_position_that_expires_again_while_it_is_replaced_costs_no_failure(mak
 
 class TestAudit:
     def test_it_takes_half_of_a_short_call_at_most(self, make_bench, monkeypatch):
-        """The other half is left for reading. A third would make slow services fail every audit."""
+        """The other half of the time remains for reading. If an audit had only a third of the time, it would
+        always fail on a slow service."""
         bench = make_bench()
         bench.connect(coverage_audit_seconds=1e-9)
         token, left, now = bench.page(Now()).continuation_token, [], [7000.0]
@@ -92,7 +93,7 @@ class TestAudit:
 
 
 def test_a_failure_that_was_retried_is_not_kept(make_bench):
-    """Its traceback holds what was being read, which may be many megabytes."""
+    """The traceback of the error keeps the records that were being read, which may be many megabytes."""
     bench = make_bench()
     bench.connect()
     bench.fill_partition("p0", 3)

@@ -1,4 +1,6 @@
-"""Audits of coverage find each partition that a service listed or named too late; nothing is read twice."""
+"""Tests that audits of coverage find each partition that a service listed or named too late, and that nothing
+is read twice.
+"""
 
 import os
 import random
@@ -14,7 +16,9 @@ NEVER, ALWAYS = 1e9, 1e-9
 
 
 class Forest:
-    """A collection that is reshaped at random, and a consumer that starts a new process for every page."""
+    """A collection that is split and merged at random, and a consumer that starts a new process for every
+    page.
+    """
 
     def __init__(self, make_bench, seed):
         self.dice = random.Random(seed)
@@ -78,7 +82,7 @@ class Forest:
                 self.sim.hide(name, self.dice.randrange(1, 9))
 
     def page(self, audits):
-        """One page of a new process, which looks for more children only once."""
+        """Return one page of a new process, which searches for more children only once."""
         self.bench.connect(child_watch_seconds=0, coverage_audit_seconds=audits)
         try:
             page = self.bench.page(self.place, self.dice.choice([0, 1, 3]))

@@ -1,6 +1,6 @@
-"""How often a service sends a record, and how many readers that takes: fetched records are used.
+"""Tests that fetched records are used: how often a service sends a record, and how many readers are opened.
 
-The service here ignores the size that it is asked for: its answers are several times as large.
+In these tests the service ignores the requested size: its answers are several times as large.
 """
 
 import threading
@@ -15,7 +15,7 @@ MOST_OVERHEAD = 1.2
 
 
 class Sent:
-    """Counts what the service has sent, and how much the client held meanwhile."""
+    """Counts the records that the service has sent, and the bytes that the client kept in the meantime."""
 
     def __init__(self, monkeypatch):
         self.records = self.largest = self.held = 0
@@ -41,7 +41,10 @@ def sent(monkeypatch):
 
 @pytest.fixture
 def backlog(make_bench, sent):
-    """Partitions with equally many records, in answers of about 16 KB. Four answers fill the buffer."""
+    """Make partitions with the same number of records, in answers of about 16 KB.
+
+    Four answers fill the buffer.
+    """
 
     def make(partitions, records=60, *, threads=False, **config):
         bench = make_bench(partitions)
@@ -69,8 +72,10 @@ class TestOneConsumer:
 
     @pytest.mark.parametrize("partitions", [16, 64])
     def test_what_is_held_stays_bounded(self, backlog, sent, partitions):
-        """The size of the first answers is unknown until they come; after them one more fetch may pass the
-        bound."""
+        """The size of the first answers is unknown until they arrive.
+
+        After the first answers, one more fetch may exceed the bound.
+        """
         bench = backlog(partitions)
         pages = bench.walk(size=20)
         for _ in range(partitions):
@@ -105,7 +110,10 @@ class TestSeveralConsumers:
 
     @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
     def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
-        """A consumer that starts again never returns for its old records; the engine has to find that out."""
+        """A consumer that starts again never requests its old records.
+
+        The engine must notice that nobody needs the old records.
+        """
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", seconds)
@@ -119,8 +127,8 @@ class TestSeveralConsumers:
         assert (bench.calls.closes > 0) is evicted
 
     def test_no_more_makes_room_than_has_to(self, backlog, monkeypatch):
-        """Three consumers have fetched most of what fits. For a fourth, two of them have to give up their
-        records."""
+        """Three consumers have fetched most of what fits. To make room for a fourth consumer, two of them
+        have to lose their fetched records."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", 0.0)

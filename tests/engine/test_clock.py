@@ -1,4 +1,6 @@
-"""The service's clock is continued with a monotonic clock and never replaced by the client's clock."""
+"""Tests that the service's clock is extrapolated with a monotonic clock and never replaced by the client's
+clock.
+"""
 
 from datetime import UTC, datetime, timedelta
 
@@ -100,7 +102,10 @@ class SameFeed(WrappedProvider):
 
 
 def test_a_clock_that_failed_is_asked_again_when_the_feed_is_opened_anew(bench):
-    """The clock is asked again only when the feed is opened again; until then no time is known."""
+    """The service is asked for its time again only when the feed is opened again.
+
+    Until then the service's time is unknown.
+    """
     bench.fill(9)
     first = bench.page(size=1).continuation_token
     bench.connect(provider=SameFeed(SimulationProvider(bench.sim)), attempts=1)

@@ -1,4 +1,6 @@
-"""Checks of a client's `connection` that every provider makes: option names, and URLs of our own form."""
+"""Tests checks of a client's `connection` that every provider makes: option names, and URLs in the library's
+own form.
+"""
 
 import re
 

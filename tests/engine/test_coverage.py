@@ -1,4 +1,4 @@
-"""Children that a service names late: the watch of their parent, and the audit that finds missed ones."""
+"""Tests children that a service names late: the watch of their parent, and the audit for missed ones."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -42,9 +42,9 @@ class Shy(WrappedProvider):
     """A service that names and lists some partitions late and cannot prove that a listing is complete.
 
     Attributes:
-        hidden: Partitions that it does not show yet.
-        proves: True when it proves that it has named all children.
-        looks: How often it was asked for children.
+        hidden: The partitions that the service does not show yet.
+        proves: True if the service proves that it has named all children.
+        looks: The number of times that the service was asked for children.
     """
 
     def __init__(self, sim, *hidden):
@@ -119,7 +119,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def split(make_bench, clock):
-    """One partition that was split in two, of which the second is hidden. Each has five changes."""
+    """Make one partition that was split in two, of which the second is hidden. Each half has five changes."""
 
     def make(*hidden, connect=True, **config):
         bench = make_bench(1)
@@ -249,8 +249,9 @@ class TestWatch:
         assert bench.provider_of.looks > looks
 
     def test_a_seed_that_has_ended_is_not_read_and_its_late_children_are(self, split, clock):
-        """A start after a split: the service lists one half and the closed partition now, the other half
-        later."""
+        """The start is after a split: the service lists one half and the closed partition now, and the other
+        half later.
+        """
         bench = split("p2")
         ended = bench.sim.partitions["p0"].closed
         bench.provider_of.ended = [Seed("p0", (), to_cursor(place_after(ended)), ("p1", "p2"))]
@@ -364,7 +365,7 @@ class Told(Observer):
 
 
 def without(token, *names):
-    """The token of a reader that never knew these partitions."""
+    """Return the token of a reader that has never seen these partitions."""
     envelope = decode_token(token)
     state = {**envelope.state, "p": [entry for entry in envelope.state["p"] if entry[0] not in names]}
     return encode_token(attrs.evolve(envelope, state=state))
@@ -511,7 +512,7 @@ class TestAudit:
 
     @pytest.mark.parametrize("start", ["now", "moment"])
     def test_the_token_keeps_the_start_as_microseconds_since_1970(self, split, clock, monkeypatch, start):
-        """Other releases read the token too, so the unit and the epoch must not change."""
+        """Other releases read the token too, so the unit and the epoch of its times must not change."""
         bench = split()
         moment = bench.sim.now
         token = bench.page(Now() if start == "now" else AtTime(moment)).continuation_token
@@ -540,7 +541,7 @@ class TestPlanner:
         return Planner(bench.provider_of, feed, **settings), deadline
 
     def run(self, planner, lineage, deadline):
-        """Read to the present end. Returns the ids of the partitions that were read, and that end."""
+        """Read up to the present end. Return the ids of the partitions that were read, and that end."""
         read = []
         for step in planner.steps(lineage, deadline):
             read += [part.partition_id for part in step.ranges()]
@@ -674,7 +675,7 @@ class TestHeadroom:
 
 class TestWhatTheAuditIsGiven:
     def noting(self, bench):
-        """Record what each audit was given, and how many fetches had begun by then."""
+        """Records the arguments of each audit, and the number of fetches that had begun before it."""
         seen, ask = [], bench.provider_of.uncovered
 
         def uncovered(feed, tracked, since, deadline):

@@ -1,4 +1,4 @@
-"""A consumer that continues in another process leaves an unused reader with each page: how many are kept."""
+"""Tests how many unused readers are kept: a consumer that changes its process leaves one with each page."""
 
 import pytest
 
@@ -33,18 +33,21 @@ def test_consumers_side_by_side_keep_theirs(make_bench):
 
 
 def opened(bench, engine=None):
-    """The number of readers opened so far."""
+    """Return the number of readers opened so far."""
     return sum((engine or bench.engine).provider.calls.opens.values())
 
 
 def consumers(bench, count):
-    """Positions of so many consumers of one feed. Each reads pages of five, so no two share a position."""
+    """Return the positions of the given number of consumers of one feed.
+
+    Each consumer reads pages of five events, so no two consumers have the same position.
+    """
     bench.fill(count * 60)
     return [bench.page(size=7 * number + 1).continuation_token for number in range(count)]
 
 
 def turns(bench, tokens, rounds=1):
-    """Each consumer reads a page in turn. Returns how many readers that opens."""
+    """Each consumer reads a page in turn. Return how many readers were opened."""
     before = opened(bench)
     for _ in range(rounds):
         for number, token in enumerate(tokens):
@@ -105,7 +108,7 @@ def test_a_page_that_is_read_again_and_again_leaves_one_reader(crowd):
 
 
 def test_a_consumer_that_comes_back_keeps_its_reader_beside_abandoned_ones(crowd):
-    """The reader is kept however many abandoned ones come between two pages of the consumer."""
+    """A consumer's reader is kept, however many abandoned readers are added between two of its pages."""
     bench = crowd(max_readers_per_partition=8)
     there = bench.connect()
     here = bench.connect(max_readers_per_partition=8)
@@ -132,7 +135,7 @@ def test_new_consumers_replace_those_that_have_stopped(crowd):
 
 
 def test_new_consumers_find_places_although_those_that_have_stopped_fill_all(crowd):
-    """No consumer stands at a position where another one has stood, so each can use only its own reader."""
+    """No two consumers ever have the same position, so each can use only its own reader."""
     bench = crowd(max_readers_per_partition=16)
     turns(bench, consumers(bench, 16), rounds=5)
     fresh = [bench.page(size=300 + 250 * number).continuation_token for number in range(2)]
@@ -145,7 +148,7 @@ ROOM = 64
 
 @pytest.fixture
 def many(make_bench, monkeypatch):
-    """A collection with more partitions than the cache holds."""
+    """Make a collection with more partitions than the cache can keep readers for."""
     from multiclouddb_spi import engine
 
     monkeypatch.setattr(engine, "_MOST_READERS", ROOM)
@@ -159,7 +162,7 @@ def many(make_bench, monkeypatch):
 
 
 def used_again(bench, token, rounds, size=0):
-    """Rounds over all partitions. Returns how many readers each round uses again."""
+    """Read all partitions in several rounds. Return how many readers each round uses again."""
     found = []
     for _ in range(rounds):
         for number in range(len(bench.sim.open_partitions) if size else 0):
@@ -171,7 +174,9 @@ def used_again(bench, token, rounds, size=0):
 
 
 class TestMorePartitionsThanReaders:
-    """A round asks each partition once, so the reader unused for the longest time is always needed next."""
+    """A round reads each partition once, so the reader that has been unused for the longest time is always
+    needed next.
+    """
 
     LEAST = ROOM * 15_000 // 16_384
 
@@ -196,7 +201,8 @@ class TestMorePartitionsThanReaders:
         assert min(used_again(bench, token, 4)) >= self.LEAST
 
     def test_a_consumer_of_few_finds_a_place(self, many):
-        """A consumer of few partitions returns sooner than the consumer of many that fills the cache."""
+        """A consumer of few partitions asks again sooner than the consumer of many partitions that fills the
+        cache."""
         bench = many(400, max_concurrency=1)
         token = bench.drain(bench.drain(Now())[1])[1]
         one = PhysicalPartition(bench.partitions()[300])

@@ -1,4 +1,5 @@
-"""How the scan of a snapshot is cut and counted, and what the end of it leaves to others."""
+"""Tests how the scan of a snapshot is cut into segments, how its progress is counted, and what its end
+changes."""
 
 import time
 from types import SimpleNamespace
@@ -59,7 +60,9 @@ def filled(count, behaviour=None, **settings):
 
 
 def test_one_answer_with_segments_is_enough_for_a_call(monkeypatch):
-    """A service that cuts one segment at a time is not asked for eight before a row is read."""
+    """If a service defines one segment at a time, the engine does not ask it for eight segments before it
+    reads a row.
+    """
     asked = []
 
     def segments(self, cursor, count, deadline):
@@ -93,7 +96,8 @@ def test_every_row_that_was_delivered_is_counted():
 
 
 def test_a_rate_of_less_than_one_a_second_is_kept(monkeypatch):
-    """The simulation charges 2 for a read of one row. At 0.5 a second the next one is 4 seconds later."""
+    """The simulation charges 2 for a read of one row. At 0.5 a second, the next read comes 4 seconds
+    later."""
     consumer, now = Consumer(filled(40), ORDERED, rate=0.5), [3000.0]
     consumer.page()
 
@@ -126,7 +130,7 @@ def test_rates_of_the_scans_that_were_read_last_are_kept():
 
 
 def test_a_position_that_is_kept_for_less_than_a_second_is_no_worn_one():
-    """Nothing of the time has been used, so the changes still wait for the scan."""
+    """None of the retention time has been used, so the changes still wait for the scan."""
     consumer = Consumer(filled(40, retention_seconds=0.45), AUTO, size=4)
     consumer.page()
     assert consumer.page().diagnostics.snapshot.order is ORDERED
@@ -146,7 +150,7 @@ def test_a_provider_that_makes_no_snapshots_refuses_the_token_of_one(monkeypatch
 
 
 def test_a_scan_that_ends_early_leaves_the_page_to_the_changes(monkeypatch):
-    """Its other segments are due, and are not there any more: what is due after them is asked."""
+    """The other segments are due but no longer exist, so the engine asks for what is due after them."""
     consumer = Consumer(filled(40, ServiceBehaviour(page_limit=2)), INTERLEAVED, 8, max_concurrency=1)
     consumer.page()
 
@@ -164,7 +168,7 @@ def test_a_scan_that_ends_early_leaves_the_page_to_the_changes(monkeypatch):
 
 @pytest.mark.parametrize("outcome", [Drained((Child("c", ("p0",), 1),)), Drained(()), Awaiting()])
 def test_a_provider_that_ends_a_segment_like_a_partition_is_refused(monkeypatch, outcome):
-    """It would lose a part of the scan, or read a partition twice."""
+    """Such a token would lose a part of the scan, or read a partition twice."""
     consumer = Consumer(filled(40), ORDERED)
     consumer.page()
     whole = SegmentReader._fetch

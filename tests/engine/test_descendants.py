@@ -30,12 +30,12 @@ sizes = pytest.mark.parametrize("size", [1, 3, 50])
 
 
 def branch(bench, name="p0"):
-    """The request's scope: a partition with its descendants."""
+    """Return the scope of a request for a partition with its descendants."""
     return PhysicalPartition(bench.sim.public_id(name), with_descendants=True)
 
 
 def descendants(sim, root):
-    """A partition and all its descendants."""
+    """Return a partition and all its descendants."""
     found = {root}
     for name in sim.lineage:  # children come after their parents
         if found.intersection(sim.lineage[name]):
@@ -44,13 +44,13 @@ def descendants(sim, root):
 
 
 def truth(sim, root="p0", after=0):
-    """Ids of the events that a reader of the branch must get."""
+    """Return the ids of the events that a reader of the branch must get."""
     names = descendants(sim, root)
     return [item.event_id for item in sim.history if item.partition_id in names and item.commit > after]
 
 
 def ancestors(sim, name):
-    """All ancestors of a partition."""
+    """Return all ancestors of a partition."""
     found = set(sim.lineage[name])
     for parent in sim.lineage[name]:
         found |= ancestors(sim, parent)
@@ -73,7 +73,7 @@ def check_order(sim, root, came):
 
 
 def read(bench, root="p0", place=None, size=0, **settings):
-    """Read up to idle and check that each event comes once and in order."""
+    """Read until the feed is idle, and check that each event comes once and in order."""
     events, _ = bench.drain(place or Beginning(), size, scope=branch(bench, root), **settings)
     came = [event.event_id for event in events]
     assert len(came) == len(set(came)), "an event came twice"
@@ -157,7 +157,8 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("generations", [0, 1, 3])
     def test_a_parent_that_is_found_later_is_waited_for(self, make_bench, form, size, generations):
-        """The merged child's other parent descends from B, which has not ended when A names the child."""
+        """The other parent of the merged child descends from B, and B has not ended when A names the
+        child."""
         bench = grown(make_bench, 2, listing=form)
         first, second = bench.sim.split("p0")
         fill(bench, first, count=1)
@@ -171,7 +172,7 @@ class TestFollowChildren:
 
     @forms
     def test_a_stranger_is_not_waited_for_when_all_is_quiet(self, make_bench, form):
-        """A merges with a partition outside of the branch while B is open."""
+        """A merges with a partition outside the branch while B is open."""
         bench = grown(make_bench, 2, listing=form, heartbeats=False)
         first, second = bench.sim.split("p0")
         fill(bench, first, second)
@@ -182,7 +183,9 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("caught_up", list(CaughtUp))
     def test_a_busy_partition_does_not_hold_up_a_child_for_ever(self, make_bench, form, caught_up):
-        """B is never idle. Reading B past the naming of the child proves that B is not its parent."""
+        """B is never idle in this test. If B is read to a position after the time when the child was named, B
+        is not a parent of the child.
+        """
         bench = grown(make_bench, 2, listing=form, heartbeats=False, caught_up=caught_up)
         first, second = bench.sim.split("p0")
         fill(bench, second, count=20)
@@ -223,7 +226,10 @@ class TestFollowChildren:
     @sizes
     @forms
     def test_of_children_that_wait_for_each_other_the_older_one_is_first(self, make_bench, form, size):
-        """The last child is named first. Its other parent descends from a child that waits too."""
+        """The child of the last merge is named first.
+
+        The other parent of this child descends from a child that is also waiting.
+        """
         bench = grown(make_bench, 2, listing=form)
         one, other = bench.sim.split("p0")
         fill(bench, other, count=1)
@@ -353,7 +359,7 @@ class TestLateChildren:
 
 
 class TestQuiet:
-    """A lineage whose partitions have all answered that they have nothing."""
+    """A lineage in which each partition has answered that it has nothing."""
 
     def quiet(self, *waiting, audited=None):
         entries = [Active("a", 1), Active("b", 1), *waiting]

@@ -1,4 +1,7 @@
-"""Random histories of a partitioned log, each root read by one follower, which crashes and restarts."""
+"""Makes random histories of a partitioned log.
+
+In each history, one follower reads each root, crashes and restarts.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ class Follower:
     """Reads a partition and its descendants.
 
     Attributes:
-        sim: The simulation that is read.
-        root: The partition that it starts from.
-        engine: The engine; a crash replaces it.
+        sim: The simulation that the follower reads.
+        root: The partition from which the follower starts.
+        engine: The engine, which is replaced after a crash.
         position: The last token.
-        first: Event id → the number of events that came before it.
+        first: Maps each event id to the number of events that came before it.
         tokens: Every token, with the number of events delivered by then.
     """
 
@@ -49,7 +52,7 @@ class Follower:
     tokens: list[tuple[str, int]] = attrs.field(factory=list)
 
     def branch(self) -> set[str]:
-        """The root and all its descendants."""
+        """Return the root and all its descendants."""
         found = {self.root}
         for name, parents in self.sim.lineage.items():
             if found.intersection(parents):
@@ -57,12 +60,12 @@ class Follower:
         return found
 
     def missing(self) -> set[str]:
-        """Events written in the branch that have not been delivered."""
+        """Return the events that were written in the branch and have not been delivered."""
         names = self.branch()
         return {item.event_id for item in self.sim.history if item.partition_id in names} - self.first.keys()
 
     def page(self, size: int) -> bool:
-        """Read one page; True when it is idle."""
+        """Read one page; Read one page; return True if it is idle."""
         page = self.attempt(self.position, size)
         if page is None:
             return False
@@ -86,7 +89,7 @@ class Follower:
             return None
 
     def ancestors(self, name: str) -> set[str]:
-        """All ancestors of a partition."""
+        """Return all ancestors of a partition."""
         parents = self.sim.lineage[name]
         return set(parents).union(*map(self.ancestors, parents))
 
@@ -105,7 +108,7 @@ class Follower:
 
 
 class Lives(RuleBasedStateMachine):
-    """Writers, splits and merges, and the followers that read them."""
+    """Runs writers, splits and merges, and the followers that read them."""
 
     @initialize(
         seed=st.integers(0, 2**20),

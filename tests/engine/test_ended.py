@@ -1,4 +1,4 @@
-"""A feed whose partitions end one by one and have no children: a stream that was switched off."""
+"""Tests a feed whose partitions end one by one without children, like a stream that was disabled."""
 
 import attrs
 import pytest

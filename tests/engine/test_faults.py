@@ -1,4 +1,5 @@
-"""What all providers share about errors: faults of their own, rows of their error tables, shortened text."""
+"""Tests what all providers share about errors: their own faults, rows of their error tables, shortened
+text."""
 
 import pytest
 
@@ -35,7 +36,7 @@ class TestOwnFaults:
 
 
 class TestMeaning:
-    """Errors that the project raised keep their meaning; the provider classifies only the others."""
+    """Errors that this project has raised keep their meaning. The provider classifies only other errors."""
 
     @pytest.fixture
     def provider(self):

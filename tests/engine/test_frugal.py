@@ -1,4 +1,4 @@
-"""What reading costs in bytes, requests and readers."""
+"""Tests the cost of reading in bytes, requests and readers."""
 
 import gc
 import threading

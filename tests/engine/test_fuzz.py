@@ -1,4 +1,4 @@
-"""Any token, whether random, damaged or forged, gives a page or `INVALID_REQUEST`."""
+"""Tests that any token, whether random, damaged or forged, gives a page or `INVALID_REQUEST`."""
 
 import base64
 import logging
@@ -70,7 +70,7 @@ def sealed(flag, payload):
 
 
 def payload_of(token):
-    """The JSON inside a valid token."""
+    """Return the JSON inside a valid token."""
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     return raw[5:] if raw[:1] == b"j" else zlib.decompress(raw[5:], -15)
 
@@ -81,7 +81,7 @@ def squeezed(raw):
 
 
 class Mutations:
-    """Makes tokens that this library never returned."""
+    """Makes tokens that this library has never returned."""
 
     def __init__(self, seed, tokens):
         self.dice = random.Random(seed)
@@ -158,7 +158,7 @@ class Mutations:
         return self.seal(orjson.dumps(body))
 
     def forged(self):
-        """A token whose state alone is forged, from parts that look right."""
+        """Return a token in which only the state is forged, from parts that look valid."""
         body = orjson.loads(payload_of(self.dice.choice(self.tokens)))
         body["c"] = {"p": [self.entry() for _ in range(self.dice.randrange(4))]}
         if self.dice.random() < 0.5:
@@ -213,7 +213,7 @@ class Mutations:
 
 @pytest.fixture
 def world(make_bench):
-    """A collection that brings every field into its tokens, and such tokens."""
+    """Make a collection whose tokens use every field, and return some of these tokens."""
     bench = make_bench(partitions=3)
     sim = bench.sim
     tokens = []
@@ -256,7 +256,7 @@ def world(make_bench):
 
 
 def trimmed(bench, token):
-    """True when retention has removed a partition that the token reads."""
+    """Return True if retention has removed a partition that the token reads."""
     for name, cursor, *rest in decode_token(token).state["p"]:
         partition = bench.sim.partitions.get(name)
         cursors = cursor if rest and rest[0] == 4 else [cursor]
@@ -266,7 +266,7 @@ def trimmed(bench, token):
 
 
 def commits(cursors):
-    """The commits that these cursors read next, for those that are valid cursors."""
+    """Return, for each valid cursor, the commit that is read next from it."""
     for cursor in cursors:
         match cursor:
             case int():

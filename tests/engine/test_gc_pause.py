@@ -1,4 +1,4 @@
-"""The garbage collector is off while records are mapped, and on again afterwards whatever happens."""
+"""Tests that the garbage collector is off while records are mapped, and is always on again afterwards."""
 
 import gc
 import subprocess
@@ -38,7 +38,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.fixture(autouse=True)
 def collector():
-    """The collector is on before and after every test."""
+    """Check that the collector is on before and after every test."""
     assert gc.isenabled()
     yield
     on, free = gc.isenabled(), _pausing.acquire(blocking=False)

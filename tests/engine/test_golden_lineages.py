@@ -1,4 +1,6 @@
-"""Tokens of version 1 with a lineage, one for each form of a partition scope: they stay readable."""
+"""Tests that tokens of version 1 stay readable: there is one token with a lineage for each kind of partition
+scope.
+"""
 
 import json
 

@@ -1,4 +1,4 @@
-"""When a page may be called idle."""
+"""Tests when a page may be idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multiclouddb_spi import Engine, InlineExecutor
 
 
 def test_a_prefetched_nothing_from_before_a_write_does_not_make_the_next_page_idle() -> None:
-    """The read ahead answered "nothing" before the write; only an answer during this call may count."""
+    """The prefetch answered "nothing" before the write. Only an answer during this call may count."""
     sim = Simulation(partitions=1)
     sim.behaviour = ServiceBehaviour(caught_up=CaughtUp.WHEN_EMPTY)
     for number in range(4):

@@ -1,4 +1,7 @@
-"""`Feed.compare` may return None. None proves nothing, so no event may be left out because of it."""
+"""Tests feeds whose `compare` may return None.
+
+None proves nothing, so the engine must not omit an event because of it.
+"""
 
 import pytest
 
@@ -65,7 +68,7 @@ class World:
         return found
 
     def steps_to(self, target):
-        """Plan and read in steps of at most two records."""
+        """Plan and read steps of at most two records."""
         found, at = [], self.start
         for _ in range(20):
             step = self.planner.advance(at, 2, self.soon, target)
@@ -82,7 +85,7 @@ def _no_pauses(monkeypatch):
 
 
 def places(world):
-    """The start position and the present end."""
+    """Return the start position and the present end."""
     target = world.planner.target(world.start, world.soon)
     return world.start.cursor("p0"), target.cursors["p0"], target
 
@@ -141,8 +144,9 @@ def test_a_position_that_may_be_good_is_not_given_up():
 
 
 class TestDefaults:
-    """The defaults for a feed whose partitions have no children, which implements neither `discover` nor
-    `join`."""
+    """Tests the defaults for a feed whose partitions have no children, which implements neither `discover`
+    nor `join`.
+    """
 
     def ask(self, feed, cursors):
         return Feed.join(feed, "c", cursors)

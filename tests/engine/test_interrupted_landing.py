@@ -1,4 +1,4 @@
-"""An interrupt at any line of a call reaches the caller."""
+"""Tests that an interrupt at any line of a call reaches the caller."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from multiclouddb_spi.reading.turns import Turns
 
 
 def test_an_interrupt_while_an_answer_is_taken_reaches_the_caller(make_bench, monkeypatch, eventually):
-    """Ctrl-C may come at any line. It is raised, and the call's other readers are closed."""
+    """Ctrl-C may come at any line. The interrupt is raised, and the other readers of the call are closed."""
     bench = make_bench(4)
     bench.connect(threads=True)
     bench.fill(40)

@@ -1,4 +1,4 @@
-"""What is kept between calls, and for how long: readers at one position, their records, feeds."""
+"""Tests what is kept between calls, and for how long: readers, their records and feeds."""
 
 from types import SimpleNamespace
 
@@ -42,7 +42,7 @@ class TestReaders:
         return SimpleNamespace(without_hints=lambda cursor: cursor)
 
     def reader(self, feed, budget, nbytes, cursor=1):
-        """A reader that a later call has come back to, with so many bytes of records."""
+        """Make a reader that a later call has used again, with records of the given size."""
         reader = PartitionReader(feed, "p0", cursor, budget, None)
         reader.proven = True
         if nbytes:
@@ -71,7 +71,7 @@ class TestReaders:
 
 
 def test_a_feed_that_nobody_uses_is_closed_also_when_it_is_the_only_one(bench, monkeypatch):
-    """The call that would close it was of a feed that had to be opened again."""
+    """The reader belongs to a feed that had to be opened again, so no later call of that feed closes it."""
     clock, closed = Clock(), []
     monkeypatch.setattr(feeds, "time", clock)
     monkeypatch.setattr(

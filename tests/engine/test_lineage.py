@@ -1,4 +1,4 @@
-"""Which partitions are read and which wait: random splits and merges compared with a simple model."""
+"""Tests which partitions are read and which wait, with random splits and merges and a simple model."""
 
 import json
 
@@ -13,7 +13,7 @@ from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildre
 
 
 def join(child_id, cursors):
-    """The start of a merged child, written so that the test sees which parent said what."""
+    """Return the start of a merged child, as text that shows which parent gave which position."""
     return f"{child_id} from {' '.join(sorted(cursors))}"
 
 
@@ -95,7 +95,7 @@ class TestMerge:
 
 
 class TestReplace:
-    """A branch whose records were lost to retention."""
+    """Tests a branch whose records were lost to retention."""
 
     def test_partition_goes_on_at_its_oldest_record(self):
         made = lineage(("p",), ("q",))
@@ -129,7 +129,7 @@ class TestReplace:
         assert made.retire("a", [child("m", "a", "b")]) == ["m"]
 
     def test_child_elsewhere_keeps_waiting_for_a_parent_that_is_only_undiscovered(self):
-        """`m` waits for `b`, a child of `slow`. The loss of `lost` proves nothing about `b`."""
+        """`m` waits for `b`, a child of `slow`. Although `lost` is lost, `b` may still name children."""
         made = lineage(("a",), ("slow",), ("lost",))
         made.retire("a", [child("m", "a", "b")])
         started = made.replace("lost", [Seed("lost", (), "oldest")], coming={"b", "m"})
@@ -147,7 +147,7 @@ class TestReplace:
 
 
 class TestStrangers:
-    """Parents that are unknown when a child is named: discovered late, or lost."""
+    """Tests parents that are unknown when a child is named, because they are discovered late or lost."""
 
     def test_parent_that_is_not_known_is_a_stranger(self):
         made = lineage(("a",), ("slow",))
@@ -260,7 +260,10 @@ class TestJson:
 
 
 class Forest(RuleBasedStateMachine):
-    """Partitions split, merge, roll and are lost; what is read follows only from what is finished."""
+    """Partitions split, merge, roll and are lost.
+
+    The partitions that are read must follow only from the finished ones.
+    """
 
     @initialize(count=st.integers(1, 3))
     def begin(self, count):
@@ -301,7 +304,10 @@ class Forest(RuleBasedStateMachine):
     @precondition(lambda self: self.ended())
     @rule(data=st.data(), late=st.booleans())
     def drain(self, data, late):
-        """Read an ended partition to its end. It names some or all of its children, now or later."""
+        """Read an ended partition to its end.
+
+        The partition names some or all of its children, now or later.
+        """
         name = data.draw(st.sampled_from(self.ended()))
         if late and self.lineage.ending(name) is None:
             self.lineage.await_children(name)
@@ -343,7 +349,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def look(self, data):
-        """Nothing new is known, but time has passed: only the time changes."""
+        """Time passes without news, so only the time in the token changes."""
         ends = self.lineage.awaiting_children()
         if ends:
             entry = data.draw(st.sampled_from(ends))
@@ -376,7 +382,7 @@ class Forest(RuleBasedStateMachine):
         self.lineage.replace(name, seeds, coming=self.parents.keys() - self.lost - self.done)
 
     def oldest(self, name):
-        """The partition, or its oldest descendants that are not lost."""
+        """Return the partition, or the oldest of its descendants that are not lost."""
         found, pending = [], [name]
         while pending:
             item = pending.pop()
@@ -388,7 +394,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def serve(self, data):
-        """A page is read: some partitions advance and go to the end of the queue."""
+        """Read a page: some partitions advance and go to the end of the queue."""
         names = [entry.partition_id for entry in self.lineage.active()]
         if names:
             served = data.draw(st.lists(st.sampled_from(names), unique=True))
@@ -403,7 +409,7 @@ class Forest(RuleBasedStateMachine):
         self.lineage = Lineage.from_json(value, self.join)
 
     def reading(self):
-        """Partitions that are being read, or that are drained and have named no child."""
+        """Return the partitions that are being read, or that have ended and have named no child."""
         entries = [entry for entry in self.lineage if not isinstance(entry, Waiting)]
         return [
             entry.partition_id
@@ -412,12 +418,12 @@ class Forest(RuleBasedStateMachine):
         ]
 
     def ended(self):
-        """Partitions that may still name children."""
+        """Return the ended partitions that may still name children."""
         watched = [entry.partition_id for entry in self.lineage.awaiting_children()]
         return list(dict.fromkeys([name for name in self.reading() if name in self.children] + watched))
 
     def known(self):
-        """Partitions that a seed or a drained parent has named and that are not finished."""
+        """Return the partitions that a seed or an ended partition has named and that are not finished."""
         over = self.done | self.lost
         return {name for name in self.parents if name in self.named and name not in over}
 
@@ -438,7 +444,7 @@ class Forest(RuleBasedStateMachine):
             assert Lineage.from_json(value, self.join).to_json() == value
 
     def teardown(self):
-        """When all is drained, every partition that was not lost has been read."""
+        """When all partitions are read to their ends, every partition that was not lost has been read."""
         if not hasattr(self, "lineage"):
             return
         while ready := self.ended():

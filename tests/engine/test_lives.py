@@ -1,6 +1,8 @@
-"""Random histories where every trouble can come at once: poison, retention, permanent failures, restarts.
+"""Makes random histories in which every fault can occur at the same time: poison, retention, permanent
+failures, restarts.
 
-`test_stateful.py` covers troubles that pass; these are the ones that a consumer has to act on.
+`test_stateful.py` tests faults that end by themselves. In these histories a consumer must react to the
+faults.
 """
 
 import os
@@ -16,7 +18,7 @@ LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
 
 
 class HardLife:
-    """A writer and one consumer. A random number chooses each step."""
+    """A writer and one consumer. Random numbers choose the steps."""
 
     def __init__(self, bench, seed, *, threads):
         self.bench, self.sim, self.dice, self.threads = bench, bench.sim, random.Random(seed), threads
@@ -47,7 +49,7 @@ class HardLife:
         self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head}, poison=True)
 
     def trim(self):
-        """Retention removes the older half of all partitions or of one."""
+        """Let retention remove the older half of all partitions or of one."""
         names = [None, None, *self.sim.partitions]
         self.sim.trim(self.dice.choice(names), self.dice.randrange(self.sim.head + 1) // 2)
 
@@ -67,7 +69,7 @@ class HardLife:
                 self.sim.roll(self.dice.choice(names))
 
     def page(self):
-        """Read one page, and do what a consumer does about an error."""
+        """Read one page, and handle an error as a consumer would."""
         size = self.dice.choice([0, 1, 2, 7])
         try:
             page = self.bench.page(self.place, size, on_expired=SkipToOldest())
@@ -86,7 +88,7 @@ class HardLife:
         return page.idle
 
     def finish(self):
-        """All troubles stop, and the consumer reads to the end."""
+        """Stop all faults, and let the consumer read to the end."""
         self.sim.forgive()
         names = ("seed", "poison_at_fetch", "listing", "late_siblings", "proves_children")
         self.sim.behaviour = ServiceBehaviour(**{name: getattr(self.sim.behaviour, name) for name in names})

@@ -1,4 +1,4 @@
-"""How many open feeds are kept, and for how long. Each key of a `LogicalPartition` has its own feed."""
+"""Tests how many open feeds are kept, and for how long. Each key of a `LogicalPartition` has its own feed."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def closed(monkeypatch):
-    """Keys whose feeds were closed."""
+    """Return the keys whose feeds were closed."""
     names = []
     monkeypatch.setattr(
         SimulationFeed, "close", lambda self: names.append(self.spec.scope.key.components["id"])
@@ -47,7 +47,7 @@ class Worker:
         self.bench, self.tokens = bench, dict.fromkeys((f"k{number}" for number in range(count)), Beginning())
 
     def turn(self, *names):
-        """Read a page of some keys, or of every key. Returns how many feeds that opened."""
+        """Read a page of some keys, or of every key. Return how many feeds were opened."""
         before = self.bench.calls.feeds
         for name in names or self.tokens:
             scope = LogicalPartition(self.bench.sim.key(name))

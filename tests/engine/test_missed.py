@@ -1,4 +1,4 @@
-"""An audit by parents finds every missed partition and never one that was read."""
+"""Tests that an audit by parents finds every missed partition and never one that was read."""
 
 import random
 
@@ -11,7 +11,7 @@ OPEN, CLOSED = PartitionState.OPEN, PartitionState.CLOSED
 
 
 def listing(**parents):
-    """A listing. Names in capitals are open partitions: `a="p"` is a closed child of `p`."""
+    """A listing. Make a listing; names in capitals are open partitions: `a="p"` is a closed child of `p`."""
     return [
         Partition(name.lower(), tuple(above.lower()), OPEN if name.isupper() else CLOSED)
         for name, above in parents.items()
@@ -19,7 +19,7 @@ def listing(**parents):
 
 
 def held(*names, drained=(), waiting=()):
-    """A token that reads these partitions."""
+    """Return a token that contains these partitions."""
     found = {name: Tracked(name, (1,)) for name in names}
     found |= {name: Tracked(name, (1,), drained=True) for name in drained}
     return found | {name: Tracked(name, (1,), parents) for name, parents in waiting}
@@ -77,7 +77,7 @@ class TestMissed:
 
 @attrs.define
 class Shard:
-    """One partition: when it began and ended, and what the reader did with it."""
+    """One partition: its begin and end, and how far the reader has read the partition."""
 
     parent: int | None
     began: int
@@ -119,7 +119,9 @@ class Life:
         return shard.missed or (shard.parent is not None and self.was_missed(shard.parent))
 
     def token(self, now):
-        """Partitions read at a moment: those that the reader knows and has not read to the end."""
+        """Return the partitions that are read at a given time: the reader knows them and has not read them to
+        the end.
+        """
         found = {}
         for name, shard in enumerate(self.shards):
             above = None if shard.parent is None else self.shards[shard.parent]
@@ -132,7 +134,7 @@ class Life:
         return found
 
     def listing(self, moments, hidden):
-        """A listing in which each page shows its shards at the moment of that page."""
+        """Return a listing whose pages show the shards at different times."""
         found = []
         for name, shard in enumerate(self.shards):
             moment = moments[name % len(moments)]
@@ -145,7 +147,8 @@ class Life:
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_nothing_that_was_read_is_ever_found(first):
-    """The listing's pages are of different moments, some before the token's, and leave out partitions."""
+    """The pages of the listing show different times, some before the token's time, and leave out
+    partitions."""
     found_any = 0
     for seed in range(first, first + 500):
         life = Life(seed)

@@ -1,4 +1,5 @@
-"""A lineage moves completely or not at all: a failure half-way removes nothing from a token."""
+"""Tests that a lineage changes completely or not at all. A failure during a change removes nothing from a
+token."""
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_a_join_that_fails_leaves_no_partition_out(make_bench, monkeypatch, ids,
 
 
 def test_a_child_that_could_not_be_taken_up_keeps_the_watch_open(bench):
-    """The look for children that names the child is also the last one before the watch ends."""
+    """The last search for children before the watch ends names the child."""
     feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(30))
     lineage = Lineage([Ending("p", 1, ("x",), 6000), Active("x", 1)], feed.join)
     outcome = Drained((Child("x", ("p",), 1), Child("y", ("p", "z"), 1)), complete=False)

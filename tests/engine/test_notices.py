@@ -1,4 +1,4 @@
-"""A notice stands between the events before it and those after it, whatever else is on the page."""
+"""Tests that a notice comes between the events before it and after it, whatever else is on the page."""
 
 import pytest
 
@@ -29,13 +29,13 @@ def gaps(page):
 
 @pytest.fixture
 def told(ids):
-    """The contents of pages, in the promised order."""
+    """Return the contents of pages, in the promised order."""
     return lambda *pages: [each for page in pages for each in (*ids(page), *page.notices)]
 
 
 class TestOrder:
     def written(self, bench):
-        """Events and notices of one partition, in order."""
+        """Return the events and notices of one partition, in order."""
         order = bench.fill_partition("p0", 3)
         for number, fact in enumerate(FACTS):
             bench.sim.announce("p0", fact)
@@ -92,7 +92,7 @@ class TestOrder:
 
 
 class TestHeirs:
-    """Partitions that are read because of a notice, or after one, come on a later page."""
+    """Tests that partitions that are read because of a notice, or after one, come on a later page."""
 
     @pytest.mark.parametrize("named_late", [False, True])
     def test_the_children_of_its_partition(self, make_bench, ids, named_late):
@@ -137,8 +137,8 @@ class TestHeirs:
 
 class TestGap:
     def test_one_that_leads_nowhere_is_told_when_it_does(self, make_bench, ids, monkeypatch):
-        """The oldest position has expired every time. Other partitions are read, and nothing is skipped in
-        silence."""
+        """The oldest position has expired again at each attempt. Other partitions are read, and nothing is
+        skipped silently."""
         bench = make_bench(partitions=2)
         bench.connect()
         token = bench.page(Now()).continuation_token

@@ -1,4 +1,4 @@
-"""`Now` and audits: the feed's recorded start is never later than the start by the service's clock."""
+"""Tests `Now` and audits: the feed's recorded start is never later than the start by the service's clock."""
 
 import time
 
@@ -7,8 +7,9 @@ from multiclouddb_conformance.simulation import ServiceBehaviour
 
 
 def test_a_start_at_now_does_not_trust_a_clock_that_was_carried_on(make_bench, monkeypatch):
-    """The clock was set back, or a machine of the service has a slow clock: events after the start still
-    count."""
+    """The clock was set back, or a machine of the service has a clock that is slow. Events after the start
+    are still delivered.
+    """
     bench = make_bench(2, behaviour=ServiceBehaviour(proves_children=False))
     bench.connect(coverage_audit_seconds=1e-9)
     real, ahead = time.monotonic, [0.0]

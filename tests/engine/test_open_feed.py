@@ -1,4 +1,4 @@
-"""How the engine, Spark and the command line use one feed: they open it, call it, and check its token."""
+"""Tests how the engine, Spark and the command line open a feed, call it and check its token."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def opened(sim):
 
 
 def closings(opened):
-    """The feeds that are closed from this moment."""
+    """Provide a list to which each feed that is closed from now on is added."""
     closed = []
     open_feed = opened.provider.open_feed
 

@@ -1,4 +1,4 @@
-"""Readers that may answer after the deadline, and feeds that resume from another incarnation's token."""
+"""Tests readers that may answer after the deadline, and feeds that accept a token of another incarnation."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ def within(seconds):
 
 @pytest.fixture
 def outlasting(make_bench, monkeypatch):
-    """Makes a bench with threads whose readers may, or may not, outlast a call."""
+    """Make a bench with threads. The bench's readers may, or may not, continue after a call ends."""
 
     def make(partitions=1, outlasts=True, **config):
         monkeypatch.setattr(SimulationReader, "outlasts", lambda reader: outlasts)
@@ -175,7 +175,10 @@ class TestOutlasts:
 
 
 class TestResumes:
-    """The feed decides which tokens it can resume; by default only those of its own incarnation."""
+    """The feed decides which tokens it can resume.
+
+    By default it resumes only those of its own incarnation.
+    """
 
     def recreated(self, bench):
         bench.fill(3)
@@ -210,7 +213,7 @@ class TestResumes:
             bench.page(token)
 
     def test_one_that_does_not_is_opened_anew_before_that_is_believed(self, bench, monkeypatch, ids):
-        """A feed that was opened long ago may belong to the earlier collection."""
+        """A feed that was opened long ago may belong to an earlier collection with the same name."""
         bench.fill(3)
         bench.page()
         bench.sim.recreate()

@@ -1,4 +1,4 @@
-"""What a page promises: its bound, its order, its token, and when it may be idle."""
+"""Tests what a page promises: its size limit, its order, its token, and when it may be idle."""
 
 import threading
 from datetime import timedelta
@@ -28,7 +28,7 @@ from multiclouddb_spi.continuation.token import decode_token
 
 
 def grown(bench):
-    """A short history with transactions, a split, a merge, a roll and deletes."""
+    """Make a short history with transactions, a split, a merge, a roll and deletes."""
     sim = bench.sim
     bench.fill(12)
     sim.transaction([(f"k{number}", {"n": number}) for number in range(10)])
@@ -41,7 +41,10 @@ def grown(bench):
 
 
 def state(page):
-    """The position in a page's token. Tokens also contain their time of issue, so their texts differ."""
+    """Return the position in a page's token.
+
+    Tokens also contain their time of issue, so their texts differ.
+    """
     return decode_token(page.continuation_token).state
 
 
@@ -69,7 +72,7 @@ class TestSize:
         assert len(bench.page(size=45).events) == 45
 
     def test_service_is_not_asked_for_more_than_a_first_small_page_needs(self, bench):
-        """A caller that wants only one event does not pay for a thousand."""
+        """A caller that asks for one event does not cause a read of a thousand events."""
         bench.fill(50)
         bench.page(size=1)
         assert bench.page(size=1).diagnostics.native_charge <= 3
@@ -178,7 +181,7 @@ class TestIdle:
         assert second.idle
 
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
-        """Empty answers come first, and the engine reads on after them."""
+        """Empty answers come first, and the engine continues to read after them."""
         bench = make_bench(behaviour=ServiceBehaviour(scan_limit=1))
         bench.connect()
         bench.fill(50, keys=50)
@@ -199,7 +202,7 @@ class TestIdle:
     def test_partition_that_fails_while_the_call_waits_keeps_the_page_from_idle(
         self, make_bench, monkeypatch
     ):
-        """Its first answer was empty, which was true at that time."""
+        """The partition's first answer was empty, which was correct at that time."""
         bench = make_bench(partitions=2)
         bench.connect(attempts=1)
         token = bench.page(Now()).continuation_token
@@ -228,7 +231,7 @@ class TestIdle:
             assert page.idle == (came == late and not page.events)
 
     def test_answer_to_an_earlier_call_is_no_proof(self, make_bench, eventually, ids):
-        """p1 answers "nothing" after the call has ended; then a change is written."""
+        """p1 answers that it has no more changes after the call has ended; then a change is written."""
         bench = make_bench(partitions=2)
         bench.connect(threads=True)
         token = bench.page(Now()).continuation_token

@@ -1,4 +1,4 @@
-"""Reads of one physical partition or one logical partition, and plans that spread a feed over readers."""
+"""Tests reads of one physical or logical partition, and plans that spread a feed over readers."""
 
 import pytest
 
@@ -21,12 +21,12 @@ def scope(bench, name):
 
 
 def follow(bench, tokens, size=3, most=500):
-    """Read every planned partition as an application does: each child once and after all its parents.
+    """Read every planned partition as an application does: each child once, after all its parents.
 
-    A parent that is not in the plan was drained before the plan was made.
+    A parent that is not in the plan had been read to its end before the plan was made.
 
     Returns:
-        Partition id → ids of its events, in order.
+        Maps each partition id to the ids of its events, in order.
     """
     came, waiting = {}, {}
     todo = list(tokens)
@@ -54,7 +54,7 @@ def follow(bench, tokens, size=3, most=500):
 
 
 def truth(bench, after=0):
-    """The expected result of `follow`."""
+    """Return the result that `follow` must return."""
     found = {bench.sim.public_id(name): [] for name in bench.sim.partitions}
     for item in bench.sim.truth:
         if item.commit > after:
@@ -163,7 +163,7 @@ class TestChildren:
             assert ids(page) == late
 
     def test_child_token_starts_where_the_parent_ended(self, bench, ids):
-        """The token does not start earlier: older positions may have expired."""
+        """The token must not start earlier, because older positions may have expired."""
         bench.fill(5)
         child = bench.sim.split("p0")[0]
         (named, _) = bench.page(scope=scope(bench, "p0")).child_partitions

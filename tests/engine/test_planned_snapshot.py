@@ -1,8 +1,8 @@
-"""Planned reads of a snapshot: whole segments in any order, steps that can be read again, then changes."""
+"""Tests planned reads of a snapshot: whole segments in any order, repeatable steps, then changes."""
 
 import pytest
 
-from multiclouddb_api import MulticloudDbError, Snapshot, SnapshotOrder
+from multiclouddb_api import Snapshot, SnapshotOrder
 from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
 
@@ -10,8 +10,8 @@ SOON = 30.0
 
 
 class Plan:
-    def __init__(self, count, behaviour=None, **wanted):
-        self.sim = Simulation(2, behaviour or ServiceBehaviour())
+    def __init__(self, count, behaviour=None, retention=None, **wanted):
+        self.sim = Simulation(2, behaviour or ServiceBehaviour(), retention_seconds=retention)
         for number in range(count):
             self.sim.write(f"k{number}", {"n": number})
         self.provider = SimulationProvider(self.sim)
@@ -25,7 +25,7 @@ class Plan:
         return step
 
     def events(self, step):
-        """What its tasks read, in any order; each range by itself."""
+        """Read the ranges of a step as tasks do: in any order, each range separately."""
         return [
             event
             for part in reversed(step.ranges())
@@ -71,12 +71,7 @@ def test_an_empty_collection_is_over_at_once():
     assert plan.lineage.plan is None
 
 
-def test_interleaved_is_refused():
-    with pytest.raises(MulticloudDbError, match="INTERLEAVED"):
-        Plan(1, order=SnapshotOrder.INTERLEAVED)
-
-
-def test_auto_is_read_as_ordered():
+def test_auto_is_read_as_ordered_while_positions_are_kept():
     plan = Plan(3, order=SnapshotOrder.AUTO)
     plan.sim.write("k1", {"n": 1})
     kinds = [event.backfilled for step in plan.run() for event in plan.events(step)]

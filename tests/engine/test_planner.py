@@ -1,4 +1,6 @@
-"""Bounded reads: planned under any behaviour, in any steps, and identical whenever they are read again."""
+"""Tests bounded reads: with any behaviour of the service, with steps of any size, and with the same events at
+each repeated read.
+"""
 
 import threading
 import time
@@ -46,7 +48,7 @@ ACTIONS = st.lists(
 
 
 class Headless:
-    """The same feed without its cheap way to find heads."""
+    """The same feed without its cheap way to find heads (end positions)."""
 
     def __init__(self, feed):
         self._feed = feed
@@ -75,7 +77,7 @@ class Consumer:
         self.steps, self.delivered, self.truth = [], [], {item.event_id: item for item in sim.truth}
 
     def step(self, most=None, target=None, *, allow_empty=False):
-        """Plan and check one step. Returns its events, or None when there was nothing."""
+        """Plan and check one step. Return the step's events, or None if there was nothing to read."""
         before = self.at.to_json()
         step = self.planner.advance(self.at, most, self.deadline, target, allow_empty=allow_empty)
         assert self.at.to_json() == before, "planning changes nothing"
@@ -108,7 +110,7 @@ class Consumer:
         ]
 
     def drain(self, most=None, target=None):
-        """Step until nothing comes; children that are named late may need a few more questions."""
+        """Make steps until no more events come. Children that are named late may need a few more steps."""
         quiet = 0
         for _ in range(10_000):
             quiet = quiet + 1 if self.step(most, target) is None else 0
@@ -180,7 +182,7 @@ def act(sim, consumer, action):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch, looks_at_once):
-    """Retries happen at once, without pauses."""
+    """Retry at once, without pauses."""
     monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
 
 
@@ -398,7 +400,8 @@ class TestTrouble:
 
 
 class Beside(Consumer):
-    """Reads `p0` of two partitions and its descendants. Writes to the other one only move the position."""
+    """Reads `p0` of two partitions and its descendants. Writes to the other partition only move the
+    position."""
 
     def __init__(self, sim, **settings):
         owners = {key: sim.write(key, {"n": 0}).partition_id for key in (f"k{n}" for n in range(12))}
@@ -504,7 +507,7 @@ class TestIdlePosition:
         ),
     )
     def test_hides_no_record(self, heads, actions, allowed, behaviour):
-        """This holds for any order of records, idle positions, splits and runs that end by themselves."""
+        """Tests any order of records, idle positions, splits, and runs that end by themselves."""
         sim = Simulation(partitions=2, behaviour=behaviour)
         consumer = Beside(sim, heads=heads)
         family, target, written = ["p0"], None, []
@@ -558,7 +561,7 @@ class Forgetful:
 
 
 class TestLeftOutHeads:
-    """A feed may leave out heads. The planner finds only those by reading."""
+    """A feed may leave out heads. The planner finds the heads of the left-out partitions by reading."""
 
     def consumer(self, sim, **settings):
         consumer = Consumer(sim, **settings)

@@ -1,4 +1,4 @@
-"""A planned read that ends at a moment does not pass that moment."""
+"""Tests that a planned read with an end time does not read after that time."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from multiclouddb_spi import Deadline, FeedSpec, Planner, ranges_between, read_r
 
 
 class Headless:
-    """The same feed without its cheap way to find heads."""
+    """The same feed without its cheap way to find heads (end positions)."""
 
     def __init__(self, feed):
         self._feed = feed
@@ -54,7 +54,7 @@ def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most
 
 
 class Asked:
-    """The same feed, which records the page sizes that its readers are asked for."""
+    """The same feed. A feed that also records the page sizes that are requested from its readers."""
 
     def __init__(self, feed):
         self._feed, self.asked = feed, []

@@ -1,4 +1,4 @@
-"""The objects that a provider's entry point may name."""
+"""Tests the objects that a provider's entry point may name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A bounded read whose service answers late, ends early, or has no more records."""
+"""Tests a bounded read whose service answers late, ends early, or has no more records."""
 
 import attrs
 import pytest
@@ -10,7 +10,7 @@ from multiclouddb_spi.planning import ranges
 
 
 def nothing(cursor, poll_after):
-    """An empty answer of a replica that has not reached this position."""
+    """Return an empty answer, like a replica that has not reached this position yet."""
     return Batch((), None, cursor, cursor, caught_up=True, poll_after=poll_after)
 
 
@@ -34,10 +34,9 @@ class Lagging:
 
     Attributes:
         feed: The feed.
-        cursors: The position that each of these answers names; None for the reader's own position, `...` for
-    a
-            true answer.
-        poll_after: When the service wants to be asked again.
+        cursors: The position that each of these answers names; None means the reader's own position, `...`
+            means a true answer.
+        poll_after: The time at which the service wants to be asked again.
     """
 
     feed: object

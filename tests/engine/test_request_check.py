@@ -1,4 +1,4 @@
-"""Requests that are refused before the service is called, with the category and the way out."""
+"""Tests requests that are refused before the service is called, with their category and way out."""
 
 from datetime import timedelta
 
@@ -87,7 +87,7 @@ def emulating(*capabilities):
 
 @pytest.fixture
 def refusing(make_bench):
-    """Connect with some capabilities and return the error of a request that must be refused."""
+    """Connect with some capabilities, and return the error of a request that must be refused."""
     bench = make_bench()
 
     def refuse(provider, needs, **options):
@@ -451,7 +451,7 @@ class TestTime:
         assert " s ahead of the service's clock" in error.message
 
     def test_it_is_the_clock_of_the_service_that_counts(self, make_bench):
-        """The simulation's year is 2026, whatever the machine's clock shows."""
+        """In the simulation the year is 2026, whatever the machine's clock shows."""
         bench = make_bench(start=Simulation().now + timedelta(days=365 * 50))
         bench.connect()
         assert bench.page(AtTime(bench.sim.now)).idle

@@ -1,4 +1,4 @@
-"""Which partitions replace lost ones, decided from what the service still lists."""
+"""Tests which partitions replace lost ones, as far as the service's listing shows it."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from multiclouddb_spi.continuation.retention import Retention
 
 
 class Service:
-    """A tree of partitions, some of which are gone."""
+    """A tree of partitions, some of which no longer exist."""
 
     def __init__(self, gone="", **parents):
         self.parents, self.gone, self.calls = parents, set(gone), 0
@@ -33,12 +33,12 @@ class Service:
         return [found[name] for name in self.parents if name in found]
 
     def lost(self, entries, name):
-        """What is discovered later, and which partition waits for which; the seeds were asked before."""
+        """Ask which partitions are discovered later, and which partition waits for which."""
         seeds = self.oldest([name])
         return self.retention.lost(entries, name, seeds)
 
     def named(self, entries, name, children):
-        """Child → the parents that it waits for besides this one."""
+        """Return, for each child, the parents for which it waits besides this one."""
         said = [Child(child, tuple(self.parents[child]), f"said by {name}") for child in children]
         named, lost = self.retention.named(entries, name, said)
         return {child.partition_id: set(child.parents) - {name} - lost for child in named}
@@ -54,7 +54,7 @@ class Vague(Service):
 
 
 def lineage(*entries, **waiting):
-    """Partitions that are read, and children with the parents that they wait for."""
+    """Make a lineage of partitions that are read, and of children with the parents for which they wait."""
     read = [Active(name, name) for name in entries]
     held = [Waiting(name, (name,), tuple(parents)) for name, parents in waiting.items()]
     return Lineage([*read, *held], lambda child, said: said[0])
@@ -85,7 +85,7 @@ class TestLost:
         assert service.lost(lineage("p", m="p"), "p")[1] == {"c": "m"}
 
     def test_what_waits_for_a_lost_parent_waits_for_what_leads_to_that(self):
-        """The parent is a child of another lost partition, and that one leads to the waiting child."""
+        """The parent is a child of another lost partition, from which the waiting child descends."""
         service = Service("xpb", x="", p="", b="p", m="b", q="")
         assert service.lost(lineage("x", "p", "q", m="q"), "x")[1] == {"m": "p"}
 

@@ -1,4 +1,4 @@
-"""Waits after a retention loss: no later parent is forgotten, and no wait is circular."""
+"""Tests waits after a retention loss: no later parent is forgotten, and no wait is circular."""
 
 from multiclouddb_spi import Child
 
@@ -6,7 +6,7 @@ from .test_retention import Service, Vague, lineage
 
 
 def test_what_follows_what_is_left_of_another_lost_one_comes_later():
-    """`a` is a child of `q`, which is lost too; `x` follows `a`, and a child of `x` waits for `q`."""
+    """`a` is a child of `q`, which is also lost; `x` is a child of `a`, and a child of `x` waits for `q`."""
     service = Service("pq", p="", q="", l="p", a="q", x="a", y="x")
     assert service.lost(lineage("p", "q"), "p") == ({"a", "x", "y"}, {})
 
@@ -40,7 +40,10 @@ def test_two_that_are_held_do_not_wait_for_each_other():
 
 
 def test_what_a_held_one_waits_for_still_counts():
-    """`z` waits for `a`, which waits for `b`. `a` is held by `g`; `b` must not be held by `z` for that."""
+    """`z` waits for `a`, which waits for `b`. `a` waits for `g`.
+
+    `b` must not be made to wait for `z` because of that.
+    """
     service = Vague("pgz", p="", b="p", a="b", g="", z="a")
     made, seeds = lineage("p", "g", b="p", a="b", z="a"), service.oldest(["p"])
     coming, holds = service.retention.lost(made, "p", seeds)

@@ -1,4 +1,4 @@
-"""The token of a retired partition repeats exactly what its page said."""
+"""Tests that the token of a retired partition returns exactly the same page again."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from multiclouddb_spi.continuation.state import Retired, state_from_json, state_
 
 @pytest.fixture
 def merged(make_bench):
-    """Three partitions, two of which have merged, and the last page of the first one."""
+    """Make three partitions, two of which have merged, and return the last page of the first one."""
     bench = make_bench(partitions=3)
     bench.connect()
     bench.fill(6)

@@ -1,4 +1,4 @@
-"""A failed call is made again by one policy for pages, plans, Spark and the command line."""
+"""Tests the one retry policy for pages, plans, Spark and the command line."""
 
 import sys
 from collections import Counter
@@ -42,7 +42,7 @@ class Counting(SimulationProvider):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Records how long each pause would be, without waiting."""
+    """Record how long each pause would be, without waiting."""
     waited = []
     monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", waited.append)
     return waited
@@ -53,8 +53,10 @@ def opened(provider, sim, tries):
 
 
 def failing(error, times=None):
-    """A call that fails `times` times and then returns its number of attempts; None means that it always
-    fails."""
+    """Make a call that fails `times` times and then returns its number of attempts.
+
+    None means that the call always fails.
+    """
     made = []
 
     def ask(deadline=None):
@@ -182,7 +184,7 @@ class TestClassifiedOnce:
     """Each error has one meaning, so the provider classifies it once, whoever needs the result."""
 
     def trouble(self, bench, operation="fetch"):
-        """Every failure is a new exception, as a vendor's exceptions are."""
+        """Return a new exception for every failure, as a vendor's client does."""
         for number in range(50):
             bench.sim.fail_next(None, ServerError(f"503, number {number}"), 1, operation)
 

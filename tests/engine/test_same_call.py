@@ -1,4 +1,4 @@
-"""What a call still does before it returns its page, and what a page repeats."""
+"""Tests the work of a call before it returns its page, and what a repeated page contains."""
 
 from multiclouddb_api import Now, PhysicalPartition
 from multiclouddb_conformance.simulation import ServiceBehaviour

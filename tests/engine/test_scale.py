@@ -1,6 +1,6 @@
-"""Thousands of partitions: nothing is lost, and the work of a call grows at most linearly.
+"""Tests thousands of partitions: nothing is lost, and the work of a call grows at most linearly.
 
-`MULTICLOUDDB_SCALE=10000` makes the history as long as issue 2 asks; measurements are logged at INFO.
+`MULTICLOUDDB_SCALE=10000` makes the history long. Measurements are logged at INFO.
 """
 
 import logging
@@ -142,7 +142,7 @@ class TestManyPartitions:
         assert_prompt(10, attempt, at_most=60)  # of 600, one after the other
 
     def test_many_waiting_children_cost_no_more_than_their_number(self, large):
-        """Each pair is merged, so every page restores, walks and writes all waiting children."""
+        """Each pair is merged, so every page reads, visits and writes all waiting children."""
         bench = large(2000)
         token = bench.page(Now()).continuation_token
         names = bench.sim.open_partitions

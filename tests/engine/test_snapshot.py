@@ -1,4 +1,5 @@
-"""The engine's part of `Snapshot()`: places on the page, rate, release of the stream, audits, token."""
+"""Tests the engine's part of `Snapshot()`: order on the page, rate, release of the stream, audits and
+token."""
 
 import json
 import time
@@ -316,7 +317,10 @@ class TestTrouble:
 
 
 class TestRetention:
-    """Segments are no partitions: a rule that takes them for lost ones makes others wait for them."""
+    """Segments are not partitions of the service.
+
+    A rule that treated segments as lost partitions would make other partitions wait.
+    """
 
     def life(self, seed):
         sim = Simulation(2, ServiceBehaviour(seed=seed, listing=Listing.OPEN, segments=3))

@@ -1,4 +1,4 @@
-"""What a service, an application or a clock may do to a snapshot, and what has to hold all the same."""
+"""Tests a snapshot against disturbances by a service, an application or a clock."""
 
 import time
 
@@ -92,7 +92,7 @@ class TestPlanned:
 
 
 class TestCutting:
-    """The service is slow, or fails, or says nothing, when it is asked for the next segments."""
+    """When the service is asked for the next segments, it is slow, fails, or does not answer."""
 
     @pytest.mark.parametrize("answer", ["late", "slow and empty"])
     def test_changes_are_delivered_while_no_segment_comes(self, answer, monkeypatch):
@@ -221,7 +221,7 @@ class TestValues:
 
 
 class Clock:
-    """The monotonic time of one engine: only its pauses move it."""
+    """The monotonic clock of one engine, which only the engine's pauses move."""
 
     def __init__(self, consumer, monkeypatch):
         self.now = 1000.0

@@ -1,8 +1,8 @@
-"""Lives of a snapshot: a target that merges by key and `order_key` equals its source in the end.
+"""Runs snapshots at random: in the end, a target that merges by key and `order_key` must equal its source.
 
-There are upserts, deletes and keys that come again during the scan, splits and merges, a process that is
-killed after a third of the pages, a stored token that is lost, and retention that takes what is old. A case
-that needs tombstones fails without them here, too.
+During the scan there are upserts, deletes, keys that are created again, splits and merges. A process is
+killed after a third of the pages, a stored token is lost, and retention removes old changes. The tests also
+show that a case which needs tombstones fails without them.
 """
 
 import os
@@ -35,7 +35,7 @@ KEYS = 40
 
 
 class Life:
-    """One source, one target, and everything that happens to them; the same for the same seed."""
+    """One source, one target, and the events of a random run, which depends only on the seed."""
 
     def __init__(self, seed, order, *, tombstones=True, point_in_time=False, rough=False, retention=None):
         self.dice = random.Random(f"life {seed} {order.value} {point_in_time}")
@@ -65,7 +65,7 @@ class Life:
         self.engine = Engine(provider, config, executor=InlineExecutor(), pause=lambda _: None)
 
     def change(self):
-        """What applications do between two pages."""
+        """Make the changes that applications make between two pages."""
         for _ in range(self.dice.choice([0, 1, 2])):
             name = f"k{self.dice.randrange(KEYS + 10)}"
             if self.dice.random() < 0.4:
@@ -84,7 +84,10 @@ class Life:
         return self.engine.read_changes(request, OPTIONS)
 
     def run(self, on_expired=None, drop_at_done=False, quiet_after=400):
-        """Read to the end of the snapshot and until nothing more comes; applications write meanwhile."""
+        """Read to the end of the snapshot and until no more changes come.
+
+        Applications write in the meantime.
+        """
         self.restart()
         self.stored = Snapshot(self.order)
         self.done = False

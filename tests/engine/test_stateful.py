@@ -1,4 +1,4 @@
-"""Random histories of a partitioned log, read by the engine and compared with a simple model."""
+"""Makes random histories of a partitioned log, read by the engine and compared with a simple model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGE_SIZES = st.sampled_from([0, 1, 2, 7, 50])
 
 
 class Life(RuleBasedStateMachine):
-    """Writers, splits and merges, and one consumer that crashes and restarts."""
+    """Runs writers, splits and merges, and one consumer that crashes and restarts."""
 
     @initialize(
         seed=st.integers(0, 2**20),
@@ -128,7 +128,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(crashing=st.booleans())
     def fair(self, crashing: bool) -> None:
-        """Small pages serve every partition that has events, even when no reader stays open."""
+        """Check that small pages deliver from every partition with events, even if no reader stays open."""
         if not isinstance(self.position, FromContinuationToken):
             return
         self.write(0, 40 * len(self.sim.open_partitions))

@@ -1,4 +1,4 @@
-"""A merged child whose other parent was never listed and is gone by now does not wait for ever."""
+"""Tests that a merged child does not wait forever if its other parent was never listed and is gone."""
 
 import pytest
 
@@ -13,9 +13,9 @@ SKIP = {"on_expired": SkipToOldest()}
 
 @pytest.fixture
 def stranded(make_bench):
-    """A token that waits for both `p0` and `p1`, the parents of `p2`.
+    """Make a token that waits for both `p0` and `p1`, the parents of `p2`.
 
-    `p1` was hidden from the start and is gone. `p0` is read to its end, so only `p1` is waited for.
+    `p1` was never listed and no longer exists. `p0` was read to its end, so `p2` waits only for `p1`.
     """
     bench = make_bench(2)
     bench.connect(coverage_audit_seconds=NEVER)
@@ -71,7 +71,7 @@ def test_a_parent_that_can_still_be_read_is_waited_for(make_bench, ids, way):
 
 
 class TestPlanner:
-    """Bounded reads do the same."""
+    """Tests the same with bounded reads."""
 
     def planner(self, bench, every, on_expired=None):
         provider = SimulationProvider(bench.sim)
@@ -80,7 +80,7 @@ class TestPlanner:
 
     @pytest.fixture
     def waiting(self, make_bench):
-        """The same collection, and a lineage that waits."""
+        """Return the same collection, and a lineage that waits."""
         bench = make_bench(2)
         bench.sim.hide("p1", LATE)
         planner = self.planner(bench, NEVER)

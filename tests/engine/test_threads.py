@@ -1,4 +1,4 @@
-"""Many threads, reading ahead, the reader cache, and the bound on buffered bytes."""
+"""Tests many threads, reading ahead, the reader cache, and the limit on buffered bytes."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def threaded(make_bench):
 
 
 def together(*calls):
-    """Make calls at once, each in its own thread. Returns their results or errors."""
+    """Make calls at the same time, each in its own thread. Return their results or errors."""
     results = [None] * len(calls)
     barrier = threading.Barrier(len(calls))
 
@@ -234,7 +234,7 @@ class TestReaders:
         assert bench.calls.closes == sum(bench.calls.opens.values())
 
     def test_abandoned_readers_are_closed_by_and_by(self, make_bench, monkeypatch):
-        """A consumer that rewinds leaves readers at positions to which nobody returns."""
+        """A consumer that goes back leaves readers at positions that are never used again."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_IDLE_SECONDS", 0.05)
@@ -278,7 +278,7 @@ class TestBuffers:
     ):
         """A service returns at least one record, so one record beyond the bound cannot be avoided.
 
-        The size of records is known only after the first ones came, at most one for each thread.
+        The size of records is known only after the first ones have arrived, at most one for each thread.
         """
         bench = make_bench(20)
         bound, document = 65_536, 30_000
@@ -307,7 +307,7 @@ class TestBuffers:
 
 
 def watch_bytes(bench, monkeypatch):
-    """Records the bytes that the engine holds at each read."""
+    """Record the bytes that the engine holds at each read."""
     held, fetch, engine = [0] * 51, SimulationReader.fetch, bench.engine
 
     def watched(self, *args):
@@ -369,7 +369,7 @@ class TestStarvation:
 
 
 class TestLive:
-    """The state of one partition's reader, in races that tests of the whole engine would seldom hit."""
+    """Tests the state of one partition's reader in races that rarely occur in tests of the whole engine."""
 
     @pytest.fixture
     def live(self, make_bench):
@@ -428,7 +428,7 @@ class TestLive:
     def test_fetch_that_was_discarded_while_its_reader_was_opened_does_not_read(
         self, threaded, monkeypatch, eventually
     ):
-        """Nothing cancels that reader, so its read would block for as long as the service likes."""
+        """Nothing cancels that reader, so its read would block until the service answers."""
         bench = threaded()
         bench.page()
         bench.fill(1)

@@ -1,4 +1,4 @@
-"""Which failure is raised when several partitions have failed."""
+"""Tests which failure is raised if several partitions have failed."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from multiclouddb_conformance.simulation import ThrottledError
 
 
 def test_a_throttle_is_raised_before_an_answer_that_is_late(make_bench):
-    """A throttle says more than a late answer, and it says how long to wait."""
+    """A throttled call is more informative than a late answer, because it contains the time to wait."""
     bench = make_bench(2)
     bench.connect(threads=True, attempts=1)
     bench.fill(10)

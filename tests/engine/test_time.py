@@ -1,6 +1,6 @@
-"""Deadlines, waiting, poll intervals and closing, on real threads and a real clock.
+"""Tests deadlines, waiting, poll intervals and closing, on real threads and a real clock.
 
-Each bound is half of what a failure would take, so that a busy machine does not break the test.
+Each time limit is half of what a failure would take, so that a busy machine does not break the test.
 """
 
 import signal
@@ -41,13 +41,16 @@ def within(seconds):
 
 
 def prompt(seconds, attempt):
-    """An action that must take at most so many seconds, and would take 20 or more if nothing ended it."""
+    """Run an action that must end within the given number of seconds.
+
+    Without a timeout it would take 20 seconds or more.
+    """
     assert_prompt(seconds, attempt, at_most=SOON)
 
 
 @contextmanager
 def aside(call):
-    """Run a call in another thread. Yields a list that gets its result or its error."""
+    """Run a call in another thread. Yield a list that receives the call's result or error."""
     outcome = []
 
     def run():
@@ -75,7 +78,7 @@ def threaded(make_bench):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes reads of some partitions take so many seconds."""
+    """Make reads of some partitions take the given number of seconds."""
     seconds = {}
     fetch = SimulationReader.fetch
 
@@ -168,7 +171,10 @@ class TestDeadline:
         assert bench.calls.fetches["p0"] <= 3
 
     def test_answer_that_failed_between_two_calls_is_asked_for_again(self, make_bench, monkeypatch, ids):
-        """A read ahead failed, perhaps at the deadline of the earlier call; the new call must ask again."""
+        """A prefetch has failed, perhaps at the deadline of the earlier call.
+
+        The new call must make the request again.
+        """
         bench = make_bench()
         bench.connect(attempts=1)
         bench.fill(100)
@@ -191,7 +197,7 @@ class TestDeadline:
 class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
-        """Shortens the time for which the head of the queue is waited for alone."""
+        """Shorten the time for which a call waits only for the first partition in the queue."""
         for module in ("poll", "fetches", "waiting"):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 1.0)
 
@@ -265,7 +271,8 @@ class TestSlowPartitions:
         assert ids(page) == more
 
     def test_two_suspects_are_read_and_nothing_leaks(self, threaded, slow, ids):
-        """One answers at once, the other while the rest is being asked; the fixture counts readers."""
+        """One partition answers at once, the other while the rest is being asked. The fixture counts
+        readers."""
         bench = threaded(4)
         bench.fill(40, keys=40)
         bench.connect(attempts=1)
@@ -564,7 +571,7 @@ class TestClose:
         assert not error.retryable
 
     def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
-        """It puts its readers back after the others were closed; the fixture counts them."""
+        """The call returns its readers after the others were closed. The fixture counts readers."""
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)

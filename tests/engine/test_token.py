@@ -1,4 +1,4 @@
-"""The token's text stays readable for ever, is never longer than needed, and contains only data."""
+"""Tests that the token's text stays readable forever, is never longer than needed, and contains only data."""
 
 import base64
 import json
@@ -61,7 +61,7 @@ GOLDEN = {
 
 
 def token_of(payload, *, deflate=False):
-    """A token with any payload and a correct checksum."""
+    """Make a token with any payload and a correct checksum."""
     raw = json.dumps(payload).encode() if not isinstance(payload, bytes) else payload
     return sealed(b"z" + squeezed(raw) if deflate else b"j" + raw)
 
@@ -72,7 +72,7 @@ def squeezed(raw):
 
 
 def sealed(flagged):
-    """The text of a flag and a payload."""
+    """Return the text of a flag and a payload."""
     raw = flagged[:1] + zlib.crc32(flagged[1:]).to_bytes(4, "big") + flagged[1:]
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
@@ -195,7 +195,7 @@ class TestDamage:
 
 class TestInflating:
     def test_small_token_that_inflates_without_end_is_refused(self):
-        """1 GiB of zeros is 1 MiB deflated; it must not be held in memory."""
+        """1 GiB of zeros is 1 MiB when deflated; the 1 GiB must not be held in memory."""
         import resource
 
         squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)

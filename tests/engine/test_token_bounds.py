@@ -1,4 +1,4 @@
-"""A forged token costs little memory and time; a token that could not be read again is never returned."""
+"""Tests that a forged token costs little memory and time, and that an unreadable token is never returned."""
 
 import base64
 import json
@@ -46,7 +46,7 @@ TAKEN = ("spaces", "one text")
 
 
 def sealed(payload, flag=b"z"):
-    """A token with this payload and a correct checksum."""
+    """Make a token with this payload and a correct checksum."""
     if flag == b"z":
         deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
         payload = deflate.compress(payload) + deflate.flush()
@@ -67,13 +67,16 @@ def forged(kind, size):
 
 
 def levels(value):
-    """The nesting depth of a value, computed from the value itself."""
+    """Return the nesting depth of a value, computed from the value itself."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(levels, inner), default=0)
 
 
 def count(value):
-    """The number of values in a value, with the keys of objects. An empty list or object counts as two."""
+    """Return the number of values in a value, including the keys of objects.
+
+    An empty list or object counts as two.
+    """
     if isinstance(value, dict):
         return 1 + (len(value) + sum(map(count, value.values())) if value else 1)
     return 1 + (sum(map(count, value)) or 1 if isinstance(value, list) else 0)
@@ -102,7 +105,7 @@ class TestCounting:
     @settings(max_examples=40)  # each counts four megabytes
     @given(VALUES)
     def test_values_are_those_of_the_value_whatever_its_texts_hold(self, value):
-        """Fill up with just as many values as fit, and then with one more."""
+        """Fill a token with the maximum number of values, and then with one more."""
         text = json.dumps(value).encode()
         if levels(value) > MAX_LEVELS - 1:
             return
@@ -212,7 +215,7 @@ class TestUnderALimit:
 
     @pytest.mark.parametrize("piece", [b"[],", b'{"a":0},', b'"abcdefghijkl",', b"0.5,"], ids=str)
     def test_process_survives_the_most_that_is_read(self, piece):
-        """As many values as are allowed, and a text that fills the rest."""
+        """A token with the maximum number of values and a text that fills the remaining bytes."""
         many = piece * ((MAX_VALUES - 100) // (3 if piece[:1] in b"[{" else 1))
         rest = MAX_BYTES - len(HEAD) - len(many) - 10
         told = self.told([sealed(HEAD + b"[" + many + b'"' + b"a" * rest + b'"]}')])
@@ -310,8 +313,8 @@ class TestWaits:
         assert state_from_json(Lineage([Active("p", 1)], max).to_json(), max).active()
 
     def test_it_is_not_handed_out_either(self, make_bench):
-        """If a service names nothing, the application reads the token again; otherwise it would read nothing
-        for ever."""
+        """If a service names no children, the application has to read the token again. Otherwise it would
+        never read the children."""
 
         class Vague(WrappedProvider):
             def start(self, feed, position, partition_id, deadline):

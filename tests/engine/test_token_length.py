@@ -1,4 +1,4 @@
-"""The bounds of a token: the longest that is read, and the times that it may hold."""
+"""Tests the bounds of a token: its maximum length, and the times that it may contain."""
 
 import pytest
 
@@ -28,6 +28,7 @@ def test_an_audit_counts_from_any_time_that_a_user_can_name(since):
 
 @pytest.mark.parametrize("since", [FIRST - 1, LAST + 1, 2**59, True, "0", 1.5])
 def test_an_audit_counts_from_no_other_time(since):
-    """A forged token must not make each audit fail, and so hide partitions that were missed."""
+    """A forged token must not make each audit fail, because partitions that were missed would then stay
+    hidden."""
     with pytest.raises(InvalidCursor):
         audited_from_json([since, 1, 0])

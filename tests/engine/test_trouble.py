@@ -1,4 +1,4 @@
-"""Faults are retried, reported, tolerated or raised, and never lose an event."""
+"""Tests that faults are retried, reported, tolerated or raised, and never lose an event."""
 
 import gc
 import pickle
@@ -40,7 +40,7 @@ FOREVER = None
 
 
 def stopped(bench, pages, *, restart):
-    """Read small pages while every partition is written to, until an error comes."""
+    """Read small pages and write to every partition, until an error occurs."""
     place = BEGINNING
     for _ in range(pages):
         bench.fill(80, keys=80)
@@ -91,7 +91,7 @@ class TestRetry:
         assert not bench.calls.violations
 
     def test_answer_that_was_lost_on_its_way_is_read_again(self, bench, ids):
-        """The service's iterator had moved on, but the next reader starts at our position."""
+        """The service's iterator had moved on, but the next reader starts at the engine's own position."""
         bench.fill(5)
         bench.page(size=2)
         bench.sim.fail_next("p0", ConnectionDroppedError("in mid answer"))
@@ -358,7 +358,9 @@ class TestPartialTrouble:
 
 @pytest.fixture(params=[False, True], ids=["found when mapped", "found when fetched"])
 def poisoned(request, make_bench):
-    """A bench whose service fails at a poison record when it maps the record, or already when fetching it."""
+    """Make a bench whose provider fails at a poison record, either when it fetches the record or when it maps
+    it.
+    """
 
     def make(partitions=1, **settings):
         bench = make_bench(partitions, behaviour=ServiceBehaviour(poison_at_fetch=request.param), **settings)
@@ -870,7 +872,7 @@ class TestProviderBugs:
 
 
 class Angry(Observer):
-    """An observer that raises in every method."""
+    """An observer that raises an error in every method."""
 
     page = retry = reader_opened = reader_closed = partition_retired = gap = retention_headroom_low = broken
 

@@ -1,6 +1,6 @@
-"""A call may wait as long as its timeout allows; it succeeds with or without events.
+"""Tests that a call may wait as long as its timeout allows, and succeeds with or without events.
 
-Everything here runs on real threads, and no test bounds how long it takes.
+All tests run on real threads, and no test limits the time.
 """
 
 import threading
@@ -58,7 +58,7 @@ def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeyp
 
 @pytest.mark.parametrize("longest", [None, 0.2, 7.0])
 def test_one_fetch_waits_as_long_as_the_feed_allows(threaded, monkeypatch, longest):
-    """A service where each request of a long poll costs something asks for longer ones."""
+    """A service whose requests cost money asks for longer polls."""
     asked, fetch = [], SimulationReader.fetch
 
     def recorded(self, records, nbytes, wait, deadline):
@@ -138,7 +138,7 @@ def test_an_iterator_lives_through_a_quiet_time(threaded):
 
 
 class _Client:
-    """The client that an iterator reads with."""
+    """The client with which an iterator reads."""
 
     def __init__(self, bench):
         self._bench = bench
@@ -152,7 +152,10 @@ class TestNewsBesideOthers:
 
     @pytest.fixture
     def reading(self, threaded):
-        """A call in another thread that waits for events, once it has looked at `p1`."""
+        """Start a call in another thread that waits for events.
+
+        Return when the call has requested events of `p1`.
+        """
         bench = threaded(2)
         token = bench.page(Now()).continuation_token
         pages = []

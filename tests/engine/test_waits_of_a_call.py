@@ -1,4 +1,6 @@
-"""How one call waits: for what, in which order, and what it says of partitions that have not answered."""
+"""Tests how one call waits: for which answers, in which order, and what it reports about partitions without
+an answer.
+"""
 
 import time
 from types import SimpleNamespace
@@ -74,7 +76,8 @@ class TestRounds:
     def test_a_partition_that_waits_for_news_does_not_keep_others_from_being_asked(
         self, make_bench, ids, monkeypatch
     ):
-        """The service keeps the poll of `p0` for the whole call. It is not taken for a slow partition."""
+        """The service keeps the poll of `p0` for the whole call. The engine does not treat `p0` as a slow
+        partition."""
         for module in ("poll", "fetches", "waiting"):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
         bench = make_bench(2)
@@ -97,7 +100,7 @@ class TestRounds:
 
 
 class TestQuiet:
-    """A page is idle only when every partition has said that it has nothing."""
+    """A page is idle only if every partition has answered that it has nothing."""
 
     @pytest.fixture
     def turns(self):
@@ -127,7 +130,7 @@ class TestQuiet:
 
 
 def test_children_that_start_in_a_call_leave_the_head_its_place(make_bench, ids, monkeypatch):
-    """The head answers late, when the children have filled what they may have of the page."""
+    """The head answers late, after the children have filled their part of the page."""
     for module in ("poll", "fetches", "waiting"):
         monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
     bench = make_bench(2)

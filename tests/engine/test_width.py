@@ -1,4 +1,4 @@
-"""How many partitions are asked at a time."""
+"""Tests how many partitions are asked at the same time."""
 
 import threading
 

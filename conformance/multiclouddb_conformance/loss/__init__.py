@@ -1,12 +1,12 @@
-"""The loss oracle: it kills a consumer after every step and compares its events with the writes.
+"""The loss oracle kills a consumer after every step and compares its events with the writes.
 
     oracle = LossOracle(world=make_world, client=make_client, request=request, life=scripted_life())
     report = oracle.run()
     print(report)
     report.assert_nothing_lost()
 
-It uses only the API. The caller provides the world (a database with one collection) and its script, so
-the oracle works with any provider and with the caller's own consumer.
+The oracle uses only the API. The caller provides the world (a database with one collection) and the world's
+script, so the oracle works with any provider and with the caller's own consumer.
 """
 
 from multiclouddb_conformance.loss.consumer import (

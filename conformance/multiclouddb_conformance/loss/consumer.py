@@ -1,7 +1,7 @@
-"""Applications that read a feed, divided into steps so that they can be killed after each step.
+"""Defines applications that read a feed, divided into steps so that they can be killed after each step.
 
 A consumer is a generator. A kill happens only between two steps, never during a step. Only the tokens named
-by a `Stored` survive a kill.
+in a `Stored` step survive a kill.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 @attrs.frozen
 class Received:
-    """A page has come, and none of its events is processed yet.
+    """A page has arrived, and none of its events has been processed yet.
 
     Attributes:
         page: The page.
@@ -86,7 +86,9 @@ class Failed:
 
 @attrs.frozen
 class Pause:
-    """A page is processed, and the next step asks for another page. The world may act now.
+    """A page is processed, and the next step asks for another page.
+
+    The script may change the database at this point.
 
     Attributes:
         idle: The page's `idle`.
@@ -98,18 +100,18 @@ class Pause:
 ConsumerStep: TypeAlias = Received | Delivered | Stored | Failed | Pause
 
 Consumer: TypeAlias = Callable[[ReadsChanges, ChangeFeedRequest, str | None], Iterator[ConsumerStep]]
-"""Client, request, stored token or None → the endless steps of an application."""
+"""A function from client, request, and stored token (or None) to the endless steps of an application."""
 
 
 def starting_at(request: ChangeFeedRequest, token: str | None) -> ChangeFeedRequest:
-    """The request, resumed at a stored token if there is one."""
+    """Return the request, resumed at a stored token if there is one."""
     if token is None:
         return request
     return attrs.evolve(request, start_position=FromContinuationToken(token))
 
 
 def page_consumer_with(options: OperationOptions | None = None) -> Consumer:
-    """An application that reads page after page and stores each page's token after processing the page."""
+    """Make an application that reads page after page; it stores a page's token after processing the page."""
 
     def consume(
         client: ReadsChanges, request: ChangeFeedRequest, token: str | None
@@ -133,14 +135,14 @@ def page_consumer_with(options: OperationOptions | None = None) -> Consumer:
 
 
 page_consumer: Consumer = page_consumer_with()
-"""`page_consumer_with` the default options."""
+"""The consumer that `page_consumer_with` makes with the default options."""
 
 
 def iterator_consumer(**settings: Any) -> Consumer:
-    """A worker that loops over the pages of a `ChangeFeedIterator`, which keeps its checkpoint.
+    """Make a worker that loops over the pages of a `ChangeFeedIterator`, which keeps its checkpoint.
 
     Args:
-        settings: Settings of the iterator; its waits are short by default.
+        settings: Settings of the iterator; by default, its waits are short.
     """
     chosen = {"idle_backoff_seconds": 0.001, "max_idle_backoff_seconds": 0.001, **settings}
 
@@ -175,7 +177,7 @@ class _MemoryStore:
         return self._checkpoint
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace it, if its version is the expected one."""
+        """Replace the checkpoint, if its version is the expected one."""
         version = None if self._checkpoint is None else self._checkpoint.version
         if version != expected:
             raise MulticloudDbError(f"{name} was changed", ErrorDetail(ErrorCategory.CONFLICT))
@@ -184,6 +186,6 @@ class _MemoryStore:
         return self._checkpoint
 
     def saved(self) -> list[Stored]:
-        """The tokens saved since the last call."""
+        """Return the tokens that were saved since the last call."""
         news, self._news = self._news, []
         return news

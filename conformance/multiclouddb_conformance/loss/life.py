@@ -1,4 +1,4 @@
-"""The script of a collection's history: its changes, and when its consumer reads."""
+"""Defines the script of a collection's history: its changes, and when its consumer reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ W_contra = TypeVar("W_contra", contravariant=True)
 
 
 def plain_key(key: Hashable) -> Hashable:
-    """The value of a key's only component; other keys unchanged.
+    """Return the value of a key's only component; other keys are returned unchanged.
 
     So a script may write `"a"` for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
     """
@@ -53,13 +53,14 @@ class Change:
 
 @attrs.frozen
 class Act(Generic[W_contra]):
-    """An action on the world.
+    """One action on the database.
 
     Attributes:
-        name: Its name for the report.
-        run: Performs it and returns the changes that it wrote, in the service's order.
-        forgets: True when it removes changes from retention. The consumer first gets time to read to the
-            end and to store its token.
+        name: The name of the action in the report.
+        run: A function that performs the action and returns the changes that it wrote, in the service's
+            order.
+        forgets: True if the action removes changes from retention. Before such an action, the consumer gets
+            time to read to the end and to store its token.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Read:
     """The consumer reads.
 
     Attributes:
-        pages: The number of pages.
+        pages: The consumer reads this number of pages.
     """
 
     pages: int = 1
@@ -80,18 +81,18 @@ class Read:
 
 @attrs.frozen
 class ReadUntilIdle:
-    """The consumer reads until the feed says that it is idle."""
+    """The consumer reads until the feed reports that it is idle."""
 
 
 Step: TypeAlias = Act[W] | Read | ReadUntilIdle
-"""One step of the script."""
+"""One step in the script."""
 
 
 class ScriptedWorld(Protocol):
     """The actions that `scripted_life` needs; they use the service natively, never the code under test."""
 
     def write(self, writes: Sequence[tuple[str, dict[str, Any] | None]]) -> None:
-        """Write documents, or delete with None; in one transaction if the service has transactions."""
+        """Write documents, or delete them with None, in one transaction if the service has transactions."""
         ...
 
     def split(self) -> None:
@@ -103,21 +104,21 @@ class ScriptedWorld(Protocol):
         ...
 
     def trim(self) -> None:
-        """Remove all changes so far from retention, if that is possible."""
+        """Remove all changes made so far from retention, if that is possible."""
         ...
 
 
 def scripted_life(
     seed: int = 0, rounds: int = 6, keys: int = 6, field: str = "n"
 ) -> list[Step[ScriptedWorld]]:
-    """A script with single writes, transactions, deletes, splits, merges and a trim, and reads in between.
+    """Make a script of single writes, transactions, deletes, splits, merges, a trim and reads.
 
     Args:
-        seed: Selects one of the possible scripts.
-        rounds: Its length: each round writes, changes partitions and reads. With 3 or more it has at least
-            one split, merge and trim.
-        keys: The number of documents.
-        field: The document's field that holds the marker.
+        seed: A number that selects one of the possible scripts.
+        rounds: The length of the script: each round writes, changes partitions and reads. With 3 or more
+            rounds, the script contains at least one split, one merge and one trim.
+        keys: The number of different documents.
+        field: The field of the document that contains the marker.
     """
     author = Author(seed, keys, field)
     life: list[Step[ScriptedWorld]] = []
@@ -135,12 +136,12 @@ def scripted_life(
 
 
 class Author:
-    """Writes the changes of a script and tracks which documents exist.
+    """Writes the changes of a script and records which documents exist.
 
     Args:
-        seed: Selects one of the possible series of changes.
-        keys: The number of documents.
-        field: The document's field that holds the marker.
+        seed: A number that selects one of the possible series of changes.
+        keys: The number of different documents.
+        field: The field of the document that contains the marker.
     """
 
     def __init__(self, seed: int = 0, keys: int = 6, field: str = "n") -> None:

@@ -1,4 +1,4 @@
-"""The lineage of a world, to check that no child was read before its parents."""
+"""Computes the lineage of a world, for checking that no child was read before its parents."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ __all__ = ["public_lineage"]
 def public_lineage(
     client: MulticloudDbClient, address: ResourceAddress, parents: Mapping[str, Iterable[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Partition id → parents, translated from the service's own ids to the ids in events.
+    """Map each partition id to its parents, translated from the service's own ids to the ids in events.
 
     Args:
-        client: Reads the collection; all its partition ids share the text before the service's id.
+        client: A client that reads the collection; all its partition ids have the same text before the
+            service's id.
         address: The collection.
-        parents: The lineage in the service's own ids.
+        parents: The lineage, with the service's own ids.
     """
     front = client.list_physical_partitions(address)[0].rpartition(":")[0]
     return {

@@ -26,16 +26,16 @@ LATE = "resumed at the end from each token"
 class LossOracle(Scenario[W]):
     """Runs one script many times and kills the consumer at another place each time.
 
-    A kill discards the client and everything except the last stored token. There are four plans:
+    A kill discards the client and everything except the last stored token. The oracle has four plans:
 
-    - never killed: the script as it is;
-    - killed after each step of the consumer, once a run (a page received, an event processed, a token
+    - never killed: the script runs unchanged;
+    - killed after each step of the consumer, once per run (a page received, an event processed, a token
       stored), and resumed at once by a new client while the script continues;
     - killed after each page, in one run: each client resumes where the previous one stopped;
-    - resumed at the end from each token that was ever stored, after all other steps; this script leaves
-      out actions that remove changes from retention.
+    - resumed at the end from each token that was ever stored, after all other steps; this script omits
+      actions that remove changes from retention.
 
-    Scripts must be deterministic: every run gets a new world and plays the same steps.
+    Scripts must be deterministic: every run gets a new world and performs the same steps.
 
     `Scenario` describes the arguments.
     """
@@ -44,8 +44,8 @@ class LossOracle(Scenario[W]):
         """Run all plans.
 
         Args:
-            max_kills: The maximum number of places to kill or resume at in the plans that have one place for
-                each run, spread evenly. None for all places.
+            max_kills: The maximum number of places to kill or resume at, spread evenly, in the plans that
+                have one place for each run. None means all places.
         """
         baseline = self._play(NEVER, NEVER, None)
         runs = [baseline.report]
@@ -89,7 +89,7 @@ class _Played:
 
 
 def _spread(count: int, most: int | None) -> list[int]:
-    """At most `most` numbers below `count`, with the first and the last one."""
+    """Return at most `most` numbers below `count`, including the first and the last one."""
     if most is None or count <= most:
         return list(range(count))
     if most <= 1:

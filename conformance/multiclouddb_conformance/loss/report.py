@@ -1,4 +1,4 @@
-"""The findings of the loss oracle."""
+"""Reports the findings of the loss oracle."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class RunReport:
     """One run of the script with its kills. All findings are texts; no finding means success.
 
     Attributes:
-        plan: The plan that it belongs to.
-        name: The place of the kill.
+        plan: The plan to which the run belongs.
+        name: The place at which the consumer was killed.
         written: The number of changes that the script wrote.
-        delivered: The number of events that the application processed, with redeliveries.
-        duplicates: How many of them it had processed before.
-        kills: How often it was killed.
-        lost: Changes that were never delivered.
-        early: Changes from before the start that were delivered.
-        unknown: Events of changes that were never written.
-        disorder: Changes of one partition or one key in the wrong order.
-        lineage: Partitions that were read before their ancestors were drained.
-        identity: Changes whose event ids changed, or event ids that name several changes.
-        watermark: Watermarks that went back, or were passed by an older event.
-        hasty: Idle pages while more events existed.
+        delivered: The number of events that the application processed, including redelivered events.
+        duplicates: The number of these events that the application had processed before.
+        kills: The number of times that the consumer was killed.
+        lost: Written changes that were never delivered.
+        early: Delivered changes that were made before the start.
+        unknown: Delivered events whose changes were never written.
+        disorder: Changes of one partition or one key that came in the wrong order.
+        lineage: Partitions that were read before their ancestors were read to the end.
+        identity: Changes whose event ids differed, or event ids that identify several changes.
+        watermark: Watermarks that went back, or that were later than a following event.
+        hasty: Idle pages that were returned while more events existed.
         error: The reason why the run ended early, or None.
     """
 
@@ -51,22 +51,22 @@ class RunReport:
     error: str | None = None
 
     def broken_promises(self) -> list[str]:
-        """All findings except losses, each with its kind."""
+        """Return all findings except losses, each with its kind."""
         kinds = ("early", "unknown", "disorder", "lineage", "identity", "watermark", "hasty")
         return [f"{kind}: {text}" for kind in kinds for text in getattr(self, kind)]
 
     def findings(self) -> list[str]:
-        """All findings, the worst first."""
+        """Return all findings, the worst first."""
         failed = [] if self.error is None else [f"failed: {self.error}"]
         return [*self.lost, *failed, *self.broken_promises()]
 
 
 @attrs.frozen
 class LossReport:
-    """All runs of one oracle; printable.
+    """All runs of one oracle, in printable form.
 
     Attributes:
-        steps: The number of steps of the script.
+        steps: The number of steps in the script.
         runs: The runs, in order.
     """
 
@@ -75,34 +75,34 @@ class LossReport:
 
     @property
     def lost(self) -> int:
-        """Lost changes over all runs."""
+        """The lost changes of all runs."""
         return sum(len(run.lost) for run in self.runs)
 
     @property
     def duplicates(self) -> int:
-        """Redelivered events over all runs; they are allowed."""
+        """The number of redelivered events in all runs; redelivery is allowed."""
         return sum(run.duplicates for run in self.runs)
 
     @property
     def kills(self) -> int:
-        """How often a consumer was killed."""
+        """The number of times that a consumer was killed."""
         return sum(run.kills for run in self.runs)
 
     def assert_nothing_lost(self) -> None:
-        """Raise when a change was lost or a run could not finish.
+        """Raise an error if a change was lost or a run could not finish.
 
         Raises:
-            AssertionError: It names the first loss and where the consumer was killed.
+            AssertionError: The error names the first loss and the place where the consumer was killed.
         """
         for run in self.runs:
             if run.lost or run.error is not None:
                 raise AssertionError(self._told(run, run.findings()[0]))
 
     def assert_all_kept(self) -> None:
-        """Raise on any finding, also of order, lineage, identity, watermark and idle.
+        """Raise an error on any finding, including order, lineage, identity, watermark and idle.
 
         Raises:
-            AssertionError: It names the first finding and where the consumer was killed.
+            AssertionError: The error names the first finding and the place where the consumer was killed.
         """
         self.assert_nothing_lost()
         for run in self.runs:

@@ -37,12 +37,12 @@ W = TypeVar("W")
 
 @attrs.frozen
 class Snapshot:
-    """The state when a token was stored.
+    """The state of the run at the time when a token was stored.
 
     Attributes:
         step: The number of the consumer's step.
         token: The token.
-        delivered: The number of events processed by then.
+        delivered: The number of events that were processed before.
         required_from: The first change that the consumer must see.
     """
 
@@ -54,7 +54,7 @@ class Snapshot:
 
 @attrs.define
 class _Process:
-    """One consumer from its start to its kill, and the results that it leaves."""
+    """One consumer from its start until it is killed, and its results."""
 
     steps: Iterator[ConsumerStep]
     client: ReadsChanges
@@ -67,18 +67,18 @@ class Run(Generic[W]):
     """Runs a script once.
 
     Attributes:
-        steps_done: The steps of the consumers, one line each.
-        snapshots: One for each token that was stored.
+        steps_done: The steps of the consumers, as one line each.
+        snapshots: One snapshot of the state for each token that was stored.
     """
 
     def __init__(self, scenario: Scenario[W], world: W, kill: Kill | None, *, forget: bool) -> None:
         """Prepare a run.
 
         Args:
-            scenario: The script and everything else that all runs share.
+            scenario: The scenario: the script and everything else that all runs share.
             world: A new world.
-            kill: Asked after each step of the consumer, or None.
-            forget: False to leave out actions that remove changes from retention.
+            kill: A function that is called after each step of the consumer, or None.
+            forget: False to omit actions that remove changes from retention.
         """
         self._scenario = scenario
         self._world = world
@@ -95,12 +95,12 @@ class Run(Generic[W]):
 
     @property
     def token_moved(self) -> bool:
-        """True when the present consumer has stored a different token than its first one."""
+        """Return True if the present consumer has stored a token other than its first one."""
         return self._alive is not None and self._token != self._alive.first_token
 
     @property
     def lived(self) -> bool:
-        """True when the present consumer has processed at least one event."""
+        """Return True if the present consumer has processed at least one event."""
         return self._alive is not None and self._alive.events > 0
 
     def play(self) -> None:
@@ -119,7 +119,7 @@ class Run(Generic[W]):
             self._read_until_idle()
 
     def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:
-        """Resume from a token that another run of the same world has stored, and read until idle."""
+        """Resume from a token that another run in the same world has stored, and read until idle."""
         with _Ending(self):
             self._request, self._token = first._request, snapshot.token
             before = first._record
@@ -166,7 +166,7 @@ class Run(Generic[W]):
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
-        """The next step of a consumer, a new one after a kill; None when the feed has ended."""
+        """Return the next step of a consumer, which is a new one after a kill; None if the feed has ended."""
         process = self._alive or self._start()
         step = next(process.steps, None)
         if step is None:
@@ -246,7 +246,7 @@ class Run(Generic[W]):
         self._record.error = f"{error} (in {self._where})"
 
     def report(self, plan: str, name: str) -> RunReport:
-        """All findings about the delivered events."""
+        """Return all findings about the delivered events."""
         tree = self._scenario.lineage
         lineage = None if tree is None else tree(self._world)
         scenario = self._scenario
@@ -254,15 +254,18 @@ class Run(Generic[W]):
 
 
 Kill: TypeAlias = Callable[[Run[Any], ConsumerStep], bool]
-"""True when the consumer is killed directly after this step."""
+"""A function that returns True if the consumer must be killed directly after this step."""
 
 
 class _HopelessError(Exception):
-    """The consumer makes no progress."""
+    """Raised if the consumer makes no progress."""
 
 
 class _Ending:
-    """Ends a run in any case. Errors that a user's code would see are recorded; bugs are raised."""
+    """Ends a run in every case. Errors that a user's code would see are recorded.
+
+    Defects in the test code are raised.
+    """
 
     def __init__(self, run: Run[Any]) -> None:
         self._run = run

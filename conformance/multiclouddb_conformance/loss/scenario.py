@@ -1,4 +1,4 @@
-"""Everything that all runs of a loss oracle share."""
+"""Describes everything that all runs of a loss oracle share."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ class Scenario(Generic[W]):
     """A world, its script, and the application that reads its changes.
 
     Attributes:
-        world: Makes a new world and removes it after the run.
-        client: Makes a client for a world: any object with `read_changes`. It is closed if it has `close`.
-        request: The consumer's request, or a function that makes it at the first read.
-        life: The script. After it the consumer reads until the feed is idle.
+        world: A function that makes a new world and removes it after the run.
+        client: A function that makes a client for a world: any object with `read_changes`. The client is
+            closed after the run if it has a `close` method.
+        request: The consumer's request, or a function that makes the request at the first read.
+        life: The script. The script; after it, the consumer reads until the feed is idle.
         consumer: The application; `page_consumer` by default.
-        marker: Returns an event's marker; the field `n` of its document by default.
-        lineage: Partition id in events → parents, for all partitions that a world ever had. None if it is
-            unknown; then only keys can show that a child was read too early.
+        marker: A function that returns an event's marker; by default, the field `n` of its document.
+        lineage: Maps the id of each partition that a world ever had, as it is in events, to the partition's
+            parents. None if the lineage is unknown; in that case only keys can show that a child was read too
+            early.
         written_before: The number of changes that the script writes before the start (`AtTime`, a token).
-            Leave it out for `Now` and `Beginning`.
-        idle_pages: The number of idle pages in a row that mean the end; more than 1 for a service that shows
-            writes late.
-        key_order: False for a service whose keys move to unrelated partitions. Then the changes of a key must
-            only be in order inside a partition, and their order keys must agree.
+            Omit this number for `Now` and `Beginning`.
+        idle_pages: The number of consecutive idle pages that mean the end; more than 1 for a service that
+            shows writes late.
+        key_order: False for a service whose keys move to unrelated partitions. In that case the changes of a
+            key must be in order only inside a partition, and their order keys must agree.
         max_pages: The maximum number of pages in one read.
-        max_failures: The maximum number of retryable failures in a row.
+        max_failures: The maximum number of consecutive retryable failures.
     """
 
     world: Callable[[], AbstractContextManager[W]]

@@ -1,7 +1,7 @@
-"""Finds the written change of each event when the event ids are not known beforehand.
+"""Finds the written change of each event if the event ids are not known in advance.
 
-The key and the marker in the document identify a create or an update. A delete has no document. Its place
-among the changes of its key, sorted by `order_key`, identifies it.
+The key and the marker in the document identify a create or an update. A delete has no document. A delete is
+identified by its place among the changes of its key, sorted by `order_key`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from multiclouddb_conformance.loss.life import Change, plain_key
 __all__ = ["Marker", "marker_in", "match"]
 
 Marker = Callable[[ChangeEvent], Hashable | None]
-"""The marker in an event's document; None if there is none."""
+"""A function that returns the marker in an event's document; None if the document contains no marker."""
 
 
 def marker_in(field: str) -> Marker:
-    """Returns a function that takes the marker from a field of the new document."""
+    """Return a function that takes the marker from a field of the new document."""
 
     def marker(event: ChangeEvent) -> Hashable | None:
         state = event.new_item_state
@@ -29,7 +29,10 @@ def marker_in(field: str) -> Marker:
 
 
 def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
-    """Event id → number of its change in the truth, from 0; events without a change are left out."""
+    """Map each event id to the number of its change in the truth, from 0.
+
+    Events without a change are omitted.
+    """
     written: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, change in enumerate(truth):
         written[change.key].append(number)
@@ -46,7 +49,7 @@ def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Mar
 def _match_key(
     truth: Sequence[Change], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
 ) -> dict[str, int]:
-    """Like `match`, for one key whose changes have these numbers."""
+    """Do the same as `match` for one key, whose changes have these numbers."""
     places = {truth[number].marker: place for place, number in enumerate(numbers)}
     found: dict[str, int] = {}
     place, last_delete = 0, ""

@@ -1,4 +1,4 @@
-"""The record of one run, and all findings about it."""
+"""Keeps the record of one run, and finds all broken promises in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Idle", "Reading", "Record"]
 
 @attrs.frozen
 class Idle:
-    """The state when a page reported that the feed is idle.
+    """The state of the run when a page reported that the feed was idle.
 
     Attributes:
         written: The number of written changes.
@@ -42,7 +42,7 @@ class Idle:
 
 @attrs.frozen
 class Reading:
-    """The pages of one consumer.
+    """The pages that one consumer received.
 
     Attributes:
         seen_before: The number of events that earlier consumers had processed.
@@ -55,17 +55,17 @@ class Reading:
 
 @attrs.define
 class Record:
-    """The record of one run.
+    """The recorded facts of one run.
 
     Attributes:
         truth: The changes that were written.
-        labels: A name for each of them.
+        labels: A name for each written change.
         delivered: The events that the application processed.
-        idle: The idle pages that it got.
+        idle: The idle pages that the consumers received.
         readings: The pages of each consumer.
-        required_from: The first change that must be delivered; None before the first read.
+        required_from: The first change that must be delivered; None until the first read.
         allowed_from: The first change that may be delivered.
-        kills: How often a consumer was killed.
+        kills: The number of times that a consumer was killed.
         error: The reason why the run ended early, or None.
     """
 
@@ -88,7 +88,7 @@ class Record:
         *,
         key_order: bool = True,
     ) -> RunReport:
-        """All findings about the delivered events."""
+        """Return all findings about the delivered events."""
         numbers = match(self.truth, self.delivered, marker)
 
         def identify(event: ChangeEvent) -> str:

@@ -1,7 +1,7 @@
-"""Deliberately broken readers with one defect each: they prove that the suite finds defects.
+"""Deliberately broken readers with one defect each, which prove that the suite finds defects.
 
-`python -m multiclouddb_conformance.mutants` prints which tests catch which mutant. No list has to name a
-mutant: every public class of `ending`, `reading`, `scanning` and `telling` is one.
+`python -m multiclouddb_conformance.mutants` prints which tests catch which mutant. There is no list
+of mutants: every public class of `ending`, `reading`, `scanning` and `telling` is one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["MUTANTS", "Mutant", "harness_of", "mutant_table"]
 
 
 def _defined_in(module: ModuleType) -> list[type[Mutant]]:
-    """The public classes of a module, in the order of definition."""
+    """Return the public classes of a module, in the order of definition."""
     classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Mutant)]
     return [
         each for each in classes if each.__module__ == module.__name__ and not each.__name__.startswith("_")
@@ -29,11 +29,11 @@ MUTANTS: Final[tuple[type[Mutant], ...]] = (
     *_defined_in(scanning),
     *_defined_in(telling),
 )
-"""All mutants; those about partitions first."""
+"""All mutants; the mutants about partitions come first."""
 
 
 def mutant_table() -> str:
-    """A Markdown table of each mutant, its defect and the tests that must catch it."""
+    """Return a Markdown table of each mutant, its defect and the tests that must detect it."""
     rows = ["| mutant | defect | caught by |", "|---|---|---|"]
     for mutant in MUTANTS:
         defect = (mutant.__doc__ or "").partition("\n")[0]

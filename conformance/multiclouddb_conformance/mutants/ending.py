@@ -1,4 +1,4 @@
-"""Mutants with defects in partitions: their ends, children, parents and lists."""
+"""Mutants with defects in partitions: in their ends, children, parents and listings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAGE: Final = 4
 
 
 class _ChangesEnds(Mutant):
-    """Base class that changes the children of an ending partition."""
+    """The base class of mutants that change the children of an ending partition."""
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
@@ -48,7 +48,7 @@ class _ChangesEnds(Mutant):
 
 
 class DropsLastPageOfClosedPartition(Mutant):
-    """Events that come together with the end of their partition are lost."""
+    """The events that come together with the end of their partition are lost."""
 
     caught_by = (
         "TestSplit::test_nothing_is_lost_and_nothing_comes_twice",
@@ -58,13 +58,13 @@ class DropsLastPageOfClosedPartition(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Keep the end, but drop its events."""
+        """Keep the end of the partition, but drop its events."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return emptied(batch) if isinstance(batch.outcome, Drained) else batch
 
 
 class StartsChildEarly(Mutant):
-    """A child is read at the same time as its parent, not after it."""
+    """A child partition is read at the same time as its parent, not after it."""
 
     caught_by = ("TestBeginning::test_the_beginning_reads_parents_before_their_children[1]",)
 
@@ -77,7 +77,7 @@ class StartsChildEarly(Mutant):
 
 
 class AppliesNowToChild(_ChangesEnds):
-    """A child is started at now, as its parent was."""
+    """A child partition of a partition that was started at now is also started at now."""
 
     caught_by = (
         "TestSplit::test_nothing_is_lost_and_nothing_comes_twice",
@@ -121,7 +121,7 @@ class RetiresWithoutChildren(Mutant):
 
 
 class ForgetsChildrenNamedLate(Mutant):
-    """Children that are not named with the end of their parent are never found."""
+    """If children are not named together with the end of their parent, they are never found."""
 
     caught_by = ("TestLateChildren::test_children_named_late_lose_nothing",)
 
@@ -154,13 +154,13 @@ class ForgetsWatchAtRestart(Mutant):
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """Find no further children if the end is not remembered."""
+        """Find no further children if this process has not seen the end of the partition."""
         outcomes = super().discover(feed, awaiting, deadline)
         return {name: out if name in self._seen else Drained(()) for name, out in outcomes.items()}
 
 
 class NeverAudits(Mutant):
-    """A feed reports full coverage without looking."""
+    """A feed reports that everything is covered, without checking."""
 
     caught_by = ("TestUncovered::test_a_partition_that_a_start_left_out_is_found_late",)
 
@@ -171,7 +171,7 @@ class NeverAudits(Mutant):
         since: datetime | None,
         deadline: Deadline,
     ) -> list[Seed] | None:
-        """Report nothing as uncovered."""
+        """Report no partition as uncovered."""
         del feed, tracked, since, deadline
         return []
 
@@ -187,9 +187,9 @@ class ReadsFirstPageOfPartitionList(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Return only the first page."""
+        """Return only the first page of the partitions."""
         return super().start(feed, position, partition_id, deadline)[:_PAGE]
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Return only the first page."""
+        """Return only the first page of the partitions."""
         return super().partitions(feed, deadline)[:_PAGE]

@@ -1,4 +1,4 @@
-"""The base of all mutants: the simulation with one defect between it and the engine."""
+"""The base of all mutants: the simulation, with one defect between the simulation and the engine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["Mutant", "MutantEngine", "changed", "emptied", "harness_of"]
 
 
 class Mutant(WrappedProvider):
-    """A provider with one defect: the first line of its docstring.
+    """A provider with one defect, which the first line of its docstring describes.
 
     Attributes:
-        caught_by: Tests that must fail with it, `TestClass::test_name`; others may fail too.
+        caught_by: The tests that must fail with this mutant, as `TestClass::test_name`; others may fail too.
         declared: The capabilities that its harness declares.
         config: Its client configuration.
     """
@@ -43,16 +43,16 @@ class Mutant(WrappedProvider):
         request: ChangeFeedRequest,
         options: OperationOptions,
     ) -> ChangeFeedPage:
-        """The page that `read_changes` returns."""
+        """Return the page that `read_changes` must return."""
         return read(request, options)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """The error that is raised instead of an error."""
+        """Return the error to raise instead of the given one."""
         return error
 
 
 class MutantEngine(Engine):
-    """The engine; its pages and errors pass through the mutant."""
+    """An engine whose pages and errors pass through the mutant."""
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
         """See `Engine.read_changes`."""
@@ -64,11 +64,11 @@ class MutantEngine(Engine):
 
 
 def emptied(batch: Batch, end: Cursor | None = None, caught_up: bool | None = True) -> Batch:
-    """A batch without its records.
+    """Return a batch without its records.
 
     Args:
         batch: The batch.
-        end: Its new end; None keeps the end.
+        end: Its new end; None keeps the end of the batch.
         caught_up: Its new `caught_up`.
     """
     end = batch.end if end is None else end
@@ -84,7 +84,7 @@ class _Changing(WrappedMapper):
 
 
 def changed(batch: Batch, change: Callable[[list[ChangeEvent]], list[ChangeEvent]]) -> Batch:
-    """A batch whose events pass through a function.
+    """Return a batch whose events pass through a function.
 
     Args:
         batch: The batch.
@@ -113,11 +113,11 @@ class _MutantPlugin(WrappedPlugin):
 
 
 def harness_of(mutant: type[Mutant], *, sound: bool = False) -> type[SimulationHarness]:
-    """The harness of a mutant.
+    """Make the harness of a mutant.
 
     Args:
         mutant: The mutant.
-        sound: True to leave out the defect.
+        sound: True to leave out the defect, for comparison.
     """
 
     class MutantHarness(SimulationHarness):

@@ -1,4 +1,4 @@
-"""Mutants with defects in reading: positions, ends of pages, retention, resources."""
+"""Mutants with defects in reading: in positions, ends of pages, retention and resources."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MovesTokenPastUnreadEvents(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Put every position at the end of the batch."""
+        """Set every position to the end of the batch."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, begin=batch.end, mapper=_Ahead(batch.mapper, batch.end))
 
@@ -95,7 +95,7 @@ class NeverAdvancesIdleToken(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """End an empty batch where it began."""
+        """End an empty batch at the position where it began."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if len(batch):
             reader.cursor = batch.cursor_after(len(batch))
@@ -119,7 +119,7 @@ class RetriesDeadIteratorForEver(Mutant):
 
 
 class JumpsOverExpiredGap(Mutant):
-    """A read at an expired position silently continues at the oldest record."""
+    """A read from an expired position silently continues at the oldest record."""
 
     caught_by = (
         "TestExpiry::test_a_token_that_was_trimmed_has_expired",
@@ -130,7 +130,7 @@ class JumpsOverExpiredGap(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Reopen at the oldest record."""
+        """Open the reader again at the oldest record."""
         try:
             return super().fetch(reader, max_records, max_bytes, wait, deadline)
         except TrimmedError:
@@ -232,7 +232,7 @@ class NowIsBeginning(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Start both at the oldest record."""
+        """Start both positions at the oldest record."""
         position = Beginning() if isinstance(position, Now) else position
         return super().start(feed, position, partition_id, deadline)
 
@@ -245,7 +245,7 @@ class AtTimeIsExclusive(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Start a moment later."""
+        """Start slightly later than the requested time."""
         if isinstance(position, AtTime):
             position = AtTime(position.utc + timedelta(microseconds=1))
         return super().start(feed, position, partition_id, deadline)

@@ -1,4 +1,4 @@
-"""Mutants of the scan of a snapshot: its first page, its floor, its barrier, its end."""
+"""Mutants with defects in the scan of a snapshot: in its first page, floor, order and end."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _Read = Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage]
 
 
 class HasRowsOnTheFirstPage(Mutant):
-    """The page on which a snapshot begins has rows already: a target has them and no token."""
+    """The page on which a snapshot begins already contains rows: a target then has rows but no token."""
 
     caught_by = ("TestSnapshot::test_the_first_page_pins_the_changes_and_has_no_rows[ordered]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Join the first two pages."""
+        """Join the first two pages into one."""
         first = read(request, options)
         if not isinstance(request.start_position, Snapshot):
             return first
@@ -44,7 +44,7 @@ class HasRowsOnTheFirstPage(Mutant):
 
 
 class HasALowFloor(Mutant):
-    """The rows of a snapshot have an `order_key` below that of older changes."""
+    """The rows of a snapshot have an `order_key` less than that of older changes."""
 
     caught_by = ("TestSnapshot::test_the_floor_lies_above_every_earlier_change",)
 
@@ -65,12 +65,12 @@ def _lowered(events: list[ChangeEvent]) -> list[ChangeEvent]:
 
 
 class LosesTheBarrierAtASplit(Mutant):
-    """Once a partition has split, the changes no longer wait for the end of the scan."""
+    """After a partition has split, the changes no longer wait for the end of the scan."""
 
     caught_by = ("TestSnapshotUnderLoad::test_ordered_holds_the_changes_through_a_split",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Let the token release the stream."""
+        """Let the token release the change stream."""
         page = read(request, options)
         envelope = decode_token(page.continuation_token)
         state: Any = envelope.state
@@ -87,12 +87,12 @@ class LosesTheBarrierAtASplit(Mutant):
 
 
 class SaysDoneTooEarly(Mutant):
-    """`BackfillDone` comes when every segment has begun, not when every segment is read."""
+    """`BackfillDone` comes when every segment has begun, not when every segment has been read."""
 
     caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[ordered-3]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Report the end two pages after the start."""
+        """Report the end of the scan two pages after the start."""
         page = read(request, options)
         progress = page.diagnostics.snapshot
         if progress is not None and 3 < progress.rows <= 6:
@@ -102,13 +102,13 @@ class SaysDoneTooEarly(Mutant):
 
 
 class SkipsASegmentAtACut(Mutant):
-    """When segments are cut off a plan, the last one is in neither part."""
+    """When segments are taken from a plan, the last segment is in neither part."""
 
     caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[interleaved-0]",)
 
     def cut_segments(
         self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
     ) -> tuple[list[Segment], Cursor | None]:
-        """Leave out one segment."""
+        """Omit one of the segments."""
         segments, rest = super().cut_segments(feed, cursor, count, deadline)
         return segments[:-1] if len(segments) > 1 else segments, rest

@@ -1,4 +1,4 @@
-"""Mutants that report wrongly: events, watermarks, pages and errors."""
+"""Mutants that report wrong events, watermarks, pages and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Read = Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage]
 
 
 class _ChangesEvents(Mutant):
-    """Base class that changes events."""
+    """The base class of mutants that change events."""
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
@@ -74,7 +74,7 @@ class LocalTime(_ChangesEvents):
     caught_by = ("TestEventIdentity::test_timestamps_are_aware_and_utc",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Shift timestamps by five hours and three quarters."""
+        """Shift timestamps by five and three quarter hours."""
         zone = timezone(timedelta(hours=5, minutes=45))
         return [attrs.evolve(event, timestamp=event.timestamp.astimezone(zone)) for event in events]
 
@@ -85,7 +85,7 @@ class OrderKeysOfDifferentLength(_ChangesEvents):
     caught_by = ("TestEventIdentity::test_of_two_changes_of_a_key_the_later_sorts_higher",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Use the simulation's numbers."""
+        """Use the order numbers of the simulation unchanged."""
         return [attrs.evolve(event, order_key=event.event_id) for event in events]
 
 
@@ -100,21 +100,21 @@ class DeletesWithDocument(_ChangesEvents):
 
 
 class WatermarkRunsAhead(Mutant):
-    """The watermark is later than events that still come."""
+    """The watermark is later than events that are still to come."""
 
     caught_by = ("TestWatermark::test_no_later_event_is_older[3]",)
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Move the watermark by an hour."""
+        """Move the watermark forward by an hour."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         mark = batch.watermark
         return attrs.evolve(batch, watermark=mark and mark + timedelta(hours=1))
 
 
 class _ChangesPages(Mutant):
-    """Base class that changes pages."""
+    """The base class of mutants that change pages."""
 
     def __init__(self, inner: Provider) -> None:
         super().__init__(inner)
@@ -131,7 +131,7 @@ class _ChangesPages(Mutant):
 
 
 class WatermarkGoesBack(_ChangesPages):
-    """The watermark is that of the partition that was read last."""
+    """The watermark is only that of the partition that was read last."""
 
     caught_by = ("TestWatermark::test_it_never_goes_back",)
 
@@ -145,12 +145,12 @@ class WatermarkGoesBack(_ChangesPages):
 
 
 class PagesTooLong(Mutant):
-    """The page bound is not respected."""
+    """The limit on the number of events per page is ignored."""
 
     caught_by = ("TestPageSize::test_no_page_is_longer[2]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Return one event more."""
+        """Return one event too many."""
         size = request.max_page_size
         return read(attrs.evolve(request, max_page_size=size + 1 if size else 0), options)
 

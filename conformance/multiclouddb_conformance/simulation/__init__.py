@@ -1,4 +1,4 @@
-"""A deterministic, partitioned in-memory log that implements the provider contract.
+"""A deterministic, partitioned log in memory that implements the provider contract.
 
 The engine's tests use the simulation, the conformance suite uses it as its reference, and the mutants wrap
 it:

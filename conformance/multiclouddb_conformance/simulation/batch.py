@@ -1,4 +1,4 @@
-"""Records of one simulated partition, and their conversion to events."""
+"""Represents the records of one simulated partition, and converts them to events."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Slice:
 
     Attributes:
         begin: Its start position.
-        end: The position where reading continues.
-        seen: The position after the last scanned commit; `end` may be later.
+        end: The position at which reading continues.
+        seen: The position after the last scanned commit; `end` may lie after this position.
         records: The records.
-        places: For each record the position after it.
-        notices: Notices found during the fetch.
-        outcome: What follows the last record.
-        exhausted: True when nothing follows it at present.
+        places: The position after each record.
+        notices: Notices that were found during the fetch.
+        outcome: The outcome after the last record.
+        exhausted: True if no record follows at present.
     """
 
     begin: Place
@@ -41,12 +41,12 @@ class Slice:
         return len(self.records)
 
     def nbytes(self) -> int:
-        """The size of the records in bytes."""
+        """Return the size of the records in bytes."""
         return sum(record.size for record in self.records)
 
 
 def to_event(written: Written, spec: FeedSpec, public_id: str) -> ChangeEvent:
-    """Convert a record to its event; pure."""
+    """Convert a record to an event; pure."""
     new = spec.with_new
     old = spec.with_old
     return ChangeEvent(
@@ -66,7 +66,7 @@ def to_event(written: Written, spec: FeedSpec, public_id: str) -> ChangeEvent:
 
 
 def poison_fault(index: int, written: Written, after: Place) -> RecordFault:
-    """The fault of a record that cannot be decoded."""
+    """Make the fault for a record that cannot be decoded."""
     position = place_text((written.commit, written.index + 1))
     return RecordFault(index, position, "it is poison", to_cursor(after))
 
@@ -78,7 +78,7 @@ class SimulationMapper(Mapper):
     Attributes:
         spec: The spec of the feed.
         public_id: The public id of the partition.
-        calls: Counts the mapped records.
+        calls: The object that counts the mapped records.
     """
 
     spec: FeedSpec

@@ -10,7 +10,7 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """Counts of calls on one provider; read them when no call runs.
+    """Counts the calls on one provider; read the counts when no call runs.
 
     Attributes:
         feeds: Feeds opened.
@@ -18,19 +18,19 @@ class Calls:
         lists: Calls of `partitions`.
         audits: Calls of `uncovered`.
         discovers: Calls of `discover`.
-        awaited: Partition id → the number of questions for its children.
+        awaited: Maps each partition id to the number of requests for its children.
         audits: Calls of `uncovered`.
-        joins: Child id → calls of `join`.
+        joins: Maps each child id to the number of calls of `join`.
         oldests: Calls of `oldest`.
         heads: Calls of `heads`.
-        opens: Partition id → readers opened.
-        fetches: Partition id → fetches.
-        mapped: Records mapped to events.
+        opens: Maps each partition id to the number of readers that were opened.
+        fetches: Maps each partition id to the number of fetches.
+        mapped: The number of records that were mapped to events.
         cancels: Calls of `cancel`.
         closes: Readers closed.
-        open_readers: Readers opened and not closed.
-        most_open_readers: The maximum of `open_readers`.
-        violations: The client's violations of the contract: one line each, in order.
+        open_readers: The number of readers that were opened and not closed.
+        most_open_readers: The maximum value of `open_readers`.
+        violations: The client's violations of the contract, in order, with one line each.
     """
 
     def __init__(self) -> None:
@@ -55,24 +55,24 @@ class Calls:
         self._lock = threading.Lock()
 
     def count(self, name: str, by: int = 1) -> None:
-        """Count a call; `name` is a numeric attribute."""
+        """Count a call; Count a call; Count a call; `name` is a numeric attribute."""
         with self._lock:
             setattr(self, name, getattr(self, name) + by)
 
     def count_each(self, name: str, partition_ids: Iterable[str]) -> None:
-        """Count a call for partitions; `name` is a counter attribute."""
+        """Count a call for several partitions; `name` is the name of a counter attribute."""
         with self._lock:
             getattr(self, name).update(partition_ids)
 
     def opened(self, partition_id: str) -> None:
-        """A reader was opened."""
+        """Record that a reader was opened."""
         with self._lock:
             self.opens[partition_id] += 1
             self.open_readers += 1
             self.most_open_readers = max(self.most_open_readers, self.open_readers)
 
     def closed(self) -> None:
-        """A reader was closed."""
+        """Record that a reader was closed."""
         with self._lock:
             self.closes += 1
             self.open_readers -= 1
@@ -84,5 +84,5 @@ class Calls:
 
     @property
     def total_fetches(self) -> int:
-        """Fetches of all partitions."""
+        """Return the number of fetches of all partitions."""
         return sum(self.fetches.values())

@@ -1,4 +1,4 @@
-"""The documents of a simulated collection in the order of a scan, as of now or as of a commit."""
+"""Keeps the documents of a simulated collection in the order of a scan, as of now or as of a commit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from multiclouddb_conformance.simulation.log import Document, Log
 __all__ = ["PLACES", "ScannedLog", "place_in_scan"]
 
 PLACES: Final = 2**62
-"""Places in a scan are numbers below this."""
+"""Places in a scan are numbers below this value."""
 
 
 def place_in_scan(key: MulticloudDbKey) -> int:
-    """The place of a key among all keys in a scan; the same in every process."""
+    """Return the place of a key among all keys in a scan; it is the same in every process."""
     return int.from_bytes(hashlib.blake2b(key.canonical(), digest_size=8).digest(), "big") >> 2
 
 
@@ -28,12 +28,13 @@ class ScannedLog(Log):
         self._scans: dict[Any, Any] = {}
 
     def rows(self, low: int, high: int, commit: int | None) -> list[tuple[MulticloudDbKey, Document]]:
-        """The documents between two places in a scan.
+        """Return the documents between two places in a scan.
 
         Args:
             low: The first place.
-            high: The place after the last one.
-            commit: Return the documents as they were after this commit; None = as they are now.
+            high: The place after the last one to return.
+            commit: Return the documents as they were after this commit; None means the documents as they are
+                now.
         """
         with self.changed:
             when = (self._incarnation, self.head if commit is None else commit, commit)

@@ -1,4 +1,4 @@
-"""The exceptions of the simulated vendor, and their classification.
+"""Defines the exceptions of the simulated vendor, and their classification.
 
     SimulationError
     ├── ThrottledError           too many requests; may say how long to wait
@@ -13,7 +13,7 @@
     ├── DeniedError              not allowed
     └── CorruptError             a permanent failure
 
-They do not know this project, just like a vendor's exceptions: `classify` gives them a category.
+The exceptions do not know this project, just like a vendor's exceptions: `classify` gives them a category.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ __all__ = [
 
 
 class SimulationError(Exception):
-    """Anything that the simulated service or its client raises.
+    """Any error that the simulated service or its client raises.
 
     Attributes:
-        retry_after: Seconds that the service asks to wait, or None.
-        vendor_retried: True when the vendor's client has tried more than once already.
+        retry_after: The number of seconds that the service asks to wait, or None.
+        vendor_retried: True if the vendor's client has already tried more than once.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SlowError(SimulationError):
 
 
 class IteratorExpiredError(SimulationError):
-    """The reader is too old; a new one at the same cursor works."""
+    """The reader is too old; a new reader at the same cursor works."""
 
 
 class CancelledError(SimulationError):
@@ -92,11 +92,11 @@ class BadPositionError(SimulationError):
 
 
 class MissingError(SimulationError):
-    """There is no such collection."""
+    """The requested collection does not exist."""
 
 
 class DeniedError(SimulationError):
-    """The caller may not read this."""
+    """The caller may not read this collection."""
 
 
 class CorruptError(SimulationError):
@@ -121,7 +121,7 @@ _FINAL: Final[dict[type[SimulationError], ErrorCategory]] = {
 
 
 def classify(error: Exception) -> Fault:
-    """Classify an exception; pure, for any exception."""
+    """Classify an exception; pure, and works for any exception."""
     if not isinstance(error, SimulationError):
         return Fault(ErrorCategory.PERMANENT_FAILURE, f"unexpected {type(error).__name__}: {error}")
     kind = type(error)

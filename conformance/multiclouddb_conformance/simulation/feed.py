@@ -1,4 +1,4 @@
-"""One opened feed of a simulated collection: starts, partitions, lineage, positions."""
+"""Implements one opened feed of a simulated collection: starts, partitions, lineage and positions."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _Item = TypeVar("_Item")
 
 
 class SimulationFeed(Feed):
-    """A feed of one incarnation of a collection; it can also find heads.
+    """A feed of one incarnation of a collection; it can also find heads (end positions).
 
     Attributes:
         sim: The collection.
         calls: Counts its calls.
-        view: Its view of the collection.
+        view: The feed's view of the collection.
     """
 
     def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
@@ -125,7 +125,7 @@ class SimulationFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """See `Feed.uncovered`; uses the service's listing."""
+        """See `Feed.uncovered`; the method uses the service's listing."""
         self.calls.count("audits")
         self.sim.control("uncovered")
         with self.sim.changed:
@@ -143,7 +143,7 @@ class SimulationFeed(Feed):
             ]
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """See `Feed.join`: the latest position, because a child begins when its last parent has ended."""
+        """See `Feed.join`: returns the latest position, because a child begins after its last parent."""
         self.calls.count_each("joins", [child_id])
         return to_cursor(max(to_place(cursor) for cursor in cursors))
 
@@ -177,7 +177,7 @@ class SimulationFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """See `SupportsHeads.heads`; O(log n) for each partition."""
+        """See `SupportsHeads.heads`; See `SupportsHeads.heads`; takes O(log n) time for each partition."""
         self.calls.count("heads")
         self.sim.control("heads")
         with self.sim.changed:
@@ -223,7 +223,10 @@ class SimulationFeed(Feed):
         return Dice(self.sim.behaviour.seed, what).jumbled(items) if self.sim.behaviour.jumble else items
 
     def _startable(self, partition_id: str | None) -> list[PartitionLog]:
-        """The partitions of one listing; a partition requested by id is found even if it is not listed."""
+        """Return the partitions of one listing.
+
+        A partition that is requested by id is found even if it is not listed.
+        """
         if partition_id is None:
             return with_ancestors(shown(self.view), kept(self.view))
         return [partition for partition in kept(self.view) if partition.id == partition_id]
@@ -253,7 +256,7 @@ class SimulationFeed(Feed):
         return [self._seed(part, max(part.born, min(commit, part.closed or commit))) for part in partitions]
 
     def _from_commit(self, commit: int) -> list[PartitionLog]:
-        """The partitions that exist after a commit, and their descendants if the behaviour includes these."""
+        """Return the partitions after a commit, and their descendants if the behaviour includes these."""
         later = self._seeds_descendants()
         visible = {part.id for part in shown(self.view)}
         parts = [
@@ -272,7 +275,7 @@ class SimulationFeed(Feed):
             )
 
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:
-        """The partition, or its oldest readable descendants, or all partitions that may be descendants."""
+        """Return the partition, or its oldest readable descendants, or all that may be descendants."""
         asked = self.sim.partitions.get(partition_id)
         if self.sim.behaviour.listing is Listing.OPEN and (asked is None or asked.gone):
             # Its children are unknown, because no partition names them. So every partition that began after

@@ -1,4 +1,4 @@
-"""A simple model of the truth, with which a consumer's events are compared."""
+"""A simple model of the truth, against which a consumer's events are checked."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Ledger"]
 class Ledger:
     """Compares one consumer's events with the truth, page by page.
 
-    Each check raises `AssertionError`: for an event that is wrong or out of order, a child before its parent,
-    a watermark that goes back or is too late, a page that is too long, and an idle page while events are
-    missing although all children of ended partitions are named.
+    A check raises `AssertionError` for an event that is wrong or out of order, a child before its parent, a
+    watermark that goes back or is too late, a page that is too long, and an idle page that comes too early.
+    An idle page comes too early if events are missing although all children of ended partitions are named.
 
     Args:
         sim: The collection that is read.
         since: The commit after which the feed starts.
 
     Attributes:
-        first: Event id → the number of other events that came before its first delivery.
-        duplicates: Redelivered events, and events from before the start.
+        first: Maps each event id to the number of other events that came before its first delivery.
+        duplicates: The number of redelivered events, and of events from before the start.
     """
 
     def __init__(self, sim: Simulation, since: int = 0) -> None:
@@ -39,7 +39,7 @@ class Ledger:
         self._last: dict[str, tuple[int, int]] = {}
 
     def take(self, page: ChangeFeedPage, limit: int) -> None:
-        """Check and record one page that was read with `max_page_size=limit`."""
+        """Check and record one page, which was read with `max_page_size=limit`."""
         self._note()
         assert not limit or len(page.events) <= limit, f"{len(page.events)} events on a page of {limit}"
         for event in page.events:
@@ -53,17 +53,17 @@ class Ledger:
             assert not self.missing(), f"idle, but {self.missing()} events are missing"
 
     def missing(self) -> int:
-        """The number of events that have not come yet."""
+        """Return the number of events that have not come yet."""
         self._note()
         return sum(self._open.values())
 
     def expected(self) -> set[str]:
-        """Ids of all events that the feed must deliver."""
+        """Return the ids of all events that the feed must deliver."""
         self._note()
         return {item.event_id for item in self._truth.values() if item.commit > self.since}
 
     def undelivered(self, partition_id: str) -> int:
-        """The number of events of a partition that have not come yet."""
+        """Return the number of events of a partition that have not come yet."""
         self._note()
         return self._open.get(partition_id, 0)
 

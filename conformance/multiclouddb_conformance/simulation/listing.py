@@ -1,4 +1,4 @@
-"""The listings of a simulated service in each form, and how its feed finds uncovered partitions."""
+"""Makes the listings of a simulated service in each form, and finds uncovered partitions."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["kept", "listed", "missed", "shown", "topmost", "with_ancestors"]
 
 
 def kept(view: View) -> list[PartitionLog]:
-    """The partitions that can still be read."""
+    """Return the partitions that can still be read."""
     return [part for part in view.sim.partitions.values() if not part.gone and view.covers(part)]
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """The partitions that one look at the service shows; the call counts as a look."""
+    """Return the partitions that one look at the service shows; the call counts as a look."""
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 
 def topmost(parts: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """The partitions that descend from none of the others."""
+    """Return the partitions that descend from none of the others."""
     there = {part.id: part for part in parts}
     return [part for part in there.values() if there.keys().isdisjoint(part.parents)]
 
 
 def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """These partitions and their ancestors in a pool: a service knows a parent that it does not list yet."""
+    """Return these partitions and their ancestors in a pool; a service also knows unlisted parents."""
     known = {part.id: part for part in pool}
     found: dict[str, PartitionLog] = {}
     pending = list(parts)
@@ -44,7 +44,7 @@ def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) 
 
 
 def listed(view: View) -> list[Partition]:
-    """The contents of one listing."""
+    """Return the contents of one listing."""
     form = view.sim.behaviour.listing
     parts = shown(view)
     if form is not Listing.ALL:
@@ -53,7 +53,10 @@ def listed(view: View) -> list[Partition]:
 
 
 def missed(view: View, tracked: Mapping[str, Tracked]) -> dict[str, tuple[str, ...]] | None:
-    """Uncovered partitions → their parents among them; None when coverage cannot be decided."""
+    """Map each uncovered partition to those of its parents that are also uncovered.
+
+    None if coverage cannot be determined.
+    """
     match view.sim.behaviour.listing:
         case Listing.ALL:
             return missed_by_parents(tracked, listed(view), lambda name: view.sim.partitions[name].gone)
@@ -72,7 +75,7 @@ def _as_listed(view: View, partition: PartitionLog, *, with_parents: bool) -> Pa
 
 
 def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
-    """Open ranges that no partition of the token overlaps; an id means its range."""
+    """Return open ranges that no partition of the token overlaps; here an id means its range."""
     ranges = {name: view.sim.partitions[name].ranges for name in tracked}
     found = [
         part.id
@@ -87,10 +90,10 @@ def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
 
 
 def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
-    """The partitions that exist at the latest position of the token but are not in it.
+    """Return the partitions that exist at the latest position of the token but are not in the token.
 
-    Such a partition cannot have been read, because its descendants would be later than that moment. If each
-    partition of the token was itself open at that moment, none of them leads to it.
+    Such a partition cannot have been read, because its descendants would be later than that position. If each
+    partition of the token was itself open at that moment, none of them leads to the missing partition.
     """
     moment = max((_commit(cursor) for entry in tracked.values() for cursor in entry.cursors), default=0)
     alive = {part.id for part in view.sim.partitions.values() if view.covers(part) and part.alive_at(moment)}
@@ -111,7 +114,7 @@ def _unknown_parents(tracked: Mapping[str, Tracked]) -> list[str]:
 
 
 def _waits(tracked: Mapping[str, Tracked], one: str, other: str) -> bool:
-    """True when one partition of a token waits for another, directly or not."""
+    """Return True if one partition of a token waits for another, directly or indirectly."""
     seen, pending = set[str](), [one]
     while pending:
         entry = tracked.get(pending.pop())

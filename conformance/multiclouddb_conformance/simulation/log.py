@@ -1,6 +1,6 @@
-"""A deterministic, partitioned in-memory log: writes, splits, merges, retention, and its own clock.
+"""A deterministic, partitioned log in memory: writes, splits, merges, retention, and its own clock.
 
-It does not know about readers, and it keeps every written change as the truth for oracles.
+The log does not know about readers, and keeps every written change as the truth for oracles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 RECORD_OVERHEAD: Final = 100
 
 AnyKey: TypeAlias = MulticloudDbKey | str | int
-"""A key, or the value of a component `id`."""
+"""A key, or the value of a component called `id`."""
 
 Document: TypeAlias = Mapping[str, Any]
 
@@ -54,10 +54,11 @@ class Log:
     Attributes:
         address: The collection's address.
         history: All written changes of all incarnations, in commit order.
-        created: The commit after which the present incarnation begins.
-        lineage: Partition id → parents, for every partition that ever existed.
-        partitions: Partition id → its log, for the present incarnation, including partitions that are gone.
-        changed: A condition that must be held to read or change the log; every change notifies it.
+        created: The commit after which the present incarnation of the collection begins.
+        lineage: Maps the id of every partition that ever existed to the partition's parents.
+        partitions: Maps the id of each partition of the present incarnation to its log, including partitions
+            that no longer exist.
+        changed: A condition that a thread must hold to read or change the log; every change notifies it.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class Log:
         Args:
             partitions: The number of partitions at the start.
             address: Its address; `sim/items` by default.
-            start: The start time of its clock.
-            tick: How far the clock moves with each commit; 0 gives many commits one timestamp.
+            start: The time at which the clock starts.
+            tick: How far the clock moves with each commit; with 0, many commits have the same timestamp.
         """
         self.address = address or ResourceAddress("sim", "items")
         self.history: list[Written] = []
@@ -97,35 +98,35 @@ class Log:
 
     @property
     def now(self) -> datetime:
-        """The service's clock; only commits and `advance` move it."""
+        """Return the time of the service's clock, which only commits and `advance` move."""
         return self._now
 
     @property
     def head(self) -> int:
-        """The number of the last commit."""
+        """Return the number of the last commit."""
         return len(self._commit_times)
 
     @property
     def incarnation(self) -> str | None:
-        """The service's id of this incarnation; None while the collection is dropped."""
+        """Return the service's id of this incarnation; None while the collection is dropped."""
         return self._incarnation
 
     @property
     def open_partitions(self) -> tuple[str, ...]:
-        """Ids of the partitions that accept writes, oldest first."""
+        """Return the ids of the partitions that accept writes, oldest first."""
         return tuple(self._open)
 
     @property
     def truth(self) -> list[Written]:
-        """The changes of the present incarnation, in commit order."""
+        """Return the changes of the present incarnation, in commit order."""
         return [written for written in self.history if written.incarnation == self._incarnation]
 
     def children(self, partition_id: str) -> tuple[str, ...]:
-        """The children of a partition; empty while it accepts writes."""
+        """Return the children of a partition; empty while the partition accepts writes."""
         return self.partitions[partition_id].children
 
     def document(self, key: AnyKey) -> Document | None:
-        """The present document of a key, or None."""
+        """Return the present document of a key, or None."""
         return self._documents.get(self.key(key))
 
     def documents(self) -> dict[MulticloudDbKey, Document]:
@@ -133,27 +134,27 @@ class Log:
         return dict(self._documents)
 
     def next_snapshot(self) -> int:
-        """A number that no other snapshot has."""
+        """Return a number that no other snapshot has."""
         self._snapshots += 1
         return self._snapshots
 
     def public_id(self, partition_id: str) -> str:
-        """The public id of a partition."""
+        """Return the public id of a partition."""
         return encode_partition_id(PROVIDER_ID, self.address, self._incarnation, partition_id)
 
     def public_lineage(self) -> dict[str, tuple[str, ...]]:
-        """The lineage of the present incarnation with public ids."""
+        """Return the lineage of the present incarnation with public ids."""
         return {
             self.public_id(partition.id): tuple(self.public_id(parent) for parent in partition.parents)
             for partition in self.partitions.values()
         }
 
     def commit_before(self, moment: datetime) -> int:
-        """The number of the last commit before a moment."""
+        """Return the number of the last commit before a given time."""
         return bisect_left(self._commit_times, moment)
 
     def commit_time(self, number: int) -> datetime | None:
-        """The time of a commit; None for 0, which is before the first."""
+        """Return the time of a commit; None for 0, which is before the first commit."""
         return self._commit_times[number - 1] if 0 < number <= self.head else None
 
     # -- Actions
@@ -169,7 +170,7 @@ class Log:
         """Create or update a document, or delete it with None.
 
         Args:
-            key: Its key; a text or a number means a component `id`.
+            key: The key of the document; a text or a number means a component `id`.
             document: The new document.
             poison: True for a record that no client can decode.
             by_expiry: True for a delete by time-to-live.
@@ -197,10 +198,12 @@ class Log:
         return self.reshape([partition_id], 1)[0]
 
     def reshape(self, parents: Sequence[str], count: int) -> tuple[str, ...]:
-        """End open partitions and give their hashes to `count` children; each is a child of all of them.
+        """End open partitions and give their hashes to `count` children.
+
+        Each child descends from all of the ended partitions.
 
         Raises:
-            ValueError: A parent is not open, or has too few hashes.
+            ValueError: Raised if a parent is not open, or has too few hashes.
         """
         with self.changed:
             if len(set(parents)) != len(parents) or not parents:
@@ -228,11 +231,11 @@ class Log:
             self.changed.notify_all()
 
     def trim(self, partition_id: str | None = None, upto: int | None = None) -> None:
-        """Remove commits, as retention does.
+        """Remove commits from a log, as retention does.
 
         Args:
-            partition_id: The partition, or None for all.
-            upto: The last commit to remove; None for all so far.
+            partition_id: The partition to trim, or None for all partitions.
+            upto: The last commit to remove; None means all commits so far.
         """
         with self.changed:
             number = self.head if upto is None else min(upto, self.head)
@@ -258,7 +261,7 @@ class Log:
             self.changed.notify_all()
 
     def key(self, key: AnyKey) -> MulticloudDbKey:
-        """Convert to the key that `write` uses."""
+        """Convert a value to the key that `write` uses."""
         if isinstance(key, MulticloudDbKey):
             return key
         known = self._names.get(key)
@@ -320,7 +323,7 @@ class Log:
     def _effective(
         self, writes: Sequence[tuple[MulticloudDbKey, Document | None]]
     ) -> list[tuple[MulticloudDbKey, dict[str, Any] | None, dict[str, Any] | None]]:
-        """Apply the writes; deletes of missing documents are left out."""
+        """Apply the writes; deletes of missing documents are omitted."""
         done = []
         for key, document in writes:
             previous = self._documents.get(key)
@@ -363,12 +366,12 @@ class Log:
         )
 
     def hash_of(self, key: MulticloudDbKey) -> int:
-        """The hash of a key's partition key; it is cached."""
+        """Return the hash of a key's partition key; the result is cached."""
         known = self._keys.get(key)
         if known is None:
             known = self._keys[key] = key_hash(key)
         return known
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """The hash whose owner gets the key's next change."""
+        """Return the hash whose owner gets the key's next change."""
         return self.hash_of(key)

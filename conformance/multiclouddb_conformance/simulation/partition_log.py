@@ -1,4 +1,4 @@
-"""Partitions of a simulated collection: which hashes each one owns, and its parents and children."""
+"""Models the partitions of a simulated collection: the hashes of each, and its parents and children."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Commit", "HashRange", "PartitionLog", "RangeMap", "Written", "halves
 HASHES: Final = 2**64
 
 HashRange: TypeAlias = tuple[int, int]
-"""Its start (inclusive) and end (exclusive)."""
+"""The start (inclusive) and the end (exclusive) of a range of hashes."""
 
 
 def key_hash(key: MulticloudDbKey) -> int:
-    """The hash of a key's partition key; the same in every process."""
+    """Return the hash of a key's partition key; it is the same in every process."""
     text = canonical_json(list(key.partition_key.items()))
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
@@ -33,19 +33,19 @@ class Written:
     """One written change, as part of the truth.
 
     Attributes:
-        event_id: The id of its event.
+        event_id: The id of the change's event.
         key: The document's key.
         type: The type of the change.
         timestamp: Its commit time.
-        document: The document after it; None for a delete.
-        previous: The document before it; None for a create.
-        partition_id: The partition that holds it.
-        commit: The number of its commit in the collection.
-        index: Its place among the records of its commit.
-        incarnation: The incarnation of the collection that it was written to.
-        poison: True when no client can decode it.
+        document: The document after the change; None for a delete.
+        previous: The document before the change; None for a create.
+        partition_id: The partition that contains the change.
+        commit: The number of the change's commit in the collection.
+        index: The place of the change among the records of its commit.
+        incarnation: The incarnation of the collection in which the change was written.
+        poison: True if no client can decode the record.
         by_expiry: True for a delete by time-to-live.
-        size: Its size in bytes.
+        size: The size of the record in bytes.
     """
 
     event_id: str
@@ -70,7 +70,7 @@ class Commit:
     Attributes:
         number: Its number.
         timestamp: Its time.
-        records: Its records in this partition; empty if it contains only notices.
+        records: The commit's records in this partition; empty if the commit contains only notices.
         notices: Its notices.
     """
 
@@ -81,16 +81,16 @@ class Commit:
 
 
 class PartitionLog:
-    """One partition: its place in the tree and the part of its log that is kept.
+    """One partition: its place in the tree of partitions, and the part of its log that is kept.
 
     Attributes:
         id: Its id.
-        parents: Ids of its parents.
-        born: The commit after which it begins.
-        ranges: The hashes that it owns.
-        closed: The commit at which it ended, or None while it accepts writes.
-        children: Ids of its children; empty while it accepts writes.
-        trimmed: The last removed commit.
+        parents: The ids of the partition's parents.
+        born: The commit after which the partition begins.
+        ranges: The hashes that belong to the partition.
+        closed: The commit at which the partition ended, or None while it accepts writes.
+        children: The ids of the partition's children; empty while it accepts writes.
+        trimmed: The last commit that was removed.
         forgotten: The last commit with records in this partition that was removed.
     """
 
@@ -111,24 +111,24 @@ class PartitionLog:
 
     @property
     def gone(self) -> bool:
-        """True if it has ended and none of its log is kept, so that it is no longer listed."""
+        """Return True if the partition has ended and none of its log is kept, so it is no longer listed."""
         return self.closed is not None and self.trimmed >= self.closed
 
     @property
     def oldest(self) -> int:
-        """The first commit after which it can be read."""
+        """Return the first commit after which the partition can be read."""
         return max(self.born, self.trimmed)
 
     def owns(self, position: int) -> bool:
-        """True when it owns a hash."""
+        """Return True if a hash belongs to the partition."""
         return any(low <= position < high for low, high in self.ranges)
 
     def alive_at(self, commit: int) -> bool:
-        """True when it accepted writes directly after that commit."""
+        """Return True if the partition accepted writes directly after that commit."""
         return self.born <= commit and (self.closed is None or commit < self.closed)
 
     def append(self, commit: Commit) -> None:
-        """Append a commit at the end."""
+        """Append a commit to the end of the log."""
         self._numbers.append(commit.number)
         self._commits.append(commit)
         self._counts.append(self._counts[-1] + len(commit.records))
@@ -141,40 +141,40 @@ class PartitionLog:
         del self._numbers[:cut], self._commits[:cut], self._counts[:cut]
 
     def keeps(self, number: int, *, strict: bool) -> bool:
-        """True when a read may begin at a commit, because no later commit was removed.
+        """Return True if a read may begin at a commit, because no later commit was removed.
 
         Args:
             number: The commit that would be read next.
-            strict: False to allow an expired position after which no record was removed.
+            strict: False to allow an expired position if no record after it was removed.
         """
         return number > (self.trimmed if strict else self.forgotten)
 
     def find(self, number: int) -> int:
-        """Index of the first kept commit with at least this number."""
+        """Return the index of the first kept commit with at least this number."""
         return bisect_left(self._numbers, number)
 
     def commit(self, index: int) -> Commit | None:
-        """The kept commit at an index, or None after the last one."""
+        """Return the kept commit at an index, or None after the last one."""
         return self._commits[index] if 0 <= index < len(self._commits) else None
 
     def records_before(self, index: int) -> int:
-        """The number of records before the commit at an index; only differences are meaningful."""
+        """Return the number of records before the commit at an index; only differences are meaningful."""
         return self._counts[index]
 
     def index_of_record(self, count: int) -> int:
-        """Index of the commit that holds the record with this running count."""
+        """Return the index of the commit that contains the record with this running count."""
         return bisect_right(self._counts, count) - 1
 
 
 class RangeMap:
-    """Finds the open partition that owns a hash; a look-up takes O(log n)."""
+    """Finds the open partition to which a hash belongs; a look-up takes O(log n) time."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._owners: list[str] = []
 
     def assign(self, ranges: Iterable[HashRange], owner: str) -> None:
-        """Assign ranges to a partition; each range has one owner so far, or none."""
+        """Assign ranges to a partition; until now, each range has had at most one owner."""
         for low, _ in ranges:
             index = bisect_left(self._starts, low)
             if index < len(self._starts) and self._starts[index] == low:
@@ -184,7 +184,7 @@ class RangeMap:
                 self._owners.insert(index, owner)
 
     def owner(self, position: int) -> str:
-        """The partition that owns a hash."""
+        """Return the partition to which a hash belongs."""
         return self._owners[bisect_right(self._starts, position) - 1]
 
 
@@ -192,7 +192,7 @@ def halves(ranges: Sequence[HashRange], count: int) -> list[tuple[HashRange, ...
     """Divide ranges among `count` partitions; split the widest range while there are too few.
 
     Raises:
-        ValueError: The ranges have fewer than `count` hashes.
+        ValueError: Raised if the ranges have fewer than `count` hashes.
     """
     widest = [(low - high, low, high) for low, high in ranges]
     heapq.heapify(widest)

@@ -1,4 +1,4 @@
-"""Positions in a simulated partition, and their cursors; pure.
+"""Defines positions in a simulated partition, and their cursors; pure.
 
 The cursor `12` means the position after commit 12. The cursor `[12, 3]` means the position inside commit 12
 after three of its records in this partition. Commits are numbered across the whole collection, as in a
@@ -15,25 +15,28 @@ from multiclouddb_spi.faults import InvalidCursor
 __all__ = ["Place", "place_after", "place_text", "to_cursor", "to_place"]
 
 Place: TypeAlias = tuple[int, int]
-"""The next read: its commit, and how many of the commit's records to skip. Tuples give the order."""
+"""The commit to read next, and how many of the commit's records to skip.
+
+Places are tuples, which compare in the order of the positions.
+"""
 
 
 def place_after(commit: int) -> Place:
-    """The position after a whole commit."""
+    """Return the position after a whole commit."""
     return (commit + 1, 0)
 
 
 def to_cursor(place: Place) -> Cursor:
-    """The cursor of a position."""
+    """Return the cursor of a position."""
     commit, done = place
     return [commit, done] if done else commit - 1
 
 
 def to_place(cursor: Cursor) -> Place:
-    """The position of a cursor.
+    """Return the position of a cursor.
 
     Raises:
-        InvalidCursor: No position has this cursor.
+        InvalidCursor: Raised if no position has this cursor.
     """
     if type(cursor) is int and cursor >= 0:
         return place_after(cursor)
@@ -45,6 +48,6 @@ def to_place(cursor: Cursor) -> Place:
 
 
 def place_text(place: Place) -> str:
-    """A position as text for a person."""
+    """Return a position as readable text."""
     commit, done = place
     return f"commit {commit}, record {done}" if done else f"commit {commit - 1}"

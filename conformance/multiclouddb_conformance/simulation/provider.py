@@ -1,4 +1,4 @@
-"""The simulated service as a provider."""
+"""Provides the simulated service as a provider."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ ALL_CAPABILITIES: Final = CapabilitySet(_NOTES)
 
 
 def capabilities_without(*missing: Capability, note: str = "use another simulation") -> CapabilitySet:
-    """The simulation's capabilities without some of them; the note says what to do instead."""
+    """Return the simulation's capabilities without some of them; the note says what to do instead."""
     gone = {can: CapabilityNote(Support.UNSUPPORTED, note) for can in missing}
     return CapabilitySet({**_NOTES, **gone})
 
 
 @attrs.frozen
 class SimulationOptions(ProviderOptions):
-    """Options without an effect, to test the handling of options.
+    """Options without an effect, for tests of how options are handled.
 
     Attributes:
         view: An option that counts as changing positions.
-        hint: An option that does not.
+        hint: An option that does not count as changing positions.
     """
 
     view: str = attrs.field(default="", metadata={"positions": True})
@@ -59,7 +59,7 @@ class SimulationProvider(Provider):
     """One client's connection to a simulated database; several may share a simulation.
 
     Attributes:
-        calls: Counts the client's calls.
+        calls: The object that counts the client's calls.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -75,8 +75,9 @@ class SimulationProvider(Provider):
 
         Args:
             sims: The collections of the database.
-            capabilities: The capabilities that it reports; a simulation supports all anyway.
-            page_records: Its default page size.
+            capabilities: The capabilities that the provider reports; the simulation itself supports all of
+                them.
+            page_records: The default page size of the provider.
         """
         self.calls = Calls()
         self.page_records = page_records
@@ -106,7 +107,7 @@ class SimulationProvider(Provider):
         return feed
 
     def has_split(self) -> bool:
-        """Whether a partition of any collection has ended."""
+        """Return whether a partition of any collection has ended."""
         return any(part.closed is not None for sim in self._sims.values() for part in sim.partitions.values())
 
     def classify(self, error: Exception) -> Fault:

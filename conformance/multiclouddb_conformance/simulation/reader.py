@@ -1,4 +1,4 @@
-"""Reads one simulated partition, with all troubles of the service's behaviour."""
+"""Reads one simulated partition, with all faults in the service's behaviour."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SimulationReader(Reader):
         self._busy = threading.Lock()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """See `Reader.fetch`; `cancel` ends it at once."""
+        """See `Reader.fetch`; Fetch records; `cancel` ends the fetch at once."""
         if not self._busy.acquire(blocking=False):
             self._violation("two fetches at a time")
             self._busy.acquire()
@@ -115,7 +115,7 @@ class SimulationReader(Reader):
             raise CancelledError(f"reader of {self._id} was cancelled")
 
     def _lose(self, error: Exception, max_records: int) -> None:
-        """Fail. If an answer is lost on its way, the service's iterator has moved nevertheless."""
+        """Fail. Handle an answer that is lost on its way, although the service's iterator has moved."""
         if isinstance(error, ConnectionDroppedError):
             self._place = self._read(max_records, 2**62).end
         raise error
@@ -218,7 +218,7 @@ class SimulationReader(Reader):
         return earlier(partition, self._place, self._view.wants, min(count, limit - 1))
 
     def _finish(self, partition: PartitionLog, found: Slice) -> None:
-        """Set the outcome of the partition when all its records were read."""
+        """Set the outcome of the partition after all its records were read."""
         if not found.exhausted or isinstance(found.outcome, Reached):
             return
         if partition.closed is None:
@@ -234,13 +234,13 @@ class SimulationReader(Reader):
         return not found.records and isinstance(found.outcome, Continue) and found.exhausted
 
     def _wait(self, seconds: float) -> None:
-        """Block until a change is written here or the partition ends."""
+        """Block until a change is written to this partition or the partition ends."""
         head = self._sim.head
         self._sim.changed.wait_for(lambda: self._cancelled or self._moved(head), seconds)
         self._check_cancelled()
 
     def _moved(self, head: int) -> bool:
-        """True when this partition has a commit after a number, or has ended."""
+        """Return True if this partition has a commit after a number, or has ended."""
         partition = self._partition()
         if partition is None or partition.closed is not None:
             return True

@@ -1,4 +1,4 @@
-"""Reads records from a simulated partition in one pass over its log, without random troubles."""
+"""Reads records from a simulated partition in one pass over its log, without random faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bounds:
 
     Attributes:
         records: The maximum number of records.
-        bytes: The maximum number of bytes, but at least one record; None for no limit.
+        bytes: The maximum number of bytes, although at least one record is returned; None for no limit.
         commits: The maximum number of commits to scan; None for no limit.
         until: The position at which to stop.
         stop_at_poison: True when a poison record fails the fetch, or ends it early.
@@ -42,11 +42,11 @@ def scan(
         partition: The partition.
         place: The position.
         head: The last commit of the collection.
-        wanted: Returns True for a record in the scope.
+        wanted: A function that returns True for a record in the scope.
         bounds: The limits.
 
     Raises:
-        RecordFault: The first record is poison, with `stop_at_poison`.
+        RecordFault: Raised if the first record is poison, with `stop_at_poison`.
     """
     available = place_after(head if partition.closed is None else partition.closed)
     stop = available if bounds.until is None else min(available, bounds.until)
@@ -96,7 +96,7 @@ def _take(
 
 
 def _full(found: Slice, size: int, bounds: Bounds) -> bool:
-    """True when another record, which makes the total `size` bytes, would be too much."""
+    """Return True if another record, with which the total is `size` bytes, would be too much."""
     if not found.records:
         return False
     return len(found.records) >= bounds.records or (bounds.bytes is not None and size > bounds.bytes)
@@ -112,7 +112,7 @@ def _commits(partition: PartitionLog, place: Place, stop: Place) -> Iterator[Com
 def earlier(
     partition: PartitionLog, place: Place, wanted: Callable[[Written], bool], count: int
 ) -> list[Written]:
-    """Up to `count` decodable records before a position that are still kept, oldest first."""
+    """Return up to `count` decodable records before a position that are still kept, oldest first."""
     records: list[Written] = []
     index = partition.find(place[0])
     current = partition.commit(index)

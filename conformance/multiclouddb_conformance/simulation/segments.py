@@ -1,10 +1,10 @@
-"""Scans of a simulated collection: the plan of a snapshot, its segments, and the reader of one.
+"""Scans a simulated collection: the plan of a snapshot, its segments, and the reader of a segment.
 
-A segment is a range of hashes of whole keys. Its rows show the documents at the time of reading, or, with
-`ServiceBehaviour.point_in_time`, at the snapshot's commit.
+A segment is a range of the hashes of whole keys. The segment's rows show the documents at the time of
+reading, or, with `ServiceBehaviour.point_in_time`, at the snapshot's commit.
 
-A plan's cursor is `[plan id, commit, µs, width, next hash]`; a segment's is `[plan id, commit, µs, from, to,
-last hash]`, and the last hash is -1 before the first row.
+The cursor of a plan is `[plan id, commit, µs, width, next hash]`; the cursor of a segment is `[plan id,
+commit, µs, from, to, last hash]`, and the last hash is -1 before the first row.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _RECORD_BYTES: Final = 100
 
 
 def floor_of(commit: int) -> str:
-    """The `order_key` of a snapshot's rows: after every change up to a commit, before every later one."""
+    """Return the `order_key` of a snapshot's rows: after all changes up to a commit, before later ones."""
     return f"{commit:016d}.~"
 
 
 def plan_scan(view: View, seeds: list[Seed], segments: int | None) -> ScanPlan:
-    """Plan a scan as of now; the seeds have the positions of the stream as of now."""
+    """Plan a scan as of the present; the seeds have the present positions of the stream."""
     sim = view.sim
     plan_id = f"{sim.incarnation}x{sim.head}x{sim.next_snapshot()}"
     count = 1 if not view.whole else segments or sim.behaviour.segments or _SEGMENTS
@@ -65,10 +65,10 @@ def plan_scan(view: View, seeds: list[Seed], segments: int | None) -> ScanPlan:
 
 
 def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Cut segments off a plan.
+    """Take the next segments from a plan.
 
     Raises:
-        InvalidCursor: The cursor is not that of a plan.
+        InvalidCursor: Raised if the cursor does not belong to a plan.
     """
     match cursor:
         case [str() as plan_id, int() as commit, int() as micros, int() as width, int() as low] if (
@@ -92,7 +92,7 @@ def _segment(plan_id: str, commit: int, micros: int, low: int, high: int, last: 
 
 
 def is_segment_cursor(cursor: Cursor) -> bool:
-    """True for the cursor of a segment, False for the cursor of a partition."""
+    """Return True for the cursor of a segment, False for the cursor of a partition."""
     match cursor:
         case [str(), int(), int(), int() as low, int() as high, int() as last]:
             return 0 <= low < high <= PLACES and -1 <= last < high
@@ -142,11 +142,11 @@ class SegmentReader(Reader):
     Args:
         view: The feed's view.
         segment_id: The segment.
-        public_id: Its id as applications see it.
+        public_id: The id of the segment in the form that applications see.
         cursor: The start position.
 
     Raises:
-        InvalidCursor: The cursor is not that of a segment of the simulation.
+        InvalidCursor: Raised if the cursor does not belong to a segment of the simulation.
     """
 
     def __init__(self, view: View, segment_id: str, public_id: str, cursor: Cursor) -> None:
@@ -162,7 +162,7 @@ class SegmentReader(Reader):
         self._busy = threading.Lock()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """See `Reader.fetch`; the behaviour's troubles happen here too."""
+        """See `Reader.fetch`; the service's faults happen here too."""
         if not self._busy.acquire(blocking=False):
             self._calls.violated(self._id, "two fetches at a time")
             self._busy.acquire()

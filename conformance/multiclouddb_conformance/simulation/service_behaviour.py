@@ -1,7 +1,7 @@
-"""The troubles of a simulated service and the form of its answers: a seed makes them repeatable.
+"""Describes the faults of a simulated service and the form of its answers; a seed makes them repeatable.
 
 Every partition has its own random numbers, drawn once for each of its fetches in order. So a seed gives the
-same result whatever the threads do.
+same result, whatever the order of the threads.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["CaughtUp", "Dice", "Listing", "ServiceBehaviour"]
 
 
 class CaughtUp(Enum):
-    """The value of `Batch.caught_up`."""
+    """The meaning of `Batch.caught_up`."""
 
     EXACT = "exact"
-    """True as soon as a batch reaches the end, with records or without."""
+    """True as soon as a batch reaches the end, whether it contains records or not."""
     WHEN_EMPTY = "when_empty"
-    """True only on an empty batch: a batch with records may or may not have been the last."""
+    """True only on an empty batch: after a batch with records, more records may follow or not."""
     UNKNOWN = "unknown"
     """Always None."""
 
@@ -32,10 +32,12 @@ class Listing(Enum):
     ALL = "all"
     """Open and closed partitions, with their parents."""
     OPEN_WITH_RANGES = "open with ranges"
-    """Open partitions with their parents; every id means a range of keys."""
+    """Open partitions with their parents; every id represents a range of keys."""
     OPEN = "open"
-    """Open partitions without parents: a partition's log names its children. A listing can be of a past
-    moment."""
+    """Open partitions without their parents: the log of a partition names its children.
+
+    A listing may show the state at a past time.
+    """
 
 
 def _chance(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
@@ -50,63 +52,65 @@ def _chance_field() -> float:
 
 @attrs.frozen(kw_only=True)
 class ServiceBehaviour:
-    """Troubles and behaviour of a simulated service; by default it has no troubles.
+    """The faults and the behaviour of a simulated service; by default it has no faults.
 
-    Probabilities are for each fetch, from 0 to 1. A fetch has at most one trouble.
+    The probabilities apply to each fetch and lie between 0 and 1. A fetch has at most one fault.
 
     Attributes:
-        seed: The seed of its random numbers.
+        seed: The seed of the random numbers.
         throttle: Probability of `ThrottledError`.
-        retry_after: The seconds that a throttle asks for, or None.
-        drop: Probability that the connection is lost in the middle of the answer; a reader that ignores this
-            loses those records.
-        server_error: Probability of a 5xx.
-        expired_iterator: Probability that the reader has expired; the next reader works at once.
-        slow: Probability that a fetch takes `latency`.
-        latency: Real seconds that a slow fetch takes, cut short by `cancel`.
-        silent: Probability that a fetch blocks until it is cancelled, whatever its deadline.
-        vendor_retried: True when the vendor's client has already retried.
-        faults_in_row: The maximum number of troubles in a row in one partition.
-        control: Probability that a call on the feed (start, partitions, discover, oldest, heads) fails with a
-            5xx.
+        retry_after: The number of seconds that a throttled answer asks to wait, or None.
+        drop: The probability that the connection is lost in the middle of the answer; a reader that ignores
+            this loses those records.
+        server_error: The probability of a 5xx answer.
+        expired_iterator: The probability that the reader has expired; the next reader works at once.
+        slow: The probability that a fetch takes `latency`.
+        latency: The real duration of a slow fetch in seconds; `cancel` ends it early.
+        silent: The probability that a fetch blocks until it is cancelled, whatever its deadline.
+        vendor_retried: True if the vendor's client has already retried.
+        faults_in_row: The maximum number of consecutive faults in one partition.
+        control: The probability that a call on the feed (start, partitions, discover, oldest, heads) fails
+            with a 5xx answer.
         redeliver: The maximum number of earlier records that a newly opened reader repeats, once at each
             position; never with `until`.
-        empty_batch: Probability of an empty batch that is not caught up, as from a filter that still scans.
-        short_batch: Probability that a batch has fewer records than it could.
+        empty_batch: The probability of an empty batch that is not caught up, as from a filter that is still
+            scanning.
+        short_batch: The probability that a batch has fewer records than it could have.
         page_limit: The service's own maximum of records in a batch, or None.
         scan_limit: The maximum number of commits that one fetch scans, or None.
-        ignore_max_bytes: True when the service ignores a requested size.
-        separate_end: Probability, for each partition, that its end comes on a separate empty batch.
+        ignore_max_bytes: True if the service ignores a requested size.
+        separate_end: The probability, for each partition, that its end comes in a separate empty batch.
         late_children: The maximum number of calls of `discover` until a partition's children are named.
-        late_siblings: One child is named first. This is the maximum number of further calls of `discover`
-            until each other child is named.
-        proves_children: False for a service that never says that it has named all children.
+        late_siblings: The first child is named first. The maximum number of further calls of `discover` until
+            each other child is named.
+        proves_children: False for a service that never reports that it has named all children.
         listing: The form of its listings.
         late_listing: The maximum number of looks (a start, a listing, an audit) until a child partition is
             listed.
-        incomplete_listing: Probability, for each look and partition, that a listing leaves it out.
+        incomplete_listing: The probability, for each look and partition, that a listing omits the partition.
         jumble: True to name children and list partitions in arbitrary order.
         repeat_children: True to name some children twice.
         caught_up: The value of `Batch.caught_up`.
-        heartbeats: True when the position of an idle partition moves.
-        strict_retention: True to refuse every expired position, as services do. False to refuse it only if a
-            later record was removed; then a partition that does not move does not expire.
-        watermarks: True when batches have a watermark.
-        poll_after: The seconds to wait before an idle partition may be asked again.
-        seed_descendants: True when a start also lists the descendants of closed partitions. False when only
-            their parents name them.
-        poison_at_fetch: True when a record that cannot be decoded fails the fetch, False when it
-            fails the mapping.
-        drop_notice: True when the feed of a dropped collection ends with a notice, False when it
-            fails.
+        heartbeats: True if the position of an idle partition moves.
+        strict_retention: True to refuse every expired position, as real services do. False to refuse an
+            expired position only if a later record was removed; then a partition that does not move does not
+            expire.
+        watermarks: True if batches have a watermark.
+        poll_after: The number of seconds to wait before an idle partition may be asked again.
+        seed_descendants: True if a start also lists the descendants of closed partitions. False if only the
+            parents name these descendants.
+        poison_at_fetch: True if a record that cannot be decoded makes the fetch fail, False if it makes the
+            mapping fail.
+        drop_notice: True if the feed of a dropped collection ends with a notice, False if it fails.
         moves_keys: True if a split or merge of any partition moves keys to partitions that do not descend
             from theirs. Then the links between partitions say nothing about the order of a key.
-        splits_itself: The number of commits after which the service splits, merges or rolls partitions by
-            itself; None for never.
+        splits_itself: The number of commits after which the service itself splits, merges or rolls
+            partitions; None for never.
         segments: The number of segments of a snapshot if the request names no number.
         point_in_time: True if a scan shows all rows as of the start of the snapshot, False if it shows each
             row as of the moment when it is read.
-        splits_segments: Probability, for each fetch, that a segment ends and its rest is read in two pieces.
+        splits_segments: The probability, for each fetch, that a segment ends and its rest is read in two
+            pieces.
     """
 
     seed: int = 0
@@ -152,7 +156,7 @@ class ServiceBehaviour:
 
     @classmethod
     def rough(cls, seed: int, **changes: Any) -> ServiceBehaviour:
-        """Every trouble that a client has to survive, and none that stops it."""
+        """Return every fault that a client must survive, and none that stops it."""
         dice = random.Random(f"rough {seed}")
         habits: dict[str, Any] = {
             "throttle": dice.choice([0.0, 0.1]),
@@ -183,20 +187,20 @@ class ServiceBehaviour:
 
 
 class Dice:
-    """The random numbers of one partition; not for several threads at once."""
+    """The random numbers of one partition; only one thread at a time may use them."""
 
     def __init__(self, seed: int, partition_id: str) -> None:
         # A Random gives the same numbers in every process only if its seed is text or bytes.
         self._random = random.Random(f"{seed} {partition_id}")
 
     def happens(self, chance: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self._random.random() < chance
 
     def up_to(self, most: int) -> int:
-        """A number from 0 to `most`."""
+        """Return a random number from 0 to `most`."""
         return self._random.randint(0, most)
 
     def jumbled(self, items: list[Any]) -> list[Any]:
-        """The items in a random order."""
+        """Return the items in a random order."""
         return self._random.sample(items, len(items))

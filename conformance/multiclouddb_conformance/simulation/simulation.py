@@ -1,4 +1,4 @@
-"""The simulation: a log, the service's behaviour, and scripted single troubles."""
+"""The simulation combines a log, the service's behaviour, and scripted single faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Simulation(ScannedLog):
     """A simulated collection, shared by every provider that is opened on it.
 
     Attributes:
-        behaviour: Its troubles and behaviour; may be replaced at any time.
+        behaviour: The faults and the behaviour of the service; they may be replaced at any time.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Simulation(ScannedLog):
 
         Args:
             partitions: The number of partitions at the start.
-            behaviour: Troubles and behaviour; no troubles by default.
+            behaviour: The faults and the behaviour of the service; no faults by default.
             address: Its address; `sim/items` by default.
-            start: The start time of its clock.
+            start: The time at which the clock starts.
             tick: How far the clock moves with each commit.
-            retention_seconds: The retention that batches report; None to report none. Only `trim` and
-                `trim_older_than` remove changes.
+            retention_seconds: The retention that batches report to the client; None to report no retention.
+                Only `trim` and `trim_older_than` remove changes.
         """
         super().__init__(partitions, address, start, tick)
         self.behaviour = behaviour or ServiceBehaviour()
@@ -90,7 +90,7 @@ class Simulation(ScannedLog):
             return records
 
     def _split_itself(self) -> None:
-        """Split, merge or roll a partition when it is time."""
+        """Split, merge or roll a partition when the time for it has come."""
         if self.behaviour.splits_itself is None or self.incarnation is None:
             return
         self._until_split += 1
@@ -120,7 +120,7 @@ class Simulation(ScannedLog):
         Args:
             partition_id: The partition whose calls fail, or None for any.
             fault: The exception to raise, or a fault that is raised as `ProviderFault`.
-            times: The number of calls, or None for all later calls.
+            times: The number of calls that fail, or None for all later calls.
             operation: `fetch`, or a method of the feed: `start`, `partitions`, `discover`,
                 `uncovered`, `oldest`, `heads`, `clock`, or `open_feed`.
         """
@@ -162,7 +162,7 @@ class Simulation(ScannedLog):
     # -- Questions of readers and feeds
 
     def dice(self, partition_id: str) -> Dice:
-        """The random numbers of a partition under the present behaviour."""
+        """Return the random numbers of a partition under the present behaviour."""
         which = (self.behaviour.seed, partition_id)
         dice = self._dice.get(which)
         if dice is None:
@@ -170,7 +170,7 @@ class Simulation(ScannedLog):
         return dice
 
     def scripted(self, operation: str, partition_id: str | None = None) -> Exception | None:
-        """The scripted failure of this call, if any; it is used up."""
+        """Return the scripted failure of this call, if there is one, and remove it from the script."""
         for scripted in self._script:
             if scripted.operation == operation and scripted.partition_id in (None, partition_id):
                 if scripted.left is not None:
@@ -190,7 +190,7 @@ class Simulation(ScannedLog):
             raise error
 
     def may_happen(self, chance: float, name: str) -> bool:
-        """Whether a trouble with a chance happens now; not too often in a row."""
+        """Return whether a fault with a probability happens now; faults do not happen too often in a row."""
         return self._trouble(chance, name)
 
     def _trouble(self, chance: float, name: str) -> bool:
@@ -201,15 +201,15 @@ class Simulation(ScannedLog):
         return happens
 
     def may_trouble(self, name: str) -> bool:
-        """False when enough troubles have happened in a row."""
+        """Return False if enough faults have happened in a row."""
         return self._in_row.get(name, 0) < self.behaviour.faults_in_row
 
     def count_trouble(self, name: str, happened: bool) -> None:
-        """Record whether a call had trouble."""
+        """Record whether a call had a fault."""
         self._in_row[name] = self._in_row.get(name, 0) + 1 if happened else 0
 
     def pass_hold(self, partition_id: str, stop: Callable[[], bool]) -> None:
-        """Block while a partition is held, unless `stop()`; the caller holds `changed`."""
+        """Block while a partition is held, unless `stop()` is true; the caller must hold `changed`."""
         for name in (partition_id, None):
             if name in self._held:
                 self._waiting[name] = self._waiting.get(name, 0) + 1
@@ -220,7 +220,7 @@ class Simulation(ScannedLog):
                     self._waiting[name] -= 1
 
     def children_named(self, partition_id: str, *, asked: bool) -> bool:
-        """True when the service now names the children of a closed partition.
+        """Return True if the service now names the children of a closed partition.
 
         Args:
             partition_id: The closed partition.
@@ -235,7 +235,7 @@ class Simulation(ScannedLog):
         return not left
 
     def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
-        """The children of a closed partition that the service now names; at least one.
+        """Return the children of a closed partition that the service names now; at least one.
 
         Args:
             partition_id: The closed partition.
@@ -249,7 +249,7 @@ class Simulation(ScannedLog):
         return [name for name, looks in self._namings(partition_id, children) if looks <= 0]
 
     def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
-        """The children in the order of naming, each with the number of looks until then."""
+        """Return the children in the order of naming, each with the number of looks before it is named."""
         dice = Dice(self.behaviour.seed, f"siblings {partition_id}")
         found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
         for number, name in enumerate(dice.jumbled(list(children))):
@@ -258,7 +258,10 @@ class Simulation(ScannedLog):
         return found
 
     def names_all(self) -> bool:
-        """False while a client knows only some children of a partition; an idle page is then too early."""
+        """Return False while a client knows only some children of a partition.
+
+        In that state an idle page would come too early.
+        """
         with self.changed:
             return all(
                 looks <= 0
@@ -268,12 +271,12 @@ class Simulation(ScannedLog):
             )
 
     def lists_all(self) -> bool:
-        """False under a behaviour that may leave a partition out of a listing."""
+        """Return False under a behaviour that may omit a partition from a listing."""
         late = self.behaviour.late_listing or self.behaviour.incomplete_listing
         return not late and not any(self._unlisted.values())
 
     def shows(self, partition_id: str) -> bool:
-        """True when this look at the service shows a partition."""
+        """Return True if this look at the service shows a partition."""
         left = self._unlisted.get(partition_id)
         if left is None:
             most = self.behaviour.late_listing if self.partitions[partition_id].parents else 0
@@ -282,12 +285,15 @@ class Simulation(ScannedLog):
         return not left and not self._trouble(self.behaviour.incomplete_listing, f"listed {partition_id}")
 
     def ends_apart(self, partition_id: str) -> bool:
-        """True when the end of a partition comes on a separate empty batch."""
+        """Return True if the end of a partition comes in a separate empty batch."""
         chance = self.behaviour.separate_end
         return bool(chance) and Dice(self.behaviour.seed, f"end {partition_id}").happens(chance)
 
     def redelivers(self, partition_id: str, place: tuple[int, int]) -> int:
-        """The number of earlier records that come again at a position; 0 if they already did."""
+        """Return the number of earlier records that are repeated at a position.
+
+        The number is 0 if the records were already repeated.
+        """
         which = (partition_id, *place)
         if not self.behaviour.redeliver or which in self._redelivered:
             return 0
@@ -295,12 +301,12 @@ class Simulation(ScannedLog):
         return self.dice(partition_id).up_to(self.behaviour.redeliver)
 
     def headroom(self, commit: int) -> float | None:
-        """Seconds until the position after a commit expires."""
+        """Return the number of seconds until the position after a commit expires."""
         if self.retention_seconds is None:
             return None
         committed = self.commit_time(commit) or self.commit_time(1) or self.now
         return self.retention_seconds - (self.now - committed).total_seconds()
 
     def waiting(self) -> Mapping[str | None, int]:
-        """Partition id → the number of fetches that are held."""
+        """Map each partition id to the number of fetches that are held."""
         return {name: count for name, count in self._waiting.items() if count}

@@ -1,4 +1,4 @@
-"""The view that an opened feed and its readers have of a simulated collection."""
+"""Defines the view that an opened feed and its readers have of a simulated collection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class View:
         spec: The spec of the feed.
         calls: Counts the calls.
         identity: The collection and its incarnation.
-        whole: True when every record is in the scope.
+        whole: True if every record is in the scope.
     """
 
     def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
@@ -40,16 +40,16 @@ class View:
     # -- The scope
 
     def wants(self, written: Written) -> bool:
-        """True for a record in the scope."""
+        """Return True for a record in the scope."""
         # This is the hash of the canonical partition key; another key is unlikely to have the same 64 bits.
         return self._hash is None or self.sim.hash_of(written.key) == self._hash
 
     def wants_key(self, key: MulticloudDbKey) -> bool:
-        """True for a document in the scope."""
+        """Return True for a document in the scope."""
         return self._hash is None or self.sim.hash_of(key) == self._hash
 
     def covers(self, partition: PartitionLog) -> bool:
-        """True for a partition that may contain records in the scope."""
+        """Return True for a partition that may contain records in the scope."""
         return self._hash is None or partition.owns(self._hash)
 
     def parents(self, partition: PartitionLog) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class View:
         return tuple(name for name in partition.parents if self.covers(self.sim.partitions[name]))
 
     def ending(self, partition_id: str, *, asked: bool) -> Outcome:
-        """The end of a closed partition; `asked` is True for a question of `discover`."""
+        """Return the end of a closed partition; `asked` is True for a call of `discover`."""
         partition = self.sim.partitions[partition_id]
         if partition.closed is None:
             return Continue()

@@ -1,4 +1,4 @@
-"""The capabilities of a provider: declared, true, and refused with a way out where missing."""
+"""Tests that a provider declares its capabilities correctly, and refuses missing ones with a way out."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMMAND = Capability.RUN_COMMAND
 
 
 class TestCapabilities:
-    """The capability set that a client reports."""
+    """Tests the capability set that a client reports."""
 
     def test_a_client_reports_what_the_harness_says(
         self, harness: Harness, client: MulticloudDbClient
@@ -81,7 +81,7 @@ class TestCapabilities:
 
 
 class TestNoFeed:
-    """A provider without a change feed."""
+    """Tests a provider without a change feed."""
 
     @pytest.mark.refuses(_FEED)
     def test_every_read_is_refused_with_the_way_out(self, client: MulticloudDbClient) -> None:

@@ -1,4 +1,4 @@
-"""Tokens: any client can resume at any of them, as often as needed; and the bound of a page."""
+"""Tests that any client can resume at any token, as often as needed, and that the page size is a limit."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["TestCheckpoint", "TestPageSize"]
 
 
 class TestCheckpoint:
-    """A token delivers everything after it."""
+    """A token delivers everything that comes after it."""
 
     def test_resuming_after_every_single_event_loses_nothing(self, collection: Collection) -> None:
         collection.fill(12)
@@ -116,7 +116,7 @@ class TestCheckpoint:
 
 
 class TestPageSize:
-    """`max_page_size` is a hard bound, and no page waits until it is full."""
+    """`max_page_size` is a hard limit, and no page waits until it is full."""
 
     @pytest.mark.parametrize("size", [1, 2, 7])
     def test_no_page_is_longer(self, collection: Collection, size: int) -> None:

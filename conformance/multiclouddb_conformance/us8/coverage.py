@@ -1,4 +1,4 @@
-"""Every partition is read, also children that are named one by one and partitions that were missed."""
+"""Tests that every partition is read, including children that are named one by one and missed partitions."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["TestLateSiblings", "TestUncovered"]
 
 
 def _troubled(collection: Collection, script: FaultScript) -> MulticloudDbClient:
-    """A client whose reader answers as the script says: no real service does so on request."""
+    """Return a client whose reader answers as the script says, because no real service does so on request."""
     harness = collection.harness
     return open_client(FaultyPlugin(harness.plugin, script), harness.config())
 
@@ -40,7 +40,7 @@ class TestLateSiblings:
 
 @pytest.mark.needs("several", "audit", "alone", "still")
 class TestUncovered:
-    """An audit of coverage."""
+    """Tests an audit of coverage."""
 
     def test_a_partition_that_a_start_left_out_is_found_late(self, collection: Collection) -> None:
         with _troubled(collection, LeavesOut()) as client:

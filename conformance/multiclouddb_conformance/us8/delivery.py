@@ -1,4 +1,4 @@
-"""Creates, updates and deletes are delivered, alone and in transactions."""
+"""Tests that creates, updates and deletes are delivered, alone and in transactions."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["TestPropagation", "TestTransactions"]
 
 
 class TestPropagation:
-    """One write, one event."""
+    """Each write gives exactly one event."""
 
     def test_a_create_arrives_with_its_document(self, collection: Collection) -> None:
         collection.put("a", n=1)
@@ -77,7 +77,7 @@ class TestPropagation:
 
 @pytest.mark.needs("batch")
 class TestTransactions:
-    """Several writes in one commit."""
+    """Several writes are made in one commit."""
 
     def test_every_write_of_a_transaction_is_an_event(self, collection: Collection) -> None:
         collection.batch(*(Write(f"k{number}", {"n": number}) for number in range(10)))

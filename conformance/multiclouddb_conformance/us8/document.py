@@ -1,4 +1,4 @@
-"""Values, keys and images in events."""
+"""Tests the values, keys and document images in events."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _params(kind: str, values: Any) -> list[Any]:
 
 
 class TestValues:
-    """Documents are delivered as they were written, types included."""
+    """Documents are delivered as they were written, including the types of their values."""
 
     @pytest.mark.parametrize("value", _params("value", VALUES.items()))
     def test_a_value_survives(self, collection: Collection, value: Any) -> None:
@@ -50,7 +50,7 @@ class TestValues:
 
 
 class TestKeys:
-    """Keys are delivered as they were written, types included."""
+    """Keys are delivered as they were written, including the types of their values."""
 
     @pytest.mark.parametrize("value", _params("key", KEYS.items()))
     def test_a_key_survives_on_every_type_of_change(self, collection: Collection, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Changes that have expired, and records that cannot be decoded."""
+"""Tests changes that have expired, and records that cannot be decoded."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["TestExpiry", "TestPoison"]
 
 @pytest.mark.needs("trim")
 class TestExpiry:
-    """A position that is older than retention."""
+    """A position is older than the retention."""
 
     def test_a_token_that_was_trimmed_has_expired(self, collection: Collection) -> None:
         collection.fill(10)

@@ -1,4 +1,4 @@
-"""Fault scripts: no trouble loses an event, and each trouble is reported as promised."""
+"""Runs the fault scripts: no fault loses an event, and each fault is reported as promised."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class TestTrouble:
 
 
 class TestEndlessTrouble:
-    """A trouble that does not end, and its effect."""
+    """A fault that does not end, and its effect on the reader."""
 
     def test_a_service_that_fails_for_ever_is_reported_and_the_token_stays_good(
         self, collection: Collection
@@ -186,7 +186,7 @@ class TestEndlessTrouble:
 
 @pytest.mark.needs("trim")
 class TestTrimmedOnTheWay:
-    """Retention removes records before a reader gets to them."""
+    """Retention removes records before a reader has read them."""
 
     def test_it_is_reported_and_not_jumped_over(self, collection: Collection) -> None:
         act = _act(collection, Trimmed())

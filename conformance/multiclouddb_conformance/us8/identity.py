@@ -1,4 +1,4 @@
-"""Identity: which collection a token or a partition belongs to, and which event is which."""
+"""Tests to which collection a token or a partition belongs, and which event is which."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WRONG = ErrorCategory.INVALID_REQUEST
 
 
 def _altered(token: str, **changes: Any) -> str:
-    """A valid token with one changed field."""
+    """Return a valid token with one changed field."""
     return encode_token(attrs.evolve(decode_token(token), **changes))
 
 
@@ -50,7 +50,7 @@ def _of_version(token: str, version: object) -> str:
 
 
 class TestForeignTokens:
-    """A foreign token is refused, and the message says what differs."""
+    """A token of another feed is refused, and the message says what differs."""
 
     def test_of_another_provider(self, collection: Collection) -> None:
         error = collection.refused(_WRONG, _altered(collection.begin, provider_id="elsewhere"))
@@ -134,7 +134,7 @@ class TestForeignTokens:
 
 @pytest.mark.needs("recreate")
 class TestRecreated:
-    """A new collection under the name of an earlier one."""
+    """A new collection has the name of an earlier one."""
 
     @pytest.mark.needs("alone")
     def test_a_token_of_the_old_one_is_refused(self, collection: Collection) -> None:
@@ -146,7 +146,7 @@ class TestRecreated:
 
     @pytest.mark.needs("alone")
     def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(self, collection: Collection) -> None:
-        """The read is refused, or a notice reports the end of the feed, as soon as the service is sure."""
+        """The read is refused, or a notice reports the end of the feed, as soon as the service is certain."""
         collection.fill(5)
         # A service that cannot prove that all children are known looks for more before it reports the end.
         config = attrs.evolve(collection.harness.config(), child_watch_seconds=0)
@@ -187,7 +187,7 @@ class TestRecreated:
 
 
 class TestEventIdentity:
-    """`event_id`, `order_key` and `timestamp`."""
+    """Tests the fields `event_id`, `order_key` and `timestamp`."""
 
     def test_ids_are_unique_in_the_collection(self, collection: Collection) -> None:
         for number in range(40):

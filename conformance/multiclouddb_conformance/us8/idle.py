@@ -1,4 +1,4 @@
-"""Feeds without changes: idle pages, long polls, tokens that still move, watermarks."""
+"""Tests feeds without changes: idle pages, long polls, tokens that still advance, and watermarks."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["TestIdle", "TestLongPoll", "TestWatermark"]
 
 
 class TestIdle:
-    """`idle` means that every partition answered that it has nothing."""
+    """`idle` means that every partition answered that it has no more changes."""
 
     def test_an_empty_feed_is_idle(self, collection: Collection) -> None:
         page = collection.last(collection.begin)
@@ -75,7 +75,7 @@ class TestIdle:
 
 
 class TestLongPoll:
-    """`wait_seconds`: the time for which a call waits for a first event."""
+    """`wait_seconds` is the time for which a call waits for a first event."""
 
     def test_without_waiting_an_empty_page_comes_at_once(self, collection: Collection) -> None:
         token = collection.last(collection.begin).continuation_token
@@ -112,7 +112,7 @@ class TestLongPoll:
 
 @pytest.mark.needs("watermarks")
 class TestWatermark:
-    """No later event is older than the watermark, and it never goes back."""
+    """No later event is older than the watermark, and the watermark never goes back."""
 
     def test_it_never_goes_back(self, collection: Collection) -> None:
         marks = []

@@ -1,4 +1,4 @@
-"""Partitions that end: retirement, children, splits and merges."""
+"""Tests partitions that end: their retirement, their children, splits and merges."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _retired(collection: Collection, name: str, token: str, size: int = 0) -> Ch
 
 
 def _in_order(events: Sequence[ChangeEvent]) -> None:
-    """Check that every key's changes are in the order of writing, by `n`."""
+    """Check that every key's changes are in the order of writing, by the field `n`."""
     last: dict[str, int] = {}
     for event in events:
         assert event.new_item_state is not None
@@ -35,7 +35,7 @@ def _in_order(events: Sequence[ChangeEvent]) -> None:
 
 @pytest.mark.needs("split")
 class TestRetirement:
-    """`PhysicalPartition` at its end."""
+    """`PhysicalPartition` reaches the end of its partition."""
 
     def test_a_split_partition_retires_and_names_its_children(self, collection: Collection) -> None:
         name = collection.partitions()[0]
@@ -179,14 +179,14 @@ class TestDescendants:
 
 
 def _token_before(collection: Collection, name: str) -> str:
-    """A token of a partition from the feed's own start; the partition has ended in the meantime."""
+    """Return a token of a partition from the feed's own start; the partition has ended in the meantime."""
     plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
     return plan[name]
 
 
 @pytest.mark.needs("split")
 class TestSplit:
-    """`EntireCollection` during splits of partitions."""
+    """`EntireCollection` is read while partitions split."""
 
     def test_nothing_is_lost_and_nothing_comes_twice(self, collection: Collection) -> None:
         collection.fill(20)
@@ -254,7 +254,7 @@ class TestSplit:
 
 @pytest.mark.needs("split", "merge")
 class TestMerge:
-    """Partitions that are merged."""
+    """Two partitions are merged into one."""
 
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])

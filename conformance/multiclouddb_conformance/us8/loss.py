@@ -1,4 +1,4 @@
-"""The loss oracle on a script with a split, a merge and a trim."""
+"""Runs the loss oracle on a script with a split, a merge and a trim."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _numbers: Final = itertools.count()
 
 @attrs.define
 class _World:
-    """A collection for `scripted_life`; actions that the service lacks are left out."""
+    """A collection for `scripted_life`; actions that the service does not support are omitted."""
 
     harness: Harness
     address: ResourceAddress
@@ -82,7 +82,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
 
 
 class TestLoss:
-    """A consumer that is killed anywhere and resumed sees every change."""
+    """A consumer that is killed at any place and resumed sees every change."""
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_nothing_is_lost_by_a_consumer_of_pages(self, harness: Harness, size: int) -> None:

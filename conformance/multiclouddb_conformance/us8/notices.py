@@ -1,4 +1,4 @@
-"""A notice keeps its place: after the events before it and before the events after it, on every read."""
+"""Tests that a notice keeps its place: after earlier events and before later events, on every read."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ __all__ = ["TestNotices"]
 def _walk(
     collection: Collection, token: str, size: int = 0, *, restart: bool = False, **settings: Any
 ) -> list[tuple[str, ChangeFeedPage]]:
-    """Every page up to the present end, with the token before it; with `restart` a new client reads each."""
+    """Return every page up to the present end, with the token before it.
+
+    With `restart`, a new client reads each page.
+    """
     found = []
     for page in collection.pages(token, size, **settings):
         found.append((token, page))
@@ -36,7 +39,7 @@ def _skipped(page: ChangeFeedPage) -> list[RecordSkipped]:
 
 
 def _text(*pages: ChangeFeedPage) -> str:
-    """The first letter of each event's key and a mark for each notice, in the promised order."""
+    """Return the first letter of each event's key and a mark for each notice, in the promised order."""
     keys = [
         [str(value)[0] for event in page.events for value in event.key.components.values()] for page in pages
     ]
@@ -46,7 +49,10 @@ def _text(*pages: ChangeFeedPage) -> str:
 
 
 def _skip_token(collection: Collection) -> str:
-    """A token after a record that cannot be decoded, which has one change before it and one after it."""
+    """Return a token after a record that cannot be decoded.
+
+    One change comes before the record and one after it.
+    """
     collection.put("a", n=0)
     collection.harness.poison(collection.address, "a")
     collection.put("a", n=1)
@@ -58,7 +64,7 @@ def _skip_token(collection: Collection) -> str:
 
 
 class TestNotices:
-    """In one partition, events after a notice never come with the notice or before it."""
+    """In one partition, events after a notice never come together with the notice or before it."""
 
     @pytest.mark.needs("notices", "still")
     @pytest.mark.parametrize("restart", [False, True], ids=["one client", "a client a page"])

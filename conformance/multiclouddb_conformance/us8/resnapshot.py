@@ -1,4 +1,4 @@
-"""Snapshots under load, and snapshots that heal a target: the target equals the source."""
+"""Tests snapshots under load, and snapshots that repair a target: the target must equal the source."""
 # ruff: noqa: D102 - a test's name says what it is about
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 @pytest.mark.requires(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestSnapshotUnderLoad:
-    """A target that merges by key and `order_key` equals the source, whatever happens meanwhile."""
+    """A target that merges by key and `order_key` equals the source, whatever happens in the meantime."""
 
     @pytest.mark.parametrize("size", [1, 5])
     @pytest.mark.parametrize("order", ORDERS)
@@ -118,7 +118,7 @@ class TestSnapshotUnderLoad:
 @pytest.mark.requires(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestResnapshot:
-    """A second snapshot heals a target whose position has expired, deletes included."""
+    """A second snapshot repairs a target whose position has expired, including deletes."""
 
     def test_a_second_snapshot_heals_stale_rows_and_missed_deletes(self, collection: Collection) -> None:
         source, sink = Source(collection), Sink()

@@ -1,4 +1,4 @@
-"""The scopes of a feed: a collection, a partition, a key, and wider ones."""
+"""Tests the scopes of a feed: a collection, a partition, a key, and wider ones."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class TestPhysicalPartition:
 
 @pytest.mark.needs("alone")
 class TestLogicalPartition:
-    """All changes of one partition key."""
+    """A feed returns all changes of one partition key."""
 
     @pytest.mark.requires(_LOGICAL)
     def test_a_key_has_its_changes_only(self, collection: Collection) -> None:
@@ -153,7 +153,7 @@ class TestLogicalPartition:
 
 @pytest.mark.needs("alone")
 class TestWiderScopes:
-    """More than one collection, where a service has such a feed."""
+    """A feed covers more than one collection, if the service has such a feed."""
 
     @pytest.mark.requires(_DATABASE)
     def test_a_database_has_every_collection(self, make_collection: Make) -> None:
@@ -190,7 +190,7 @@ class TestWiderScopes:
 
 
 def _refused(collection: Collection, scope: FeedScope, address: ResourceAddress) -> None:
-    """A request without an opt-in is refused with the way out."""
+    """Check that a request without an opt-in is refused with the way out."""
     request = collection.request(collection.begin, scope=scope, address=address)
     with pytest.raises(MulticloudDbError) as caught:
         collection.client.read_changes(attrs.evolve(request, provider_options=None))

@@ -1,4 +1,4 @@
-"""The client itself: time limits, closing, threads, forks, secrets and leaks."""
+"""Tests the client itself: time limits, closing, threads, forks, secrets and leaks."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _nothing() -> None:
 
 
 def _closing_takes(client: MulticloudDbClient, call: Callable[[], object]) -> float:
-    """Close a client during a call, which must fail. Returns the seconds until both have ended."""
+    """Close a client during a call, which must fail. Return the number of seconds until both have ended."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(call)
         time.sleep(0.2)
@@ -62,7 +62,7 @@ def _closing_takes(client: MulticloudDbClient, call: Callable[[], object]) -> fl
 
 
 def _failing_takes(call: Callable[[], object]) -> float:
-    """Make a call that must fail. Returns the seconds until it does."""
+    """Make a call that must fail. Return the number of seconds until the call fails."""
     began = time.monotonic()
     with pytest.raises(MulticloudDbError) as caught:
         call()
@@ -73,7 +73,7 @@ def _failing_takes(call: Callable[[], object]) -> float:
 
 @pytest.mark.needs("silence")
 class TestDeadline:
-    """`timeout_seconds` holds, whatever the service does."""
+    """`timeout_seconds` is respected, whatever the service does."""
 
     def test_a_silent_service_does_not_hold_a_call(self, collection: Collection) -> None:
         collection.fill(3)
@@ -105,7 +105,7 @@ class TestDeadline:
 
 
 class TestClosing:
-    """`close()` from anywhere, at any time."""
+    """Any thread may call `close()` at any time."""
 
     @pytest.mark.needs("silence")
     def test_a_read_that_runs_ends_within_a_second(self, collection: Collection) -> None:
@@ -138,7 +138,7 @@ class TestClosing:
 
 
 class TestSharing:
-    """One client in several threads and processes."""
+    """Several threads and processes share one client."""
 
     def test_threads_share_a_client(self, collection: Collection) -> None:
         collection.fill(30)
@@ -224,7 +224,7 @@ def _count_in_child(collection: Collection) -> str:
 
 
 def _tell(pipe: int, collection: Collection) -> None:
-    """In the child: write the number of events, and exit without pytest's cleanup."""
+    """Write the number of events in the child process, and exit without pytest's cleanup."""
     try:
         text = str(len(collection.drain(collection.begin)))
     except BaseException as error:  # noqa: BLE001 - told to the parent
@@ -276,7 +276,7 @@ class TestSecrets:
 
 
 def _position(collection: Collection) -> str:
-    """A token for the missing collection."""
+    """Return a token for the missing collection."""
     envelope = decode_token(collection.begin)
     return encode_token(attrs.evolve(envelope, address=collection.harness.missing()))
 

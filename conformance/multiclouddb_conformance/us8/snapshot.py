@@ -1,4 +1,4 @@
-"""Snapshots: every row that exists, then every change, with nothing lost between."""
+"""Tests snapshots: every existing row, then every change, with nothing lost in between."""
 # ruff: noqa: D102 - a test's name says what it is about
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
 @pytest.mark.requires(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestSnapshot:
-    """The rows, the notices and the token."""
+    """Tests the rows, the notices and the token of a snapshot."""
 
     @pytest.mark.parametrize("order", ORDERS)
     def test_the_first_page_pins_the_changes_and_has_no_rows(
@@ -280,7 +280,7 @@ class TestSnapshot:
 @pytest.mark.refuses(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestNoSnapshot:
-    """A database without snapshots."""
+    """Tests a database without snapshots."""
 
     def test_it_is_refused_with_the_way_out(self, collection: Collection) -> None:
         for settings in ({"start": Snapshot()}, {"start": collection.begin, "on_expired": Resnapshot()}):

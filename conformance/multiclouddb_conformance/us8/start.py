@@ -1,4 +1,4 @@
-"""The starts of a feed: the beginning, now, a moment."""
+"""Tests the starts of a feed: the beginning, now, and a given time."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCOPES = (
 
 
 class TestBeginning:
-    """The oldest change that is still kept."""
+    """The feed starts at the oldest change that is still kept."""
 
     @pytest.mark.requires(_BEGINNING)
     def test_the_beginning_has_everything(self, collection: Collection) -> None:
@@ -94,7 +94,7 @@ class TestBeginning:
 
 
 class TestNow:
-    """Only later changes; durable from the first call."""
+    """The feed returns only later changes; its token is durable from the first call on."""
 
     def test_now_leaves_out_what_was(self, collection: Collection) -> None:
         collection.put("old", n=1)
@@ -150,7 +150,7 @@ class TestNow:
 
 
 class TestAtTime:
-    """The first change at a moment or after it."""
+    """The feed starts at the first change at a given time or after it."""
 
     @pytest.mark.requires(_TIME)
     def test_a_moment_is_inclusive_and_never_late(self, collection: Collection) -> None:
@@ -216,7 +216,7 @@ class TestAtTime:
 
 @pytest.mark.needs("alone")
 class TestEveryStart:
-    """Every start in every scope."""
+    """Tests every start in every scope."""
 
     @pytest.mark.parametrize("scope", _SCOPES)
     @pytest.mark.parametrize("start", _STARTS)
@@ -245,7 +245,7 @@ class TestEveryStart:
 
 
 def _refused(collection: Collection, start: Beginning | AtTime) -> None:
-    """A request without an opt-in is refused with the way out."""
+    """Check that a request without an opt-in is refused with the way out."""
     request = collection.request(start)
     with pytest.raises(MulticloudDbError) as caught:
         collection.client.read_changes(attrs.evolve(request, provider_options=None))

@@ -1,4 +1,4 @@
-"""All the state: an account with its databases, containers and offers."""
+"""Holds all the state: an account with its databases, containers and offers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Database:
 
     Args:
         name: Its id.
-        ts: Its time of creation.
+        ts: The time at which the database was created.
     """
 
     def __init__(self, name: str, ts: int) -> None:
@@ -47,10 +47,10 @@ class Account:
 
     Attributes:
         clock: The server's clock.
-        all_versions: True when the feed with all versions and deletes is enabled.
-        retention_seconds: How long it keeps changes, unless a container sets another time.
+        all_versions: True if the feed with all versions and deletes is enabled.
+        retention_seconds: How long the feed keeps changes, unless a container sets another time.
         databases: By name.
-        offers: By the `_self` of the resource that they belong to.
+        offers: The offers, by the `_self` of the resource to which each belongs.
     """
 
     clock: Clock
@@ -60,7 +60,7 @@ class Account:
     offers: dict[str, Offer] = attrs.Factory(dict)
 
     def database(self, name: str) -> Database:
-        """A database, by name or by resource id."""
+        """Return a database, by name or by resource id."""
         if name in self.databases:
             return self.databases[name]
         for database in self.databases.values():
@@ -69,7 +69,7 @@ class Account:
         raise not_found(substatus=1003)
 
     def container(self, database: str, name: str) -> Container:
-        """A container, by name or by resource id; its expired items are deleted first."""
+        """Return a container, by name or by resource id; its expired items are deleted first."""
         containers = self.database(database).containers
         found = containers.get(name)
         if found is None:
@@ -98,7 +98,7 @@ class Account:
         del self.databases[database.document["id"]]
 
     def create_container(self, database: str, document: Any, throughput: Throughput | None) -> Container:
-        """Create a container; without a throughput it shares the database's or has 400 units of its own."""
+        """Create a container; without its own throughput it shares the database's, or gets 400 units."""
         home, name = self.database(database), _name(document)
         if name in home.containers:
             raise conflict()
@@ -126,7 +126,10 @@ class Account:
         raise not_found()
 
     def set_throughput(self, offer: Offer, throughput: Throughput) -> None:
-        """Provision another throughput. More throughput splits partitions; less never merges them."""
+        """Provision another throughput.
+
+        Set the throughput: more throughput splits partitions, less throughput never merges them.
+        """
         offer.set(throughput)
         for database in self.databases.values():
             for container in database.containers.values():
@@ -134,7 +137,7 @@ class Account:
                     container.grow(throughput.partitions)
 
     def retention(self, container: Container) -> float:
-        """How many seconds a container keeps all versions."""
+        """Return the number of seconds for which a container keeps all versions."""
         policy = container.properties.get("changeFeedPolicy") or {}
         minutes = policy.get("retentionDuration", 0)
         return minutes * 60.0 if minutes else self.retention_seconds

@@ -20,7 +20,7 @@ class Guard:
     """Checks the header `Authorization`.
 
     Args:
-        key: The account's key, base64.
+        key: The key of the account, in base64.
     """
 
     def __init__(self, key: str) -> None:
@@ -30,7 +30,7 @@ class Guard:
             raise ValueError("the key has to be base64") from None
 
     def check(self, request: Request, segments: list[str]) -> None:
-        """Refuse a request that is not signed with the key."""
+        """Refuse a request that is not signed with the account's key."""
         text = request.headers.get("authorization", "")
         fields = dict(part.partition("=")[::2] for part in unquote(text).split("&"))
         if not fields.get("sig"):
@@ -58,7 +58,7 @@ def _unauthorized(text: str) -> ServiceError:
 
 
 def _resources(segments: list[str]) -> list[tuple[str, str]]:
-    """The type and link that a client signs; for a link by resource id only the id, in lower case."""
+    """Return the type and link that a client signs; for a link by resource id only the id, in lower case."""
     if not segments:
         return [("", "")]
     if segments[-2:] == ["operations", "partitionkeydelete"]:

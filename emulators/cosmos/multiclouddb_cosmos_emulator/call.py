@@ -1,4 +1,4 @@
-"""A request in progress, and the parts that all answers about items share."""
+"""Represents a request in progress, and the parts that all answers about items share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Call:
 
     Attributes:
         account: All the state.
-        request: The request as received.
-        route: The operation and its resource.
+        request: The request, as received.
+        route: The operation and the resource of the request.
     """
 
     account: Account
@@ -40,7 +40,7 @@ class Call:
         return Condition(headers.get("if-match"), headers.get("if-none-match"))
 
     def container(self) -> Container:
-        """The container that the path names, if it is still the one that the client means."""
+        """Return the container that the path names, if it is still the one that the client means."""
         name = self.route.container
         assert name is not None
         container = self.account.container(self.route.database, name)
@@ -53,7 +53,7 @@ class Call:
         return container
 
     def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
-        """Write to the session token what the client has seen of each partition."""
+        """Write to the session token which state of each partition the client has seen."""
         reply.headers["x-ms-session-token"] = session_token(partitions)
         reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
         reply.headers["x-ms-content-path"] = container.rid
@@ -63,7 +63,7 @@ class Call:
         return reply
 
     def item(self, item: Item, status: int, container: Container, partition: Partition) -> Reply:
-        """An answer with an item, or without a body when the client asked for minimal content."""
+        """Return an answer with an item, or without a body if the client asked for minimal content."""
         quiet = status != 200 or self.route.operation != "ReadItem"
         hidden = quiet and self.request.headers.get("prefer") == "return=minimal"
         writes = self.route.operation != "ReadItem"
@@ -76,12 +76,12 @@ class Call:
         return self.seen(reply, container, [partition])
 
     def feed(self, name: str, documents: list[Any], rid: str = "") -> Reply:
-        """An answer with a list of resources."""
+        """Return an answer with a list of resources."""
         reply = Reply.of({"_rid": rid, name: documents, "_count": len(documents)})
         reply.headers["x-ms-item-count"] = str(len(documents))
         return reply
 
 
 def charge(size: int, units: float) -> float:
-    """The cost of touching this many bytes, in request units."""
+    """Return the cost of touching this many bytes, in request units."""
     return round(units * max(1, -(-size // 1024)), 2)

@@ -1,4 +1,4 @@
-"""The server's own clock."""
+"""Provides the server's own clock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Runs with real time, and can be moved forward.
+    """A clock that runs with real time, and can be moved forward.
 
     Args:
-        start: Its time at the start; None for the real time.
+        start: The time of the clock at the start; None for the real time.
     """
 
     def __init__(self, start: datetime | None = None) -> None:
@@ -23,7 +23,7 @@ class Clock:
         return time.monotonic() + self._offset
 
     def now(self) -> datetime:
-        """The same as a datetime."""
+        """Return the same time as a datetime."""
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def advance(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Commands that the real service does not offer: called in process, or over the control API."""
+"""Commands that the real service does not offer, called in the same process or over the control API."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Commands"]
 
 
 class Commands:
-    """Each method is a command of the control API under the same name, except those of `faults`.
+    """Each method is a command of the control API with the same name, except the methods of `faults`.
 
     Args:
         account: All the state.
-        lock: Must be held to read or change the state.
+        lock: The lock that a thread must hold to read or change the state.
         faults: The requested faults.
         journal: The received requests.
     """
@@ -30,7 +30,7 @@ class Commands:
         self.faults, self.journal = faults, journal
 
     def by_name(self) -> Mapping[str, Callable[..., Any]]:
-        """The commands of the control API, by name."""
+        """Return the commands of the control API, by name."""
         return {
             "advance": self.advance,
             "all_versions": self.all_versions,
@@ -47,7 +47,7 @@ class Commands:
     # -- Partitions
 
     def partitions(self, database: str, container: str) -> list[dict[str, Any]]:
-        """The live partitions: `id`, `low`, `high`, `parents`, `lsn`, `trimmed` and the number of `items`."""
+        """Return the live partitions: `id`, `low`, `high`, `parents`, `lsn`, `trimmed`, number of `items`."""
         with self._lock:
             return [
                 {
@@ -70,53 +70,57 @@ class Commands:
         boundary: str | None = None,
         completing: int = 0,
     ) -> tuple[str, str]:
-        """Split a partition; returns the ids of its children.
+        """Split a partition; return the ids of its children.
 
         Args:
             database: The database's id.
             container: The container's id.
             partition: The partition's id.
-            boundary: The effective partition key at which the second child begins; None for the middle.
+            boundary: The effective partition key at which the second child begins; None means the middle of
+                the partition.
             completing: The number of requests to each child that are still answered with 410/1007.
         """
         with self._lock:
             return self._container(database, container).split(partition, boundary, completing)
 
     def merge(self, database: str, container: str, first: str, second: str) -> str:
-        """Merge two neighbours; returns the id of the child."""
+        """Merge two adjacent partitions; return the id of the child."""
         with self._lock:
             return self._container(database, container).merge(first, second)
 
     def partition_of(self, database: str, container: str, *key: Any) -> str:
-        """The id of the partition that holds a partition key."""
+        """Return the id of the partition that contains a partition key."""
         with self._lock:
             found = self._container(database, container)
             return found.partition_of(found.definition.of_values(key).epk).range_id
 
     @staticmethod
     def effective_key(*key: Any, kind: str = "Hash", version: int = 2) -> str:
-        """The effective partition key of a partition key's components."""
+        """Return the effective partition key of a partition key's components."""
         return KeyDefinition(tuple(("k",) for _ in key), kind, version).of_values(key).epk
 
     # -- Time and retention
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward: items expire, and changes pass the retention."""
+        """Move the clock forward: items expire, and changes become older than the retention."""
         with self._lock:
             self._account.clock.advance(seconds)
 
     def expire(self, database: str, container: str) -> int:
-        """Delete the items whose time to live is over, and return their number. Every read does so too."""
+        """Delete the items whose time to live has passed, and return their number.
+
+        Every read also deletes expired items.
+        """
         with self._lock:
             return self._account.database(database).containers[container].expire()
 
     def trim(self, database: str, container: str, partition: str | None = None) -> None:
-        """Expire all changes so far from the feed with all versions and deletes.
+        """Expire all changes made so far in the feed with all versions and deletes.
 
         Args:
             database: The database's id.
             container: The container's id.
-            partition: None for all partitions.
+            partition: None means all partitions.
         """
         with self._lock:
             for each in self._container(database, container).partitions:

@@ -42,7 +42,7 @@ class Effect:
         kind: `create`, `replace` or `delete`.
         old: The version before; None for a create.
         new: The version after; None for a delete.
-        expired: True when the time to live was over.
+        expired: True if the time to live had passed.
     """
 
     kind: str
@@ -55,8 +55,8 @@ class Container:
     """A container.
 
     Args:
-        database_rid: The database's resource id.
-        properties: The document that it was created with.
+        database_rid: The resource id of the database.
+        properties: The document with which the container was created.
         partitions: The number of physical partitions at the start.
         clock: The server's clock.
     """
@@ -77,7 +77,7 @@ class Container:
         self._divide(partitions)
 
     def describe(self, properties: dict[str, Any]) -> None:
-        """Replace the container's settings by those of a client's document."""
+        """Replace the container's settings with those of a client's document."""
         _check(properties)
         self.properties = {
             **properties,
@@ -96,11 +96,11 @@ class Container:
     # -- Reading
 
     def item(self, key: Key, item_id: str) -> Item | None:
-        """The current version of an item."""
+        """Return the current version of an item."""
         return self.logical.get(key.name, {}).get(item_id)
 
     def partition(self, range_id: str) -> Partition:
-        """A live partition; for any other id it raises the service's 410."""
+        """Return a live partition; for any other id this raises the service's 410."""
         for partition in self.partitions:
             if partition.range_id == range_id:
                 partition.check()
@@ -108,18 +108,21 @@ class Container:
         raise gone(1002, f"The requested partition key range {range_id} is gone.")
 
     def partition_of(self, epk: str) -> Partition:
-        """The partition that holds a key."""
+        """Return the partition that contains a key."""
         return next(partition for partition in self.partitions if partition.covers(epk))
 
     # -- Writing
 
     def next_number(self) -> int:
-        """The number of the next document."""
+        """Return the number for the next document."""
         self._documents += 1
         return self._documents
 
     def expiry(self, ttl: Any, ts: int) -> float | None:
-        """The time at which a document expires; None for never, or when the container has no time to live."""
+        """Return the time at which a document expires.
+
+        None if it never expires, or if the container has no time to live.
+        """
         default = self.properties.get("defaultTtl")
         if ttl is not UNDEFINED and not _is_ttl(ttl):
             raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")
@@ -175,7 +178,7 @@ class Container:
     # -- Time to live
 
     def expire(self) -> int:
-        """Delete the items whose time to live is over, and return their number."""
+        """Delete the items whose time to live has passed, and return their number."""
         now, count = self.clock.seconds(), 0
         while self._expiring and self._expiring[0][0] <= now:
             _, _, item = heappop(self._expiring)
@@ -216,7 +219,7 @@ class Container:
         ]
 
     def split(self, range_id: str, boundary: str | None = None, completing: int = 0) -> tuple[str, str]:
-        """Replace a partition by two; by default they are halves of equal width."""
+        """Replace a partition with two; by default they are halves of equal width."""
         place, parent = self._place(range_id)
         if boundary is None:
             boundary, number = middle(parent, self.definition.version)
@@ -233,7 +236,7 @@ class Container:
         return children[0].range_id, children[1].range_id
 
     def merge(self, first: str, second: str) -> str:
-        """Replace two neighbours by one partition."""
+        """Replace two adjacent partitions with one."""
         place, low = self._place(first)
         other, high = self._place(second)
         if abs(place - other) != 1:
@@ -246,7 +249,7 @@ class Container:
         return child.range_id
 
     def grow(self, parts: int) -> None:
-        """Split the widest partitions until there are this many."""
+        """Split the widest partitions until there are this many partitions."""
         while len(self.partitions) < parts:
             widest = max(self.partitions, key=lambda each: each.span[1] - each.span[0])
             self.split(widest.range_id)

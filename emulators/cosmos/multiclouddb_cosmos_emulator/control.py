@@ -1,4 +1,4 @@
-"""The control API over HTTP: the methods of `CosmosEmulator` for another process."""
+"""The control API over HTTP, which offers the methods of `CosmosEmulator` to another process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class Control:
     """Serves `POST /_emulator/COMMAND` with JSON arguments, and `GET` for commands that only read.
 
     Args:
-        commands: Name → the function to call with the arguments; its result is the answer.
+        commands: Maps each name to the function that is called with the arguments; the function's result is
+            the answer.
     """
 
     def __init__(self, commands: Mapping[str, Callable[..., Any]]) -> None:
         self._commands = commands
 
     def answer(self, request: Request) -> Reply:
-        """The answer to a request."""
+        """Return the answer to a request."""
         segments = segments_of(request.path)
         name = segments[1] if len(segments) > 1 else ""
         command = self._commands.get(name)

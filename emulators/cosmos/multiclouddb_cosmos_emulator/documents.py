@@ -1,4 +1,4 @@
-"""Answers about items: point operations, batches, the change feed."""
+"""Answers requests about items: point operations, batches and the change feed."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _one(transaction: Transaction, operation: Any) -> dict[str, Any]:
 def _undone(
     call: Call, container: Container, transaction: Transaction, error: ServiceError, place: int, total: int
 ) -> Reply:
-    """The answer to a batch that was not applied: 207, and one result for each operation."""
+    """Return the answer to a batch that was not applied: 207, and one result for each operation."""
     results: list[dict[str, Any]] = [{"statusCode": 424, "requestCharge": 0.0} for _ in range(total)]
     results[place]["statusCode"] = error.status
     if error.substatus:
@@ -196,7 +196,7 @@ def _read_change_feed(call: Call) -> Reply:
 
 
 def _position(text: str | None, newest: int) -> int | None:
-    """The LSN to read after; None for now."""
+    """Return the LSN after which to read; None for now."""
     if text is None:
         return 0
     if text == "*":
@@ -238,4 +238,4 @@ DOCUMENT_CALLS: Final = {
     "Batch": _batch,
     "ReadChangeFeed": _read_change_feed,
 }
-"""Operation → the function that answers it."""
+"""Maps each operation to the function that answers it."""

@@ -1,4 +1,4 @@
-"""The errors of the service, in the form of its HTTP protocol."""
+"""Defines the errors of the service, in the form of its HTTP protocol."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CODES: Final[Mapping[int, str]] = {
     501: "NotImplemented",
     503: "ServiceUnavailable",
 }
-"""Status → the code in the body."""
+"""Maps each status to the code in the body of the answer."""
 
 
 class ServiceError(Exception):
@@ -44,7 +44,7 @@ class ServiceError(Exception):
     Args:
         status: Its HTTP status.
         message: The message in the body.
-        substatus: The header `x-ms-substatus`; 0 for none.
+        substatus: The header `x-ms-substatus`; 0 means none.
         headers: Additional headers.
     """
 
@@ -91,5 +91,5 @@ def gone(substatus: int, text: str) -> ServiceError:
 
 
 def not_offered(what: str) -> ServiceError:
-    """501: the service offers this, but the emulator does not."""
+    """Return a 501 error: the service offers this feature, but the emulator does not."""
     return ServiceError(501, f"multiclouddb-cosmos-emulator does not offer {what}.")

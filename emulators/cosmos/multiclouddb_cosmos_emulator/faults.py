@@ -1,4 +1,4 @@
-"""Faults on demand: a number of the next requests fail in some way."""
+"""Injects faults on demand: a number of the next requests fail in some way."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MESSAGES: Final = {
 
 @attrs.frozen
 class Fail:
-    """The request is answered with an error.
+    """Answers the request with an error.
 
     Attributes:
         status: The HTTP status.
-        substatus: 0 for none.
-        retry_after: Seconds for `x-ms-retry-after-ms`; None for no such header.
-        message: None for the usual message.
+        substatus: The number of the substatus; 0 means none.
+        retry_after: Seconds for `x-ms-retry-after-ms`; None means that the header is absent.
+        message: None means the usual message.
     """
 
     status: int
@@ -41,7 +41,7 @@ class Fail:
     message: str | None = None
 
     def error(self) -> ServiceError:
-        """The error to answer with."""
+        """Return the error with which to answer."""
         message = self.message or _MESSAGES.get(self.status, "The request has failed.")
         headers = {}
         if self.retry_after is not None:
@@ -51,21 +51,21 @@ class Fail:
 
 @attrs.frozen
 class Drop:
-    """The connection is broken off: before the answer, or in the middle of it."""
+    """The connection is closed before the answer, or in the middle of the answer."""
 
     mid_body: bool = False
 
 
 @attrs.frozen
 class Slow:
-    """The request is answered late."""
+    """Delays the answer to the request."""
 
     seconds: float
 
 
 @attrs.frozen
 class Act:
-    """A function is called before the request is served."""
+    """Calls a function before the request is served."""
 
     act: Callable[[], object]
 
@@ -79,12 +79,12 @@ class Fault:
 
     Attributes:
         action: The action.
-        operation: The operation that it affects, such as `ReadChangeFeed`; None for all.
-        container: The id of the container whose requests it affects; None for all.
-        partition: The id of the partition whose requests it affects; None for all.
-        times: How often it happens; None for ever.
+        operation: The operation that the fault affects, such as `ReadChangeFeed`; None for all.
+        container: The id of the container whose requests the fault affects; None for all.
+        partition: The id of the partition whose requests the fault affects; None for all.
+        times: The number of times that the fault happens; None for ever.
         after: The number of requests that succeed before the first failure.
-        happened: How often it has happened.
+        happened: The number of times that the fault has happened.
     """
 
     action: Action
@@ -96,7 +96,7 @@ class Fault:
     happened: int = 0
 
     def strikes(self, operation: str, container: str | None, partition: str | None) -> bool:
-        """True when it happens to this request."""
+        """Return True if the fault happens to this request."""
         fits = (
             self.operation in (None, operation)
             and self.container in (None, container)
@@ -112,7 +112,7 @@ class Fault:
 
 
 class Faults:
-    """The faults of a server; several threads can use it."""
+    """The faults of a server; several threads can use this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,7 +140,10 @@ class Faults:
             self._all.clear()
 
     def striking(self, operation: str, container: str | None, partition: str | None) -> list[Action]:
-        """The faults of a request, in the order of adding. The one that ends the request is the last."""
+        """Return the faults of a request, in the order in which they were added.
+
+        The fault that ends the request is the last one.
+        """
         struck: list[Action] = []
         with self._lock:
             for fault in self._all:

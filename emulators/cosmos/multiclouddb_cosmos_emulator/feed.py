@@ -1,4 +1,4 @@
-"""The change feed of one partition."""
+"""Serves the change feed of one partition."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class FeedRequest:
 
     Attributes:
         partition: The partition to read.
-        after: The LSN to read after; None for now.
-        limit: The maximum number of items; a larger transaction still comes whole.
-        low: The first effective partition key that is wanted.
-        high: The end of the wanted keys, excluded.
-        since: Only items that were written at this time or later; None for all.
+        after: The LSN after which to read; None for now.
+        limit: The maximum number of items; a transaction is returned whole even if it is larger.
+        low: The first effective partition key to return.
+        high: The end of the requested keys, which is not included.
+        since: Only items written at this time or later are returned; None for all.
         all_versions: True for the mode with all versions and deletes.
     """
 
@@ -47,7 +47,7 @@ class FeedPage:
     """A page of the change feed.
 
     Attributes:
-        text: The items as JSON, between commas.
+        text: The items as JSON, separated by commas.
         count: The number of items.
         lsn: The position after the page.
     """
@@ -79,7 +79,7 @@ def read_feed(container: Container, request: FeedRequest) -> FeedPage:
 
 
 def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:
-    """The filter for the wanted changes; None when all changes of the partition are wanted."""
+    """Return the filter for the requested changes; None if all changes of the partition are requested."""
     low, high, since = request.low, request.high, request.since
     if since is None and low <= request.partition.low and request.partition.high <= high:
         return None
@@ -87,7 +87,7 @@ def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:
 
 
 def check_retention(partition: Partition, after: int | None, before: float) -> None:
-    """Refuse a position if some of its changes have passed the retention."""
+    """Refuse a position if some of its changes are older than the retention."""
     partition.trim(before)
     if after is not None and after < partition.trimmed:
         raise bad_request(
@@ -97,7 +97,7 @@ def check_retention(partition: Partition, after: int | None, before: float) -> N
 
 
 def _version(container: Container, change: Change) -> tuple[bytes, ...]:
-    """An entry of the log as JSON, with a comma at the end."""
+    """Return an entry of the log as JSON, with a comma at the end."""
     metadata: dict[str, Any] = {"operationType": change.kind, "lsn": change.lsn, "crts": change.seconds}
     if change.previous is not None:
         metadata["previousImageLSN"] = change.previous

@@ -1,4 +1,4 @@
-"""Effective partition keys: the position of a partition key in the range "" to "FF".
+"""Computes effective partition keys: the position of a partition key in the range "" to "FF".
 
 Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level, and its prefixes are
 prefixes of the text. Version 1 hashes to 32 bits and appends the key itself to the hash.
@@ -22,7 +22,7 @@ _V1_LENGTH: Final = 100
 
 
 def _encoded(value: Json, end_of_string: bytes) -> bytes:
-    """The bytes of a component that are hashed."""
+    """Return the bytes of a component that are hashed."""
     if value is UNDEFINED:
         return _UNDEFINED
     if value is None:
@@ -42,17 +42,17 @@ def _hashed(encoded: bytes) -> str:
 
 
 def hash_v2(values: Sequence[Json]) -> str:
-    """Version 2: 32 hexadecimal digits."""
+    """Hash a key with version 2, to 32 hexadecimal digits."""
     return _hashed(b"".join(_encoded(value, b"\xff") for value in values))
 
 
 def hash_hierarchy(values: Sequence[Json]) -> str:
-    """Kind `MultiHash`: 32 digits for each level."""
+    """Hash a key of kind `MultiHash`, to 32 digits for each level."""
     return "".join(_hashed(_encoded(value, b"\xff")) for value in values)
 
 
 def hash_v1(values: Sequence[Json]) -> str:
-    """Version 1, exactly as the SDK computes it."""
+    """Hash a key with version 1, exactly as the SDK computes it."""
     cut = [value[:_V1_LENGTH] if isinstance(value, str) else value for value in values]
     encoded = b"".join(_encoded(_as_unsigned(value), b"\x00") for value in cut)
     digest = float(mmh3.hash(encoded, 0, signed=False))
@@ -60,7 +60,7 @@ def hash_v1(values: Sequence[Json]) -> str:
 
 
 def boundary_v1(digest: int) -> str:
-    """The first key of version 1 whose hash is at least this large."""
+    """Return the first key of version 1 whose hash is at least this large."""
     return _ordered(float(digest)).hex().upper()
 
 
@@ -71,7 +71,7 @@ def _as_unsigned(value: Json) -> Json:
 
 
 def _ordered(value: Json) -> bytes:
-    """A component in the binary encoding that sorts as the values do; the SDK leaves null out."""
+    """Encode a component to the binary form that sorts as the values do; the SDK omits null."""
     if value is UNDEFINED:
         return _UNDEFINED
     if value is None:

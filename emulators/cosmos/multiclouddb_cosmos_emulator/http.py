@@ -34,16 +34,16 @@ _TURNS: Final = 5
 
 
 class Front:
-    """Listens and answers, in one event loop.
+    """Listens and answers in one event loop.
 
     Args:
         service: Answers the requests.
         faults: The requested faults.
         journal: Records each request.
-        control: Serves the control API.
+        control: The object that serves the control API.
 
     Attributes:
-        crashes: Unexpected exceptions; each was answered with 500.
+        crashes: Unexpected exceptions; each of them was answered with 500.
     """
 
     def __init__(self, service: Service, faults: Faults, journal: Journal, control: Control) -> None:
@@ -67,7 +67,7 @@ class Front:
         return taken
 
     async def stop(self) -> None:
-        """Break off every connection and every request, including connections that are being accepted."""
+        """Close every connection and abort every request, including connections that are being accepted."""
         if self._runner is None or self._server is None:
             return
         # A connection that is being accepted while the server closes is lost, and its socket stays open.
@@ -109,7 +109,7 @@ class Front:
         return await _dropped(raw, reply) if cut else _response(reply)
 
     async def _meet(self, request: Request, route: Route) -> bool:
-        """Apply the faults that come before the answer. True when the answer is to be cut in the middle."""
+        """Apply the faults that come before the answer. True if the answer must be cut in the middle."""
         partition = request.headers.get("x-ms-documentdb-partitionkeyrangeid")
         for action in self._faults.striking(route.operation, route.container, partition):
             match action:
@@ -138,7 +138,7 @@ class Front:
 
 
 def _sockets(host: str, port: int) -> list[socket.socket]:
-    """The sockets to listen on: for localhost both of its addresses, with the same port."""
+    """Return the sockets to listen on: for localhost both of its addresses, with the same port."""
     if host != "localhost":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return [socket.create_server((host, port), family=family, backlog=_WAITING)]
@@ -156,7 +156,7 @@ async def _turns() -> None:
 
 
 class _DroppedError(Exception):
-    """The connection must be broken off without an answer."""
+    """Raised if the connection must be closed without an answer."""
 
 
 def _response(reply: Reply) -> web.StreamResponse:
@@ -164,7 +164,7 @@ def _response(reply: Reply) -> web.StreamResponse:
 
 
 async def _dropped(raw: web.BaseRequest, reply: Reply | None) -> web.StreamResponse:
-    """Break the connection off: at once, or after half of an answer."""
+    """Close the connection at once, or after half of an answer."""
     response = web.StreamResponse()
     if reply is not None:
         response = web.StreamResponse(status=reply.status, headers={**_COMMON, **reply.headers})

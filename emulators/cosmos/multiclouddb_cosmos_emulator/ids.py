@@ -1,4 +1,4 @@
-"""Resource ids and etags: random, so that a restarted server refuses those of an earlier one."""
+"""Makes resource ids and etags; they are random, so that a restarted server refuses earlier ones."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def _bytes(rid: str) -> bytes:
 
 
 def database_rid() -> str:
-    """Eight characters: four random bytes."""
+    """Return the resource id of a database: eight characters for four random bytes."""
     return _text(secrets.token_bytes(4))
 
 
 def container_rid(database: str) -> str:
-    """The database's bytes and four more, the first bit of which is set as in the service."""
+    """Return a container's resource id: the database's bytes and four more, whose first bit is set."""
     first, *rest = secrets.token_bytes(4)
     return _text(_bytes(database) + bytes([first | 0x80, *rest]))
 
 
 def document_rid(container: str, number: int) -> str:
-    """The container's bytes and the number of the document."""
+    """Return the resource id of a document: the container's bytes and the number of the document."""
     return _text(_bytes(container) + struct.pack("<Q", number))
 
 
@@ -41,5 +41,5 @@ def offer_rid() -> str:
 
 
 def new_etag() -> str:
-    """A new etag with its quotes."""
+    """Return a new etag, including its quotes."""
     return f'"{uuid.uuid4()}"'

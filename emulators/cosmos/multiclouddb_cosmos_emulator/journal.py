@@ -1,4 +1,4 @@
-"""The requests that the server received."""
+"""Records the requests that the server received."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Entry:
     """A request and its result.
 
     Attributes:
-        operation: For example `ReadItem`; `Unknown` when there is no such route.
+        operation: For example `ReadItem`; `Unknown` if there is no such route.
         method: For example `GET`.
-        path: The path as received.
-        status: The HTTP status of the answer; 0 for a connection that was dropped.
-        substatus: The substatus of the answer; 0 for none.
-        headers: The request's headers, names in lower case, without `authorization`.
+        path: The path, as received.
+        status: The HTTP status of the answer; 0 for a dropped connection.
+        substatus: The substatus of the answer; 0 means none.
+        headers: The headers of the request, with names in lower case, without `authorization`.
     """
 
     operation: str
@@ -37,18 +37,18 @@ class Entry:
 
     @classmethod
     def of(cls, operation: str, request: Request, status: int, substatus: int) -> Entry:
-        """The entry of a request."""
+        """Return the entry of a request."""
         headers = {name.lower(): value for name, value in request.headers.items()}
         headers.pop("authorization", None)
         return cls(operation, request.method, request.path, status, substatus, headers)
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry as a JSON object."""
+        """Return the entry as a JSON object."""
         return attrs.asdict(self)
 
 
 class Journal:
-    """Remembers the last 10,000 requests; several threads can use it."""
+    """Remembers the last 10,000 requests; several threads can use this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,13 +61,13 @@ class Journal:
             self._ended.append((operation, request, status, substatus))
 
     def entries(self, operation: str | None = None) -> list[Entry]:
-        """The requests that ended, oldest first; None means any operation."""
+        """Return the requests that have ended, oldest first; None means any operation."""
         with self._lock:
             ended = [each for each in self._ended if operation in (None, each[0])]
         return [Entry.of(*each) for each in ended]
 
     def count(self, operation: str | None = None) -> int:
-        """The number of requests that ended; None means any operation."""
+        """Return the number of requests that have ended; None means any operation."""
         with self._lock:
             return sum(operation in (None, each[0]) for each in self._ended)
 

@@ -1,4 +1,4 @@
-"""Partition keys: their definition, the key of a document, and the key in a request."""
+"""Handles partition keys: their definition, the key of a document, and the key in a request."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LEVELS: Final = 3
 
 @attrs.frozen
 class Key:
-    """A partition key, or the leading components of a hierarchical one.
+    """A partition key, or the first components of a hierarchical one.
 
     Attributes:
-        name: Its canonical form; 1 and 1.0 are the same key, True is another.
-        epk: Its effective partition key.
+        name: The canonical form of the key; 1 and 1.0 are the same key, True is another.
+        epk: The effective partition key of this key.
         values: Its components.
     """
 
@@ -48,7 +48,7 @@ class KeyDefinition:
     Attributes:
         paths: The path of each component, as property names.
         kind: `Hash` or `MultiHash`.
-        version: 1 or 2.
+        version: The version of the hash, 1 or 2.
     """
 
     paths: tuple[tuple[str, ...], ...]
@@ -74,19 +74,19 @@ class KeyDefinition:
 
     @property
     def names(self) -> list[str]:
-        """The last name of each path."""
+        """Return the last name in each path."""
         return [path[-1] for path in self.paths]
 
     def of_document(self, document: Json) -> Key:
-        """The key of a document."""
+        """Return the key of a document."""
         return self.of_values(tuple(at_path(document, path) for path in self.paths))
 
     def of_header(self, text: str) -> Key:
-        """The key in `x-ms-documentdb-partitionkey`."""
+        """Return the key in the header `x-ms-documentdb-partitionkey`."""
         return _of_header(self, text)
 
     def of_values(self, values: tuple[Json, ...]) -> Key:
-        """The key of these components; an object or an array cannot be a component."""
+        """Return the key with these components; an object or an array cannot be a component."""
         if any(isinstance(value, dict | list) for value in values):
             raise bad_request("A component of a partition key is an object or an array.", 1001)
         name = orjson.dumps([_canonical(value) for value in values])

@@ -1,4 +1,4 @@
-"""A request and its answer, independent of HTTP."""
+"""Represents a request and its answer, independent of HTTP."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Request:
 
     Attributes:
         method: For example `GET`.
-        path: The path as received, percent-encoded.
-        headers: Names in any case.
+        path: The path, as received and percent-encoded.
+        headers: The headers, whose names may be in upper or lower case.
         body: The received bytes.
-        base: The URL of the server as the client wrote it, such as `http://localhost:8081`.
+        base: The URL of the server, as the client wrote it, such as `http://localhost:8081`.
     """
 
     method: str
@@ -32,14 +32,14 @@ class Request:
     base: str
 
     def json(self) -> Any:
-        """The body as JSON."""
+        """Return the body as JSON."""
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError:
             raise bad_request("The body is no JSON.") from None
 
     def flag(self, name: str) -> bool:
-        """True when a header has the value `true`."""
+        """Return True if a header has the value `true`."""
         return self.headers.get(name, "").lower() == "true"
 
 
@@ -50,8 +50,8 @@ class Reply:
     Attributes:
         status: The HTTP status.
         body: Empty for none.
-        headers: Additional to those of every answer.
-        charge: The cost in request units.
+        headers: Headers in addition to those of every answer.
+        charge: The cost of the request in request units.
     """
 
     status: int
@@ -61,7 +61,7 @@ class Reply:
 
     @classmethod
     def of(cls, document: Any, status: int = 200, charge: float = 1.0) -> Reply:
-        """An answer with a JSON body."""
+        """Return an answer with a JSON body."""
         reply = cls(status, orjson.dumps(document), charge=charge)
         if isinstance(document, dict) and "_etag" in document:
             reply.headers["etag"] = document["_etag"]

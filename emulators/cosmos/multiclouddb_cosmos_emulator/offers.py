@@ -1,4 +1,4 @@
-"""Provisioned throughput: its offers, and the number of partitions that it needs."""
+"""Models provisioned throughput: its offers, and the number of partitions that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multiclouddb_cosmos_emulator.ids import new_etag, offer_rid
 __all__ = ["DEFAULT_THROUGHPUT", "RU_PER_PARTITION", "Offer", "Throughput"]
 
 RU_PER_PARTITION: Final = 10_000
-"""The throughput that one physical partition serves; more throughput needs more partitions."""
+"""The throughput that one physical partition provides; more throughput needs more partitions."""
 
 DEFAULT_THROUGHPUT: Final = 400
 _LEAST_AUTOSCALE: Final = 1_000
@@ -24,7 +24,7 @@ class Throughput:
     """A provisioned throughput.
 
     Attributes:
-        units: Request units per second; with autoscale the maximum.
+        units: The request units per second; with autoscale, the maximum.
         autoscale: The client's autoscale settings; None for a fixed throughput.
     """
 
@@ -33,14 +33,14 @@ class Throughput:
 
     @classmethod
     def of_headers(cls, fixed: str | None, autoscale: str | None) -> Throughput | None:
-        """The throughput in the headers of a create request; None when there is none."""
+        """Return the throughput in the headers of a create request; None if the headers contain none."""
         if autoscale is not None:
             return cls.of_content({"offerAutopilotSettings": _parsed(autoscale)})
         return None if fixed is None else cls.of_content({"offerThroughput": _parsed(fixed)})
 
     @classmethod
     def of_content(cls, content: dict[str, Any]) -> Throughput:
-        """The throughput in the content of an offer."""
+        """Return the throughput in the content of an offer."""
         settings = content.get("offerAutopilotSettings")
         if isinstance(settings, dict):
             return cls(_least(settings.get("maxThroughput"), _LEAST_AUTOSCALE), settings)
@@ -48,7 +48,7 @@ class Throughput:
 
     @property
     def partitions(self) -> int:
-        """The number of physical partitions that this throughput needs."""
+        """Return the number of physical partitions that this throughput needs."""
         return -(-self.units // RU_PER_PARTITION)
 
 
@@ -71,7 +71,7 @@ class Offer:
     """The throughput of a database or a container.
 
     Args:
-        resource: The `_self` of the resource that it belongs to.
+        resource: The `_self` of the resource to which the offer belongs.
         resource_rid: Its resource id.
         throughput: The provisioned throughput.
     """
@@ -87,7 +87,7 @@ class Offer:
         self.throughput, self.etag = throughput, new_etag()
 
     def document(self, ts: int) -> dict[str, Any]:
-        """The offer as a JSON document."""
+        """Return the offer as a JSON document."""
         content: dict[str, Any] = {
             "offerThroughput": self.throughput.units,
             "offerIsRUPerMinuteThroughputEnabled": False,

@@ -30,13 +30,13 @@ class Item:
     Attributes:
         key: Its partition key.
         item_id: Its `id`.
-        number: Its number in the container, which gives the order of a scan.
-        document: The JSON object with the system's properties.
-        head: The same as JSON text without the last brace, so that the change feed can add properties.
-        etag: Its etag with quotes.
+        number: The number of the item in the container, which gives the order of a scan.
+        document: The JSON object, including the system's properties.
+        head: The document as JSON text without the last brace, so that the change feed can add properties.
+        etag: The etag of the item, including quotes.
         ts: Its `_ts`.
-        expires: The end of its time to live; None for never.
-        change: The change that wrote it; None before the commit.
+        expires: The time at which the item's time to live ends; None for never.
+        change: The change that wrote the item; None before the transaction is committed.
     """
 
     key: Key
@@ -51,23 +51,23 @@ class Item:
 
     @property
     def body(self) -> bytes:
-        """The document as JSON."""
+        """Return the document as JSON."""
         return self.head + b"}"
 
 
 @attrs.define(eq=False, slots=True)
 class Change:
-    """An entry of the log.
+    """An entry in the change log.
 
     Attributes:
-        lsn: Its LSN; all changes of a transaction share one.
+        lsn: The LSN of the change; all changes of a transaction have the same LSN.
         kind: `create`, `replace` or `delete`.
-        key: The partition key of the item.
+        key: The partition key of the changed item.
         item_id: The item's `id`.
         head: The JSON of the new version without the last brace; empty for a delete.
-        seconds: Its commit time, `crts`.
-        previous: The LSN of the previous version; None for a create.
-        expired: True for a delete because the time to live was over.
+        seconds: The commit time of the change, `crts`.
+        previous: The LSN of the item's previous version; None for a create.
+        expired: True if the item was deleted because its time to live had passed.
         latest: True until the item changes again.
     """
 
@@ -84,20 +84,20 @@ class Change:
 
 @attrs.define(eq=False)
 class Partition:
-    """A range of keys.
+    """A range of partition keys.
 
     Attributes:
         range_id: Its id.
-        low: The first effective partition key in it.
-        high: The end of its range, excluded.
-        span: The same range as numbers.
+        low: The first effective partition key in the range.
+        high: The end of the range, which is not included.
+        span: The same range as numbers, for comparisons.
         parents: All ancestors.
         lsn: The LSN of the last transaction.
-        trimmed: Changes up to this LSN have expired.
-        merged: True when it or an ancestor was merged.
+        trimmed: The LSN up to which changes have expired.
+        merged: True if the partition or one of its ancestors was merged.
         completing: The number of requests that are still answered with "split in progress".
-        items: The items, by number.
-        changes: The log, by LSN.
+        items: The items of the partition, by number.
+        changes: The change log, by LSN.
     """
 
     range_id: str
@@ -113,20 +113,23 @@ class Partition:
     changes: list[Change] = attrs.Factory(list)
 
     def covers(self, epk: str) -> bool:
-        """True when this partition holds the key."""
+        """Return True if this partition contains the key."""
         return self.low <= epk < self.high
 
     def log(self, change: Change) -> None:
-        """Append to the log."""
+        """Append a change to the log."""
         self.changes.append(change)
 
     def after(self, lsn: int) -> Iterator[Change]:
-        """The log after an LSN."""
+        """Return the log after an LSN."""
         for place in range(bisect_right(self.changes, lsn, key=_lsn), len(self.changes)):
             yield self.changes[place]
 
     def trim(self, before: float) -> None:
-        """Expire the changes that are older than a time; the latest version of each item stays readable."""
+        """Expire the changes that are older than a given time.
+
+        The latest version of each item stays readable.
+        """
         trimmed = self.trimmed
         for change in self.after(trimmed):
             if change.seconds >= before:
@@ -154,7 +157,7 @@ class Partition:
     # -- Lineage
 
     def split(self, boundary: str, middle: int, ids: tuple[str, str]) -> tuple[Partition, Partition]:
-        """Split into two children; both continue the numbering."""
+        """Split the partition into two children; both continue its numbering."""
         parents = (*self.parents, self.range_id)
         low = Partition(ids[0], self.low, boundary, (self.span[0], middle), parents)
         high = Partition(ids[1], boundary, self.high, (middle, self.span[1]), parents)
@@ -185,21 +188,21 @@ def _text(number: int, version: int) -> str:
 
 
 def even_boundaries(parts: int, version: int) -> list[tuple[str, int]]:
-    """The boundaries that divide all keys into this many parts, as text and as number."""
+    """Return the boundaries that divide all keys into this many parts, as text and as number."""
     whole = _SPAN_V1 if version == 1 else _SPAN_V2
     numbers = [whole * part // parts - 1 for part in range(1, parts)]
     return [(_text(number, version), number) for number in numbers]
 
 
 def middle(partition: Partition, version: int) -> tuple[str, int]:
-    """The boundary that divides a partition in half."""
+    """Return the boundary that divides a partition in half."""
     low, high = partition.span
     number = (low + high - 1) // 2
     return _text(number, version), number
 
 
 def place_of(boundary: str, partition: Partition, version: int) -> int:
-    """The number of a boundary that a test named."""
+    """Return the number of a boundary that a test named."""
     if version == 1:
         return (partition.span[0] + partition.span[1]) // 2
     return int(boundary[:_DIGITS].ljust(_DIGITS, "0"), 16)

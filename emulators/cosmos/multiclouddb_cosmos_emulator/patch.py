@@ -1,4 +1,4 @@
-"""Partial document update: the operations of a patch."""
+"""Implements partial document updates, which consist of patch operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SYSTEM: Final = ("_rid", "_self", "_etag", "_ts", "_attachments", "id")
 
 
 def patched(document: dict[str, Any], operations: Any) -> dict[str, Any]:
-    """A copy of a document after some operations; `operations` is what the client sent."""
+    """Return a copy of a document after some operations; `operations` is the value that the client sent."""
     if not isinstance(operations, list) or not operations:
         raise bad_request("A patch needs at least one operation.")
     if len(operations) > _MOST:

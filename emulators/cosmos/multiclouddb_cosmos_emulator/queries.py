@@ -1,4 +1,4 @@
-"""Answers to queries over items, and to lists of items."""
+"""Answers queries over items, and requests for lists of items."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _read_query_plan(call: Call) -> Reply:
 
 
 def _visible(reach: Reach) -> Iterator[tuple[str, Item]]:
-    """Items in the order of a scan, each with the low end of its partition."""
+    """Return items in the order of a scan, each with the low end of its partition."""
     for partition in reach.partitions:
         for item in partition.items.values():
             if reach.covers(item.key):
@@ -68,7 +68,7 @@ def _visible(reach: Reach) -> Iterator[tuple[str, Item]]:
 def _streamed(
     call: Call, container: Container, reach: Reach, results_of: Callable[[Any], list[Any]]
 ) -> Reply:
-    """A page that ends after an item, which the continuation names."""
+    """Return a page that ends after an item, which the continuation names."""
     after = _continuation(call, "s", list)
     found: list[bytes] = []
     size, limit, last = 0, page_size(call.request), after
@@ -89,7 +89,7 @@ def _streamed(
 
 
 def _counted(call: Call, container: Container, reach: Reach, query: Execution) -> Reply:
-    """A page of results that must be computed as a whole: the continuation counts results."""
+    """Return a page of results that must be computed as a whole; the continuation counts the results."""
     done = _continuation(call, "n", int) or 0
     limit = page_size(call.request)
     results = list(query.results(item.document for _, item in _visible(reach)))
@@ -136,4 +136,4 @@ QUERY_CALLS: Final = {
     "ListItems": _list_items,
     "ReadQueryPlan": _read_query_plan,
 }
-"""Operation → the function that answers it."""
+"""Maps each operation to the function that answers it."""

@@ -1,4 +1,4 @@
-"""The range of a read: partitions, limits on effective partition keys, page size, session."""
+"""Determines the range of a read: partitions, limits on effective partition keys, page size and session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST_PAGE = 1000
 
 
 def page_size(request: Request) -> int:
-    """The maximum number of items on a page."""
+    """Return the maximum number of items on a page."""
     text = request.headers.get("x-ms-max-item-count")
     if text is None:
         return _PAGE
@@ -36,7 +36,7 @@ def page_size(request: Request) -> int:
 
 
 def key_of(request: Request, container: Container) -> Key | None:
-    """The partition key that a request names; None when it names none."""
+    """Return the partition key that a request names; None if the request names none."""
     text = request.headers.get("x-ms-documentdb-partitionkey")
     if text is None:
         return None
@@ -49,14 +49,14 @@ def key_of(request: Request, container: Container) -> Key | None:
 
 @attrs.frozen
 class Reach:
-    """The items that a read can see.
+    """Describes the items that a read can return.
 
     Attributes:
-        partitions: The partitions, in the order of their ranges.
-        low: The first effective partition key.
-        high: The end of the keys, excluded.
+        partitions: The partitions to read, in the order of their ranges.
+        low: The first effective partition key to read.
+        high: The end of the keys, which is not included.
         key: The partition key; None for all.
-        named: True when the request names one partition.
+        named: True if the request names one partition.
     """
 
     partitions: list[Partition]
@@ -67,7 +67,7 @@ class Reach:
 
     @classmethod
     def of(cls, request: Request, container: Container) -> Reach:
-        """The reach of a request; 410 for a partition that does not exist any more."""
+        """Return the items that a request can read; 410 for a partition that does not exist any more."""
         headers = request.headers
         low = headers.get("x-ms-start-epk", MIN_EPK).upper()
         high = headers.get("x-ms-end-epk", MAX_EPK).upper()
@@ -84,7 +84,10 @@ class Reach:
         return cls(partitions, low, high, key, range_id is not None)
 
     def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:
-        """The narrower reach of a query whose filter names the whole partition key; otherwise this reach."""
+        """Return the narrower range of a query whose filter names the whole partition key.
+
+        Otherwise this range.
+        """
         paths = container.definition.paths
         if self.named or self.key is not None or any(path not in equal for path in paths):
             return self
@@ -92,5 +95,5 @@ class Reach:
         return attrs.evolve(self, partitions=[container.partition_of(key.epk)], key=key)
 
     def covers(self, key: Key) -> bool:
-        """True when the read can see an item with this key."""
+        """Return True if the read can return an item with this key."""
         return self.low <= key.epk < self.high and self.key in (None, key)

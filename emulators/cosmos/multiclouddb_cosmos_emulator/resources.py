@@ -1,4 +1,4 @@
-"""Answers about the account, databases, containers, partitions and offers."""
+"""Answers requests about the account, databases, containers, partitions and offers."""
 
 from __future__ import annotations
 
@@ -224,4 +224,4 @@ RESOURCE_CALLS: Final = {
     "ReadOffer": _read_offer,
     "ReplaceOffer": _replace_offer,
 }
-"""Operation → the function that answers it."""
+"""Maps each operation to the function that answers it."""

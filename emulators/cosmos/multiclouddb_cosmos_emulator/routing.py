@@ -1,4 +1,4 @@
-"""Finds the operation of a request."""
+"""Finds the operation that a request asks for."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ _NOT_OFFERED: Final = {
 
 
 def segments_of(path: str) -> list[str]:
-    """The parts of a path, decoded."""
+    """Return the decoded parts of a path."""
     return [unquote(part) for part in path.partition("?")[0].split("/") if part]
 
 
 @attrs.frozen
 class Route:
-    """The operation of a request and its resource.
+    """The operation of a request, and the resource that it concerns.
 
     Attributes:
         operation: For example `ReadItem`.
-        segments: The parts of its path.
+        segments: The parts of the request's path.
     """
 
     operation: str
@@ -81,7 +81,10 @@ class Route:
 
     @classmethod
     def of(cls, request: Request, segments: list[str]) -> Route:
-        """The route of a request; 501 for an operation that the service offers and this server does not."""
+        """Return the route of a request.
+
+        The answer is 501 for an operation that the service offers and this server does not.
+        """
         shape = "/".join(part if place % 2 == 0 else "*" for place, part in enumerate(segments))
         if segments[-2:] == ["operations", "partitionkeydelete"]:
             shape = "dbs/*/colls/*/operations/partitionkeydelete"
@@ -98,12 +101,15 @@ class Route:
 
     @property
     def container(self) -> str | None:
-        """The container's name; None if the path contains none."""
+        """The container's name; Return the container; Return the container.
+
+        None if the path contains none.
+        """
         return self.segments[3] if len(self.segments) > 3 and self.segments[0] == "dbs" else None
 
     @property
     def last(self) -> str:
-        """The last part of the path, which is the id of an item or an offer."""
+        """Return the last part of the path, which is the id of an item or an offer."""
         return self.segments[-1]
 
 
@@ -114,7 +120,10 @@ def _refuse_triggers(request: Request) -> None:
 
 
 def _refined(operation: str, request: Request) -> str:
-    """A POST creates, queries or sends a batch; a GET of documents lists them or reads the change feed."""
+    """Return the exact operation: a POST creates, queries or sends a batch.
+
+    A GET of documents lists them or reads the change feed.
+    """
     if operation in _QUERIES:
         content = request.headers.get("content-type", "")
         if operation == "CreateItem" and request.flag("x-ms-cosmos-is-query-plan-request"):

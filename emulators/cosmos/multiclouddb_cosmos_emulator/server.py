@@ -1,4 +1,4 @@
-"""The emulator: a server in its own thread, and the methods that a test calls."""
+"""Runs the emulator as a server in its own thread, with the methods that a test calls."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ __all__ = ["CosmosEmulator"]
 
 
 class CosmosEmulator(Commands):
-    """A Cosmos DB account for an unmodified azure-cosmos. Several threads can use it.
+    """A Cosmos DB account for an unmodified azure-cosmos. Several threads can use the emulator.
 
         with CosmosEmulator() as server:
             client = CosmosClient(server.endpoint, server.key)
 
     Args:
-        host: The host that it listens on, and the name in its endpoint.
-        port: 0 for a free one.
-        key: The account's key, base64; by default the key of the vendor's emulators.
+        host: The host on which the emulator listens, which is also the name in its endpoint.
+        port: The port to listen on; 0 means any free port.
+        key: The key of the account in base64; by default the key of the vendor's emulators.
         https: True to use TLS with a certificate that the server makes.
-        start: The time of its clock at the start; None for the real time.
-        all_versions: True when the account has the change feed with all versions and deletes.
+        start: The time of the emulator's clock at the start; None for the real time.
+        all_versions: True if the account has the change feed with all versions and deletes.
 
     Attributes:
-        endpoint: The URL that a client connects to.
+        endpoint: The URL to which a client connects.
         key: The account's key.
-        certificate: The file with the certificate; None without TLS.
+        certificate: The file that contains the certificate; None without TLS.
         clock: The server's clock; `advance` moves it.
         faults: Failures on demand.
-        journal: The requests that it received.
+        journal: The requests that the emulator received.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class CosmosEmulator(Commands):
             raise self._front.crashes[0]
 
     def stop(self) -> None:
-        """Break off every connection and stop; all stored data is lost."""
+        """Close every connection and stop; all stored data is lost."""
         if self._loop.is_closed():
             return
         self._in_loop(self._front.stop())

@@ -1,4 +1,4 @@
-"""Answers requests; faults are applied elsewhere."""
+"""Answers requests; another module applies the faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Service:
     Attributes:
         account: All the state.
         guard: Checks the authorization.
-        lock: Must be held to read or change the state.
+        lock: The lock that a thread must hold to read or change the state.
     """
 
     account: Account
@@ -39,7 +39,7 @@ class Service:
     lock: threading.RLock = attrs.Factory(threading.RLock)
 
     def route(self, request: Request) -> Route:
-        """The route of a request, after a check of its authorization."""
+        """Return the route of a request, after checking its authorization."""
         segments = segments_of(request.path)
         self.guard.check(request, segments)
         return Route.of(request, segments)
@@ -54,7 +54,7 @@ class Service:
             )
 
     def answer(self, request: Request, route: Route) -> Reply:
-        """The answer to a request; errors are raised."""
+        """Return the answer to a request; errors are raised."""
         self._check_consistency(request)
         with self.lock:
             reply = _CALLS[route.operation](Call(self.account, request, route))
@@ -64,7 +64,7 @@ class Service:
 
 
 def refusal(request: Request, error: ServiceError) -> Reply:
-    """The answer for an error."""
+    """Return the answer for an error."""
     activity = _activity(request)
     headers = {"x-ms-activity-id": activity, "x-ms-request-charge": "1.0", **error.headers}
     if error.substatus:

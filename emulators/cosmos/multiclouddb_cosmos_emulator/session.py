@@ -1,4 +1,4 @@
-"""Session tokens: what a client has seen of each partition."""
+"""Handles session tokens, which say what a client has seen of each partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_session", "session_token"]
 
 
 def session_token(partitions: Iterable[Partition]) -> str:
-    """The token of some partitions, `range:version#lsn#region=lsn` each."""
+    """Return the token of some partitions, `range:version#lsn#region=lsn` for each."""
     return ",".join(f"{each.range_id}:0#{each.lsn}#1={each.lsn}" for each in partitions)
 
 

@@ -1,4 +1,4 @@
-"""A new certificate for this machine."""
+"""Makes a new certificate for this machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """The TLS context of a server."""
+    """Return the TLS context of a server."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     return context

@@ -1,4 +1,4 @@
-"""`UNDEFINED`: the value of a property that does not exist, which JSON cannot express."""
+"""Defines `UNDEFINED`, the value of a property that does not exist, which JSON cannot express."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _NAME: Final = re.compile(r"""/(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^/]*
 
 
 def path_names(path: str) -> tuple[str, ...]:
-    """The property names of a path such as `/a/"b/c"/d`; quoted names may have slashes."""
+    """Return the property names in a path such as `/a/"b/c"/d`; quoted names may contain slashes."""
     return tuple(next((name for name in names if name), "") for names in _NAME.findall(path))
 
 
 def at_path(document: Json, names: tuple[str, ...]) -> Json:
-    """The value at a path of a document, or `UNDEFINED`."""
+    """Return the value at a path of a document, or `UNDEFINED`."""
     value = document
     for name in names:
         if not isinstance(value, dict) or name not in value:

@@ -1,4 +1,4 @@
-"""Writes to items: one write, or several of one logical partition in a transaction."""
+"""Writes items: one write, or several writes to one logical partition in a transaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SYSTEM: Final = ("_rid", "_self", "_etag", "_attachments", "_ts", "_lsn")
 
 @attrs.frozen
 class Condition:
-    """The condition of an operation.
+    """The condition that an operation requires.
 
     Attributes:
         match: `If-Match`.
@@ -57,8 +57,8 @@ class Transaction:
     """Operations on the items of one logical partition, which become visible with `commit`.
 
     Args:
-        container: The container of the items.
-        key: The logical partition; None to take it from the first document.
+        container: The container that stores the items.
+        key: The logical partition; None to take the partition key from the first document.
     """
 
     def __init__(self, container: Container, key: Key | None) -> None:
@@ -74,13 +74,13 @@ class Transaction:
         return self._key
 
     def find(self, item_id: str) -> Item | None:
-        """An item as the transaction sees it."""
+        """Return an item in the state that the transaction sees."""
         if item_id in self._staged:
             return self._staged[item_id]
         return self._container.item(self.key, item_id)
 
     def read(self, item_id: str) -> Item:
-        """An item that must exist."""
+        """Return an item that must exist."""
         item = self.find(item_id)
         if item is None:
             raise not_found(
@@ -96,7 +96,7 @@ class Transaction:
         return self._write(None, fields)
 
     def upsert(self, document: Any, condition: Condition = _NONE) -> tuple[Item, bool]:
-        """Create or replace an item; True when it was created."""
+        """Create or replace an item; True if the item was created."""
         fields = self._checked(document)
         old = self.find(fields["id"])
         condition.check(old)
@@ -118,7 +118,7 @@ class Transaction:
         allows: Callable[[dict[str, Any]], bool] | None,
         condition: Condition = _NONE,
     ) -> Item:
-        """Patch an item, if a predicate allows it."""
+        """Patch an item, if a condition allows it."""
         old = self.read(item_id)
         condition.check(old)
         if allows is not None and not allows(old.document):

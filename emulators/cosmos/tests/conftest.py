@@ -1,4 +1,4 @@
-"""A server for each test, and the unmodified azure-cosmos connected to it."""
+"""Provides a server for each test, and the unmodified azure-cosmos connected to it."""
 
 import threading
 from contextlib import ExitStack, contextmanager
@@ -15,9 +15,10 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @contextmanager
 def connect(endpoint, credential, **settings):
-    """A client. It is closed only after its first request for the account.
+    """A client. Connect a client, which is closed only after its first request for the account.
 
-    The SDK makes that request in a thread. If the client is closed meanwhile, a socket stays open.
+    The SDK makes that request in a thread. If the client were closed during this request, a socket would stay
+    open.
     """
     with CosmosClient(endpoint, credential, **settings) as client:
         try:
@@ -64,7 +65,7 @@ class Shop:
         return self.server.merge("shop", name, first, second)
 
     def fails(self, call, *arguments, **named):
-        """The status and the substatus of an error."""
+        """Return the status and the substatus of an error."""
         with pytest.raises(CosmosHttpResponseError) as caught:
             call(*arguments, **named)
         return caught.value.status_code, caught.value.sub_status or 0
@@ -123,7 +124,9 @@ def container(shop):
 
 @pytest.fixture
 def direct(shop, container):
-    """The database and the container through a client that tries no other region, which would take 1.5 s."""
+    """Return the database and the container through a client that does not try another region, because that
+    would take 1.5 s.
+    """
     with shop.connect(enable_endpoint_discovery=False) as client:
         database = client.get_database_client("shop")
         yield database, database.get_container_client("orders")
@@ -131,7 +134,7 @@ def direct(shop, container):
 
 @pytest.fixture
 def make_shop():
-    """Makes shops with other settings, and closes them."""
+    """Make shops with other settings, and close them."""
     made = []
 
     def make(**settings):
@@ -145,5 +148,5 @@ def make_shop():
 
 @pytest.fixture
 def follow():
-    """Makes readers of a change feed."""
+    """Make readers of a change feed."""
     return Reader

@@ -1,4 +1,4 @@
-"""Account, databases, containers and offers, through the unmodified azure-cosmos."""
+"""Tests account, databases, containers and offers, through the unmodified azure-cosmos."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""The asynchronous SDK: the same calls through azure.cosmos.aio."""
+"""Tests the asynchronous SDK: the same calls through azure.cosmos.aio."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The change feed in both modes, from every start, through the unmodified azure-cosmos."""
+"""Tests the change feed in both modes, from every start, through the unmodified azure-cosmos."""
 
 from datetime import timedelta
 
@@ -205,7 +205,7 @@ class TestAllVersions:
             container.query_items_change_feed(mode=ALL, start_time="Beginning")
 
     def test_the_server_refuses_that_as_well(self, shop, container, follow):
-        """A continuation of the other mode that was changed by hand gets past the client's own check."""
+        """A continuation of the other mode passes the client's own check if it was changed by hand."""
         import base64
         import json
 

@@ -1,4 +1,4 @@
-"""`python -m multiclouddb_cosmos_emulator` and the README."""
+"""Tests `python -m multiclouddb_cosmos_emulator` and the README."""
 
 import re
 import signal
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[1]
 
 @contextmanager
 def started(*arguments):
-    """A server in its own process, and its output."""
+    """Start a server in a separate process, and return its output."""
     command = [sys.executable, "-W", "error", "-m", "multiclouddb_cosmos_emulator", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -1,4 +1,4 @@
-"""The control API over HTTP, for a server in another process."""
+"""Tests the control API over HTTP, for a server in another process."""
 
 import json
 import urllib.error

@@ -1,4 +1,4 @@
-"""Faults on demand, and the number of requests that the unmodified azure-cosmos makes for one call.
+"""Tests faults on demand, and the number of requests that the unmodified azure-cosmos makes for one call.
 
 Each test proves a line of the table in `docs/how-to/cosmos-emulator.md`.
 """
@@ -24,7 +24,7 @@ FEED = "ReadChangeFeed"
 
 @pytest.fixture
 def items(shop):
-    """Three items to read."""
+    """Write three items to read."""
     container = shop.create()
     for number in range(3):
         container.create_item({"id": str(number), "pk": "a", "n": number})
@@ -33,13 +33,13 @@ def items(shop):
 
 @contextmanager
 def connected(shop, **settings):
-    """The same container through a client with other settings."""
+    """Return the container through a client with other settings."""
     with shop.connect(**settings) as client:
         yield client.get_database_client("shop").get_container_client("orders")
 
 
 def read(container, **more):
-    """One page of the change feed from the beginning."""
+    """Return one page of the change feed from the beginning."""
     pages = container.query_items_change_feed(start_time="Beginning", **more).by_page()
     return list(next(pages))
 
@@ -51,7 +51,7 @@ def status(call, *arguments, **named):
 
 
 class TestChangeFeedPage:
-    """A request that fails for ever."""
+    """Tests a request that fails forever."""
 
     def test_429_is_tried_a_hundred_times(self, server, items):
         server.faults.add(Fail(429, 3200), FEED, times=None)
@@ -205,7 +205,7 @@ class TestOtherCalls:
 
     def test_the_account_is_tried_four_times(self, shop):
         with shop.connect():
-            """After this, no client requests the account in a thread."""
+            """Wait until no client requests the account in a thread any more."""
         shop.server.journal.clear()
         shop.server.faults.add(Fail(401), "ReadAccount", times=None)
         with pytest.raises(CosmosHttpResponseError), shop.connect():

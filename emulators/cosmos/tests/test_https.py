@@ -1,4 +1,4 @@
-"""HTTPS with a certificate that the server makes, and bearer tokens."""
+"""Tests HTTPS with a certificate that the server makes, and bearer tokens."""
 
 import asyncio
 import ssl
@@ -18,7 +18,7 @@ from multiclouddb_cosmos_emulator import CosmosEmulator
 
 
 class Credential:
-    """A credential whose token belongs to nobody."""
+    """A credential whose token belongs to no user."""
 
     def get_token(self, *scopes, **more):
         return AccessToken("a.bearer.token", int(time.time()) + 3600)
@@ -26,7 +26,9 @@ class Credential:
 
 @contextmanager
 def unverified():
-    """The SDK does not verify the certificate of localhost, and urllib3 warns at each request."""
+    """Suppress a warning: the SDK does not verify the certificate of localhost, and urllib3 warns at each
+    request.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureRequestWarning)
         yield

@@ -1,4 +1,4 @@
-"""Items, conditional writes, patches and batches, through the unmodified azure-cosmos."""
+"""Tests items, conditional writes, patches and batches, through the unmodified azure-cosmos."""
 
 import pytest
 from azure.core import MatchConditions

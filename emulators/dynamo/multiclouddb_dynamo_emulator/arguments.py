@@ -1,4 +1,4 @@
-"""The arguments of a call, checked as the service model says."""
+"""Checks the arguments of a call against the service model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Arguments"]
 
 
 class Arguments:
-    """The JSON body of a request.
+    """The arguments in the JSON body of a request.
 
     Args:
         body: The received bytes.

@@ -1,4 +1,4 @@
-"""The server's own clock."""
+"""Provides the server's own clock."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Runs with real time, and can be moved forward.
+    """A clock that runs with real time, and can be moved forward.
 
     Args:
-        start: Its time at the start; None for the real time.
+        start: The time of the clock at the start; None for the real time.
     """
 
     def __init__(self, start: datetime | None = None) -> None:
@@ -24,11 +24,11 @@ class Clock:
         return time.monotonic() + self._offset
 
     def now(self) -> datetime:
-        """The same as a datetime."""
+        """Return the same time as a datetime."""
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def http_date(self) -> str:
-        """The same for a `Date` header."""
+        """Return the same time for a `Date` header."""
         return formatdate(self.seconds(), usegmt=True)
 
     def advance(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The errors of DynamoDB and DynamoDB Streams, in the form of the protocol."""
+"""Defines the errors of DynamoDB and DynamoDB Streams, in the form of the protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Known:
     Attributes:
         message: Its usual message.
         status: Its HTTP status.
-        namespace: The text before its code in an answer.
+        namespace: The text before the error code in an answer.
     """
 
     message: str
@@ -60,17 +60,17 @@ KNOWN: Final[Mapping[str, Known]] = {
     ),
     "MissingAuthenticationTokenException": Known("Request is missing Authentication Token", namespace=_CORAL),
 }
-"""Code → its properties."""
+"""Maps each error code to its properties."""
 
 
 class ServiceError(Exception):
     """An answer that is an error.
 
     Args:
-        code: For example `ThrottlingException`; a code that is not in `KNOWN` is sent too.
-        message: None for the usual one.
-        status: None for the usual one.
-        retry_after: Seconds for a `Retry-After` header; AWS sends none.
+        code: The error code, for example `ThrottlingException`; a code that is not in `KNOWN` is sent too.
+        message: None means the usual status.
+        status: None means the usual message.
+        retry_after: The number of seconds for a `Retry-After` header; AWS sends none.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The settings of a scripted DynamoDB: what it does by itself, without a requested failure."""
+"""The settings of a scripted DynamoDB server: its behaviour when no failure is requested."""
 
 from __future__ import annotations
 
@@ -14,62 +14,64 @@ class Order(Enum):
 
     PARENTS_FIRST = "parents first"
     CHILDREN_FIRST = "children first"
-    """A parent comes after its children, often on a later page."""
+    """A parent is listed after its children, often on a later page."""
     SHUFFLED = "shuffled"
-    """Arbitrary, and the same every time."""
+    """The order is arbitrary, and the same every time."""
 
 
 class ChildFilter(Enum):
-    """The answer to `ShardFilter` in `DescribeStream`."""
+    """How the server answers a `ShardFilter` in `DescribeStream`."""
 
     APPLIED = "applied"
     IGNORED = "ignored"
-    """All shards are returned, as by DynamoDB Local."""
+    """All shards are returned, as DynamoDB Local does."""
     REFUSED = "refused"
     """`ValidationException`."""
 
 
 class Remains(Enum):
-    """What remains of a shard that is older than the retention."""
+    """What the service still answers about a shard that is older than the retention."""
 
     UNLISTED = "unlisted"
     """Nothing: `ResourceNotFoundException`."""
     LISTED = "listed"
-    """`DescribeStream` lists it, `GetRecords` answers `TrimmedDataAccessException`."""
+    """`DescribeStream` still lists the shard, and `GetRecords` answers `TrimmedDataAccessException`."""
     VANISHED = "vanished"
-    """`DescribeStream` lists it, `GetRecords` answers `ResourceNotFoundException`."""
+    """`DescribeStream` still lists the shard, and `GetRecords` answers `ResourceNotFoundException`."""
 
 
 @attrs.define
 class Habits:
-    """The settings of a server; each may be changed at any time.
+    """The settings of a server; each of them may be changed at any time.
 
     Attributes:
-        initial_shards: How many open shards a new stream has.
+        initial_shards: The number of open shards in a new stream.
         order: The order in which shards are listed.
-        shards_per_page: The maximum number of shards on a page of `DescribeStream`.
-        child_filter: The answer to `ShardFilter`.
+        shards_per_page: The maximum number of shards on one page of `DescribeStream`.
+        child_filter: How the server answers a `ShardFilter`.
         late_children: A new child is listed after this many calls of `DescribeStream` for its stream.
-        start_after_last: True when a listing may start after the last shard; by default the answer is a
+        start_after_last: True if a listing may start after the last shard; by default the answer is a
             `ResourceNotFoundException`, as from DynamoDB Local.
-        page_bytes: The maximum size of a page of `GetRecords`; one record always fits.
-        null_iterator: True when the end of a shard is `NextShardIterator: null`, not its absence.
-        separate_end: True when the last records of a closed shard come with an iterator, and its end
-            on an empty page of its own.
+        page_bytes: The maximum size of one page of `GetRecords`; a single record always fits.
+        null_iterator: True if the end of a shard is reported as `NextShardIterator: null`, False if the
+            member is absent.
+        separate_end: True if the last records of a closed shard come with an iterator, and the end of the
+            shard comes on a separate empty page.
         empty_pages: After an iterator of `GetShardIterator`, this many pages without records come before the
-            records; not after an iterator of `LATEST`. A new iterator has to read these pages again.
-        tells_time: True when answers have a `Date` header.
+            records; not after an iterator of `LATEST`. A new iterator must read these pages again.
+        tells_time: True if answers have a `Date` header.
         retention_seconds: The age at which `ScriptedStreams.advance` trims records.
-        iterator_seconds: How long an iterator lives.
+        iterator_seconds: How long an iterator is valid.
         remains: What remains of a shard that `advance` trims.
-        readable_after_delete: True when the stream of a deleted table can be read to its end; by default
-            its shards end at once, as those of DynamoDB Local do.
-        timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple; DynamoDB Local has 60.
-        lower_case_identity: True when `userIdentity` is spelled `principalId` and `type`.
-        readers_per_shard: How many `GetRecords` calls of one shard may run at the same time.
-        describes_per_second: How many `DescribeStream` calls of one stream may come in a second.
-        enforce_limits: True when a call over one of these two limits gets `LimitExceededException`; such
-            calls are always recorded.
+        readable_after_delete: True if the stream of a deleted table can be read to its end; by default its
+            shards end at once, like those of DynamoDB Local.
+        timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple of this; DynamoDB Local
+            uses 60.
+        lower_case_identity: True if `userIdentity` is spelled `principalId` and `type`.
+        readers_per_shard: The number of `GetRecords` calls of one shard that may run at the same time.
+        describes_per_second: The number of `DescribeStream` calls of one stream that may come in a second.
+        enforce_limits: True if a call over one of these two limits gets `LimitExceededException`; such calls
+            are always recorded.
     """
 
     initial_shards: int = 1

@@ -1,7 +1,7 @@
-"""HTTP/1.1 for scripted servers: one thread per connection, keep-alive, and a fast stop.
+"""Serves HTTP/1.1 for scripted servers: one thread per connection, keep-alive, and a fast stop.
 
 The standard library's `http.server` parses headers as e-mail, which costs more than the rest of a small
-answer. It also cannot break off in the middle of an answer.
+answer. `http.server` also cannot close a connection in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Request:
     Attributes:
         method: For example `POST`.
         path: With the query.
-        headers: By name in lower case.
+        headers: The headers, by name in lower case.
         body: All of it.
     """
 
@@ -48,9 +48,10 @@ class Reply:
         status: For example 200.
         headers: Without `Content-Length`.
         body: All of it.
-        cut_after: Break the connection off after this many bytes of the body; None to send all.
-        reset: True to break off with a reset, which every client notices; False to close as if all had been
-            sent.
+        cut_after: The number of bytes of the body after which to close the connection; None to send the whole
+            body.
+        reset: True to close the connection with a reset, which every client notices; False to close it as if
+            the whole body had been sent.
     """
 
     status: int
@@ -60,7 +61,7 @@ class Reply:
     reset: bool = False
 
     def head(self) -> bytes:
-        """The status line and the headers."""
+        """Return the status line and the headers."""
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         lines += [f"Content-Length: {len(self.body)}", "", ""]
@@ -68,11 +69,14 @@ class Reply:
 
 
 Handler: TypeAlias = Callable[[Request], Reply | None]
-"""Answers a request; None breaks the connection off without an answer. Called by many threads."""
+"""Answers a request; A function that answers a request; None closes the connection without an answer.
+
+Many threads call this function.
+"""
 
 
 def _read_request(reader: BinaryIO) -> Request | None:
-    """The next request of a connection, or None at its end or when it is not valid HTTP."""
+    """Return the next request of a connection, or None at its end or if the request is not valid HTTP."""
     first = reader.readline().split()
     if len(first) != 3:
         return None
@@ -99,7 +103,7 @@ class HttpServer:
 
     Attributes:
         url: Its URL.
-        crashes: The exceptions of the handler; for each the connection was broken off.
+        crashes: The exceptions that the handler raised; for each of them the connection was closed.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -117,19 +121,19 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """Return the number of open connections."""
         with self._lock:
             return len(self._open)
 
     def break_connections(self) -> None:
-        """Break every connection off, also in the middle of an answer."""
+        """Close every connection, even in the middle of an answer."""
         with self._lock:
             for connection in self._open:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
-        """Break off all connections and wait for the threads. A second call does nothing."""
+        """Close all connections and wait for the threads. A second call does nothing."""
         with self._lock:
             if self._stopping:
                 return

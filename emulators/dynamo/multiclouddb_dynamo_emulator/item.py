@@ -1,4 +1,4 @@
-"""Items in DynamoDB's typed JSON: checked, normalised as the service does, measured."""
+"""Checks, normalises and measures items in DynamoDB's typed JSON, as the service does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multiclouddb_dynamo_emulator.errors import ServiceError, invalid
 __all__ = ["HASH_SPACE", "Item", "KeySchema", "item_size", "normalised"]
 
 Item: TypeAlias = dict[str, dict[str, Any]]
-"""Name → one type tag → value."""
+"""Maps each attribute name to one type tag and its value."""
 
 HASH_SPACE: Final = 1 << 64
 _DIGITS: Final = 38
@@ -109,7 +109,7 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def normalised(item: Any) -> Item:
-    """An item as the service stores it: `1.50` becomes `1.5`, and the members of a set have no order."""
+    """Return an item as the service stores it: `1.50` becomes `1.5`, and sets have no order."""
     if not isinstance(item, dict):
         raise ServiceError("SerializationException", f"{item!r} is not an item")
     return {name: _value(value) for name, value in item.items()}
@@ -133,7 +133,7 @@ def _value_size(value: Mapping[str, Any]) -> int:
 
 
 def item_size(item: Mapping[str, Mapping[str, Any]]) -> int:
-    """The approximate number of bytes that the service counts for it."""
+    """Return the approximate number of bytes that the service counts for an item."""
     return sum(len(name) + _value_size(value) for name, value in item.items())
 
 
@@ -142,7 +142,7 @@ class KeySchema:
     """The primary key of a table.
 
     Attributes:
-        types: Name → type tag, the partition key first.
+        types: Maps each name to its type tag, the partition key first.
     """
 
     types: Mapping[str, str]
@@ -151,7 +151,7 @@ class KeySchema:
     def parse(
         cls, schema: Sequence[Mapping[str, str]], definitions: Sequence[Mapping[str, str]]
     ) -> KeySchema:
-        """The key from the arguments of `CreateTable`."""
+        """Return the key from the arguments of `CreateTable`."""
         tags = {each["AttributeName"]: each["AttributeType"] for each in definitions}
         kinds = [each["KeyType"] for each in schema]
         names = [each["AttributeName"] for each in schema]
@@ -160,18 +160,18 @@ class KeySchema:
         return cls({name: tags[name] for name in names})
 
     def described(self) -> list[dict[str, str]]:
-        """The member `KeySchema` of an answer."""
+        """Return the member `KeySchema` of an answer."""
         return [
             {"AttributeName": name, "KeyType": kind}
             for name, kind in zip(self.types, ("HASH", "RANGE"), strict=False)
         ]
 
     def definitions(self) -> list[dict[str, str]]:
-        """The member `AttributeDefinitions` of an answer."""
+        """Return the member `AttributeDefinitions` of an answer."""
         return [{"AttributeName": name, "AttributeType": tag} for name, tag in self.types.items()]
 
     def key_of(self, item: Item) -> Item:
-        """The key of an item."""
+        """Return the key of an item."""
         for name, tag in self.types.items():
             value = item.get(name)
             if value is None:
@@ -192,12 +192,12 @@ class KeySchema:
         return {name: item[name] for name in self.types}
 
     def exactly(self, key: Item) -> Item:
-        """A key that was given as an argument."""
+        """Return a key that was given as an argument."""
         if key.keys() != self.types.keys():
             raise invalid("The provided key element does not match the schema")
         return self.key_of(key)
 
     def hash_of(self, key: Item) -> int:
-        """The hash of a key; keys with the same partition key have the same hash."""
+        """Return the hash of a key; keys with the same partition key have the same hash."""
         name = next(iter(self.types))
         return int.from_bytes(blake2b(orjson.dumps(key[name]), digest_size=8).digest())

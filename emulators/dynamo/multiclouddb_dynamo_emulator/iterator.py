@@ -1,4 +1,4 @@
-"""Shard iterators: the server stores nothing for them, so they can be used again."""
+"""Represents shard iterators: the server stores nothing for them, so they can be used again."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SHORTEST: Final = 215
 
 @attrs.frozen
 class ShardIterator:
-    """Where to continue in a shard.
+    """The position at which to continue in a shard.
 
     Attributes:
         arn: The stream's ARN.
         shard_id: The shard's id.
-        after: The records after this number come next.
-        horizon: True to start at the oldest record that is left, also after a trim.
-        issued: Its time, in seconds since 1970.
-        epoch: The number of times that the test had expired all iterators by then.
-        renewed: True when it came from `GetRecords`.
-        empty: How many pages without records still come before its records.
+        after: The records after this sequence number come next.
+        horizon: True to start at the oldest record that is left, even after a trim.
+        issued: The time of the iterator, in seconds since 1970.
+        epoch: The number of times that the test had expired all iterators before.
+        renewed: True if the iterator came from `GetRecords`.
+        empty: The number of pages without records that still come before its records.
     """
 
     arn: str

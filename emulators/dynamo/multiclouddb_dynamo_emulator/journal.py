@@ -1,4 +1,4 @@
-"""The calls of a scripted server, and the limits that a client exceeded."""
+"""Records the calls of a scripted server, and the limits that a client exceeded."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _KEPT: Final = 100_000
 
 @attrs.frozen
 class Call:
-    """One request that was answered or broken off.
+    """One request that was answered or whose connection was closed.
 
     Attributes:
         operation: For example `GetRecords`.
-        shard: Its shard's id; None if it has none.
-        stream: Its stream's ARN; None if it has none.
-        code: The error's code; `dropped` for a broken connection; None if there was no error.
-        records: How many records were in the answer.
+        shard: Its shard's id; None if the request has none.
+        stream: Its stream's ARN; None if the request has none.
+        code: The error's code; `dropped` for a closed connection; None if there was no error.
+        records: The number of records in the answer.
         limit: The argument `Limit`, or None.
         iterator_type: The argument `ShardIteratorType`, or None.
         began: Monotonic seconds.
-        seconds: How long it took.
+        seconds: How long the call took.
     """
 
     operation: str
@@ -50,8 +50,8 @@ class Violation:
 
     Attributes:
         operation: `GetRecords` or `DescribeStream`.
-        target: The shard or the stream.
-        count: How many calls ran at the same time, or came in one second.
+        target: The id of the shard or the stream.
+        count: The number of calls that ran at the same time, or came in one second.
     """
 
     operation: str
@@ -60,10 +60,10 @@ class Violation:
 
 
 class Journal:
-    """Counts every request; keeps the last 100,000. It can be used by several threads.
+    """Counts every request, and keeps the last 100,000. Several threads can use this object.
 
     Args:
-        habits: The settings, with the limits.
+        habits: The settings of the server, with the limits.
         monotonic: Returns the seconds.
     """
 
@@ -74,7 +74,7 @@ class Journal:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all calls except those that run."""
+        """Forget all calls except those that are still running."""
         with self._lock:
             self._calls: deque[Call] = deque(maxlen=_KEPT)
             self._counts: Counter[tuple[str, str | None]] = Counter()
@@ -84,13 +84,13 @@ class Journal:
             self._most_describes: Counter[str] = Counter()
 
     def calls(self, operation: str | None = None, shard: str | None = None) -> list[Call]:
-        """The requests that ended, oldest first; None means any."""
+        """Return the requests that have ended, oldest first; None means any."""
         with self._lock:
             calls = list(self._calls)
         return [call for call in calls if operation in (None, call.operation) and shard in (None, call.shard)]
 
     def count(self, operation: str | None = None, shard: str | None = None) -> int:
-        """How many requests came; None means any."""
+        """Return the number of requests that came; None means any."""
         with self._lock:
             return sum(
                 count
@@ -100,24 +100,24 @@ class Journal:
 
     @property
     def violations(self) -> list[Violation]:
-        """The limits that were exceeded."""
+        """Return the limits that were exceeded."""
         with self._lock:
             return list(self._violations)
 
     @property
     def most_readers(self) -> int:
-        """The highest number of `GetRecords` calls of one shard that ran at the same time."""
+        """Return the highest number of `GetRecords` calls of one shard that ran at the same time."""
         with self._lock:
             return max(self._most_readers.values(), default=0)
 
     @property
     def most_describes(self) -> int:
-        """The highest number of `DescribeStream` calls of one stream within a second."""
+        """Return the highest number of `DescribeStream` calls of one stream within a second."""
         with self._lock:
             return max(self._most_describes.values(), default=0)
 
     def enter(self, operation: str, shard: str | None, stream: str | None) -> bool:
-        """A request begins; returns False if it breaks a limit."""
+        """Record that a request begins; return False if it breaks a limit."""
         with self._lock:
             self._counts[operation, shard] += 1
             if operation == "GetRecords" and shard is not None:

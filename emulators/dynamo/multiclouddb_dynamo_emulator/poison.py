@@ -1,4 +1,4 @@
-"""Records that no client can decode."""
+"""Makes records that no client can decode."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["Poison"]
 
 
 class Poison(Enum):
-    """The defect of a record."""
+    """The kind of a record's defect."""
 
     NUMBER = "number"
-    """A number that is not a number."""
+    """A number whose text is not a number."""
     TAG = "tag"
     """A value of an unknown type."""
     BINARY = "binary"
     """Bytes that are not base64."""
     EVENT_NAME = "event name"
-    """Neither INSERT nor MODIFY nor REMOVE."""
+    """An event name other than INSERT, MODIFY and REMOVE."""
     KEYS = "keys"
     """No keys."""
 

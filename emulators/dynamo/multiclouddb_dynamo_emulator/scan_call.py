@@ -1,4 +1,4 @@
-"""The operation `Scan`, by segments."""
+"""Implements the operation `Scan`, by segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KNOWN: Final = (
 
 
 def scan(store: Store, table: Table, arguments: Arguments) -> dict[str, Any]:
-    """A page of a segment.
+    """Return one page of a segment.
 
     Args:
         store: Has the settings.
@@ -60,7 +60,7 @@ def scan(store: Store, table: Table, arguments: Arguments) -> dict[str, Any]:
 
 
 def _range(arguments: Arguments) -> tuple[int, int]:
-    """The hashes of a segment."""
+    """Return the hashes of a segment."""
     total, segment = arguments.get("TotalSegments", 1), arguments.get("Segment", 0)
     if not (isinstance(total, int) and isinstance(segment, int) and 1 <= total <= _MOST_SEGMENTS):
         raise invalid("TotalSegments must be between 1 and 1000000")

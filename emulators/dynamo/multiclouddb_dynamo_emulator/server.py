@@ -1,4 +1,4 @@
-"""The scripted server: DynamoDB and DynamoDB Streams over HTTP, and the methods that a test calls."""
+"""The scripted server: Serves DynamoDB and DynamoDB Streams over HTTP, with the methods that a test calls."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["ScriptedStreams", "ShardState"]
 
 @attrs.frozen
 class ShardState:
-    """The real state of a shard, listed or not.
+    """The real state of a shard, whether it is listed or not.
 
     Attributes:
         shard_id: Its id.
-        parent: Its parent's id, also when that is gone.
+        parent: The id of the parent, even if the parent no longer exists.
         start: `StartingSequenceNumber`.
-        end: `EndingSequenceNumber`; None while it is open.
-        records: How many records are left in it.
-        last: The number of the newest of these records.
-        trimmed_to: The number of the last trimmed record; 0 for none.
+        end: `EndingSequenceNumber`; None while the shard is open.
+        records: The number of records that are left in the shard.
+        last: The sequence number of the newest of these records.
+        trimmed_to: The sequence number of the last trimmed record; 0 if none was trimmed.
         remains: None unless the shard itself was trimmed.
     """
 
@@ -51,12 +51,12 @@ class ShardState:
 
     @property
     def is_open(self) -> bool:
-        """True while it takes records."""
+        """Return True while the shard accepts records."""
         return self.end is None
 
     @classmethod
     def of(cls, shard: Shard) -> ShardState:
-        """The state of a shard now."""
+        """Return the present state of a shard."""
         return cls(
             shard.shard_id,
             shard.parent,
@@ -70,24 +70,25 @@ class ShardState:
 
 
 class ScriptedStreams:
-    """A DynamoDB with streams for an unmodified boto3, controlled by a test. Several threads can use it.
+    """A DynamoDB server with streams for an unmodified boto3, controlled by a test.
 
-        with ScriptedStreams() as server:
+    Several threads can use the server. with ScriptedStreams() as server:
             client = boto3.client("dynamodbstreams", endpoint_url=server.endpoint_url, …)
 
-    Any credentials work. A `stream` argument is a table's name, for its latest stream, or a stream's ARN.
+    Any credentials work. A `stream` argument is either the name of a table, for its latest stream, or the ARN
+    of a stream.
 
     Args:
-        start: The server's time at the start; None for the real time.
+        start: The time of the server's clock at the start; None for the real time.
         region: The region in ARNs and records; clients may sign for another one.
         habits: The settings of the server; they may be changed at any time.
 
     Attributes:
-        endpoint_url: Its URL, with a free port of 127.0.0.1.
+        endpoint_url: The URL of the server, with a free port of 127.0.0.1.
         habits: The settings of the server.
         clock: The server's clock; `advance` moves it.
         troubles: Failures on demand.
-        journal: The calls that it received.
+        journal: The calls that the server received.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class ScriptedStreams:
             raise self._http.crashes[0]
 
     def stop(self) -> None:
-        """End everything, also hanging calls, and wait for the threads."""
+        """End all calls, including hanging ones, and wait for the threads."""
         # This comes first, or hanging calls would be answered now.
         self._http.break_connections()
         self._service.stop()
@@ -122,22 +123,22 @@ class ScriptedStreams:
 
     @property
     def connections(self) -> int:
-        """How many connections clients hold open."""
+        """Return the number of connections that clients keep open."""
         return self._http.connections
 
     def break_connections(self) -> None:
-        """Break off every connection, the idle ones too."""
+        """Close every connection, including idle ones."""
         self._http.break_connections()
 
     # -- Looking
 
     def stream_arn(self, table: str) -> str:
-        """The ARN of a table's latest stream."""
+        """Return the ARN of a table's latest stream."""
         with self._store.lock:
             return self._stream(table).arn
 
     def shards(self, stream: str) -> list[ShardState]:
-        """All shards except those that are unlisted for ever, parents first."""
+        """Return all shards except those that are unlisted forever, parents first."""
         with self._store.lock:
             return [ShardState.of(shard) for shard in self._stream(stream).shards.values()]
 
@@ -147,18 +148,18 @@ class ScriptedStreams:
             return ShardState.of(self._store.home(shard_id)[1])
 
     def open_shards(self, stream: str) -> list[str]:
-        """The ids of the shards that take records."""
+        """Return the ids of the shards that accept records."""
         with self._store.lock:
             return [shard.shard_id for shard in self._stream(stream).open_shards]
 
     def shard_of(self, stream: str, key: Mapping[str, Any]) -> str:
-        """The id of the open shard that takes the records of a key in typed JSON."""
+        """Return the id of the open shard that receives the records of a key in typed JSON."""
         with self._store.lock:
             home = self._stream(stream)
             return home.shard_of(normalised(dict(key))).shard_id
 
     def keys_of(self, shard_id: str, number: int, prefix: str = "k-") -> list[Item]:
-        """Partition keys in typed JSON whose records go to an open shard."""
+        """Return partition keys in typed JSON whose records go to an open shard."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
         ((name, tag),) = islice(stream.keys.types.items(), 1)
@@ -199,13 +200,13 @@ class ScriptedStreams:
             return children
 
     def grow(self, stream: str, total: int, open_shards: int, records: int = 0) -> None:
-        """Split until the wanted number of shards is open, then roll over until the total is reached.
+        """Split shards until the wanted number is open, then roll shards over until the total is reached.
 
         Args:
             stream: The stream.
-            total: How many shards it has at the end.
-            open_shards: How many of them are open.
-            records: How many records `fill` writes into each shard, except those that were split.
+            total: The number of shards at the end.
+            open_shards: The number of open shards at the end.
+            records: The number of records that `fill` writes into each shard, except those that were split.
         """
         with self._store.lock:
             home = self._stream(stream)
@@ -234,7 +235,7 @@ class ScriptedStreams:
             stream.hide(shard, calls, seconds)
 
     def hide_children(self, shard_id: str, calls: int) -> None:
-        """Hide the children of a shard; `Habits.late_children` does so for all later children."""
+        """Hide the children of a shard; `Habits.late_children` does the same for all later children."""
         with self._store.lock:
             stream, _ = self._store.home(shard_id)
             for shard in stream.shards.values():
@@ -250,12 +251,12 @@ class ScriptedStreams:
             self._store.retain()
 
     def expire_iterators(self) -> None:
-        """Expire every iterator that was returned so far."""
+        """Expire every iterator that the server has returned so far."""
         with self._store.lock:
             self._store.epoch += 1
 
     def trim(self, stream: str, older_than: float = 0.0, remains: Remains = Remains.UNLISTED) -> None:
-        """Trim records that are older than this many seconds, and shards that were closed by then."""
+        """Trim records that are older than this many seconds, and shards that were closed before."""
         with self._store.lock:
             self._store.trim(self._stream(stream), older_than, remains)
 
@@ -276,7 +277,7 @@ class ScriptedStreams:
                 stream.drop(shard, remains)
 
     def drop_oldest(self, stream: str, number: int, remains: Remains = Remains.UNLISTED) -> list[str]:
-        """Trim the oldest closed shards completely; returns their ids."""
+        """Trim the oldest closed shards completely; return their ids."""
         with self._store.lock:
             closed = [shard for shard in self._stream(stream).shards.values() if shard.end is not None]
             shard_ids = [shard.shard_id for shard in closed[:number]]
@@ -305,24 +306,24 @@ class ScriptedStreams:
                 stream.write(key, item, None, shard=shard)
 
     def expire_item(self, table: str, key: Mapping[str, Any]) -> None:
-        """Delete an item because its time to live is over."""
+        """Delete an item as if its time to live had passed."""
         with self._store.lock:
             if self._store.table(table).delete(normalised(dict(key)), expired=True) is None:
                 raise KeyError(f"there is no item {dict(key)} in {table}")
 
     def poison(self, stream: str, key: Mapping[str, Any], kind: Poison = Poison.NUMBER) -> int:
-        """Write an insert that no client can decode; returns its sequence number."""
+        """Write an insert that no client can decode; return its sequence number."""
         return self.write_record(stream, key, kind.spoil)
 
     def spoil_item(self, table: str, key: Mapping[str, Any]) -> None:
-        """Change an item to one that no client can decode, without a record in the stream."""
+        """Change an item so that no client can decode it, without a record in the stream."""
         with self._store.lock:
             self._store.table(table).spoil(normalised(dict(key)), "poison", {"N": "twelve"})
 
     def write_record(
         self, stream: str, key: Mapping[str, Any], change: Callable[[dict[str, Any]], None]
     ) -> int:
-        """Write an insert after changing its record, in the form of the protocol, in place.
+        """Write an insert whose record is first changed in place, in the form of the protocol.
 
         Returns:
             Its sequence number.

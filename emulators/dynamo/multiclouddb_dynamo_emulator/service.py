@@ -1,4 +1,4 @@
-"""Answers HTTP requests, and applies the requested troubles."""
+"""Answers HTTP requests, and applies the requested faults."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _STREAMS: Final = "DynamoDBStreams_20120810"
 
 
 class _DroppedError(Exception):
-    """The connection must be broken off without an answer."""
+    """Raised if the connection must be closed without an answer."""
 
 
 def _text(arguments: Arguments, name: str) -> str | None:
-    """An argument whose type is not checked yet."""
+    """Return an argument whose type is not checked yet."""
     value = arguments.get(name)
     return value if isinstance(value, str) else None
 
@@ -61,7 +61,7 @@ class _Running:
 
     @classmethod
     def of(cls, request: Request) -> _Running:
-        """The call of a request; errors in it are reported later."""
+        """Return the call of a request; errors in it are reported later."""
         service, _, operation = request.headers.get("x-amz-target", "").partition(".")
         known = {_TABLES: TABLE_CALLS.keys(), _STREAMS: STREAM_CALLS.keys() | {"GetRecords"}}
         if operation not in known.get(service, ()):
@@ -142,7 +142,7 @@ class Service:
         return reply
 
     def _meet(self, trouble: Trouble) -> bool:
-        """Apply the troubles that come before the answer; True for an empty page."""
+        """Apply the faults that come before the answer; True means an empty page."""
         match trouble.action:
             case Fail(error):
                 raise error

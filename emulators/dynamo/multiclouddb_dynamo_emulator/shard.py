@@ -1,4 +1,4 @@
-"""One shard: its place in the lineage and its part of the log."""
+"""Represents one shard: its place in the lineage and its part of the log."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST_DIGITS: Final = 38
 
 
 class Numbers:
-    """The sequence numbers of a stream: 21 digits and more.
+    """The sequence numbers of a stream, which have 21 digits or more.
 
-    They ascend as integers but not as texts, because their length varies. Each generation of shards starts a
-    few numbers before the next power of ten.
+    The numbers ascend as integers but not as texts, because their length varies. Each generation of shards
+    starts a few numbers before the next power of ten.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Numbers:
 
 @attrs.frozen
 class Page:
-    """Some records of a shard.
+    """Some of the records of a shard.
 
     Attributes:
         bodies: The records as JSON.
-        last: The number of the last one; None on an empty page.
-        more: True when more records follow.
+        last: The sequence number of the last record; None on an empty page.
+        more: True if more records follow.
     """
 
     bodies: Sequence[bytes]
@@ -57,17 +57,17 @@ class Page:
 
 
 class Shard:
-    """A shard; its stream's lock guards it.
+    """A shard; the lock of its stream guards it.
 
     Attributes:
-        shard_id: 37 characters, as in the service.
-        parent: The parent's id, also when the parent no longer exists.
-        low: The start of its range of hashes.
-        high: The end of its range, excluded.
+        shard_id: The id of the shard, 37 characters as in the service.
+        parent: The id of the parent, even if the parent no longer exists.
+        low: The start of the shard's range of hashes.
+        high: The end of the shard's range of hashes, which is not included.
         start: `StartingSequenceNumber`.
-        end: `EndingSequenceNumber`; None while it is open.
-        closed_at: When it was closed.
-        trimmed_to: The number of the last record that was trimmed; 0 for none.
+        end: `EndingSequenceNumber`; None while the shard is open.
+        closed_at: The time at which the shard was closed.
+        trimmed_to: The sequence number of the last record that was trimmed; 0 if none was trimmed.
         remains: None unless the shard itself was trimmed.
     """
 
@@ -88,12 +88,12 @@ class Shard:
 
     @property
     def records(self) -> int:
-        """How many records are left."""
+        """Return the number of records that are left."""
         return len(self._numbers)
 
     @property
     def last(self) -> int | None:
-        """The number of the newest record that is left."""
+        """Return the sequence number of the newest record that is left."""
         return self._numbers[-1] if self._numbers else None
 
     def append(self, number: int, body: bytes, now: float) -> None:
@@ -104,14 +104,17 @@ class Shard:
         self._times.append(now)
 
     def close(self, numbers: Numbers, now: float) -> None:
-        """Accept no more records. As in the service, an empty shard ends where it starts."""
+        """Close the shard, so that it accepts no more records.
+
+        As in the service, an empty shard ends where it starts.
+        """
         written = bool(self._numbers) or self.trimmed_to > 0
         self.end = numbers.next() if written else self.start
         self.closed_at = now
         self._described = None
 
     def page(self, after: int, limit: int, most_bytes: int) -> Page:
-        """Records after a number; at least one, if there is one."""
+        """Return records after a sequence number; at least one, if there is one."""
         first = bisect_right(self._numbers, after)
         if first == len(self._numbers):
             return Page((), None, more=False)
@@ -121,11 +124,11 @@ class Shard:
         return Page(self._bodies[first:stop], self._numbers[stop - 1], stop < len(self._numbers))
 
     def trim_to(self, number: int) -> None:
-        """Forget the records up to and including a number."""
+        """Delete the records up to and including a sequence number."""
         self._forget(bisect_right(self._numbers, number))
 
     def trim_before(self, cutoff: float) -> None:
-        """Forget the records of this age or older."""
+        """Delete the records of this age or older."""
         self._forget(bisect_right(self._times, cutoff))
 
     def trim_all(self) -> None:
@@ -133,12 +136,12 @@ class Shard:
         self._forget(len(self._numbers))
 
     def clear(self) -> None:
-        """End the shard: nothing is left to read, and nothing counts as trimmed."""
+        """End the shard; it then has no records, and none of its records counts as trimmed."""
         self.trim_all()
         self.trimmed_to = 0
 
     def described(self) -> bytes:
-        """Its description in `DescribeStream`."""
+        """Return the description of the shard in `DescribeStream`."""
         if self._described is None:
             numbers = {"StartingSequenceNumber": str(self.start)}
             if self.end is not None:

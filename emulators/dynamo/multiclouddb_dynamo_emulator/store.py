@@ -1,4 +1,4 @@
-"""All the state of a scripted DynamoDB."""
+"""Holds all the state of a scripted DynamoDB server."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Store:
         region: The region in ARNs and records.
 
     Attributes:
-        lock: Must be held to read or write the state.
+        lock: The lock that a thread must hold to read or write the state.
         tables: By name.
-        streams: By ARN, including disabled streams and those of deleted tables, oldest first.
-        epoch: How often all iterators were expired by the test.
+        streams: The streams by ARN, including disabled streams and those of deleted tables, oldest first.
+        epoch: The number of times that the test has expired all iterators.
     """
 
     def __init__(self, habits: Habits, clock: Clock, region: str) -> None:
@@ -72,7 +72,7 @@ class Store:
         return table
 
     def set_stream(self, table: Table, specification: Mapping[str, Any]) -> None:
-        """Enable or disable the stream of a table, as `StreamSpecification` says."""
+        """Enable or disable the stream of a table, as `StreamSpecification` requires."""
         if not specification.get("StreamEnabled"):
             table.disable_stream(specification)
             return
@@ -87,14 +87,14 @@ class Store:
         return self.streams[arn]
 
     def home(self, shard_id: str) -> tuple[Stream, Shard]:
-        """A shard of any stream, and the stream."""
+        """Return a shard of any stream, and the stream."""
         for stream in self.streams.values():
             if shard_id in stream.shards:
                 return stream, stream.shards[shard_id]
         raise KeyError(f"there is no shard {shard_id}")
 
     def retain(self) -> None:
-        """Trim records older than the retention."""
+        """Trim the records that are older than the retention."""
         cutoff = self.clock.seconds() - self.habits.retention_seconds
         for arn, stream in list(self.streams.items()):
             stream.trim(cutoff, self.habits.remains)
@@ -102,7 +102,7 @@ class Store:
                 del self.streams[arn]
 
     def trim(self, stream: Stream, older_than: float, remains: Remains) -> None:
-        """Trim records older than this many seconds."""
+        """Trim the records that are older than this many seconds."""
         stream.trim(self.clock.seconds() - older_than, remains)
 
     def _label(self) -> str:

@@ -1,4 +1,4 @@
-"""One stream: its shards, their lineage and how they are listed."""
+"""Represents one stream: its shards, their lineage and how they are listed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _OLD_VIEWS: Final = {"OLD_IMAGE", "NEW_AND_OLD_IMAGES"}
 
 
 class Stream:
-    """A stream; the lock of the store guards it.
+    """A stream. The lock of the store protects it.
 
     Attributes:
-        arn: Identifies one incarnation of one table's stream.
+        arn: An id for one incarnation of one table's stream.
         label: The last part of the ARN.
         table_name: The table's name.
         view: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or `NEW_AND_OLD_IMAGES`.
         keys: The table's key.
         created: Seconds since 1970.
-        disabled_at: Seconds since 1970; None while it is enabled.
-        shards: Id → shard, parents first; without expired shards that are unlisted.
+        disabled_at: Seconds since 1970; None while the stream is enabled.
+        shards: Maps each id to its shard, parents first, without expired shards that are unlisted.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Stream:
 
     @property
     def open_shards(self) -> Sequence[Shard]:
-        """The shards that take records, ordered by their ranges of hashes."""
+        """Return the shards that accept records, ordered by their ranges of hashes."""
         return self._open
 
     def split(self, shard: Shard) -> tuple[Shard, Shard]:
@@ -82,11 +82,11 @@ class Stream:
         return child
 
     def next_generation(self) -> None:
-        """Make the numbers one digit longer, where possible."""
+        """Make the sequence numbers one digit longer, if possible."""
         self.numbers.leap()
 
     def disable(self) -> None:
-        """Close all shards for good."""
+        """Close all shards permanently."""
         self.disabled_at = self._clock.seconds()
         for shard in self._open:
             shard.close(self.numbers, self.disabled_at)
@@ -116,7 +116,7 @@ class Stream:
     # -- Listing
 
     def listing(self) -> tuple[list[Shard], Mapping[str, int]]:
-        """The shards in the order in which they are listed, and the index of each."""
+        """Return the shards in the order in which they are listed, and the index of each."""
         order, now = self._habits.order, self._clock.seconds()
         for shard_id in [name for name, until in self._hidden_until.items() if until <= now]:
             del self._hidden_until[shard_id]
@@ -136,7 +136,7 @@ class Stream:
         return self._listing[1:]
 
     def hide(self, shard: Shard, calls: int, seconds: float = 0.0) -> None:
-        """Do not list a shard for a number of calls and a number of seconds of the server's clock."""
+        """Hide a shard from listings for a number of calls and a number of seconds of the server's clock."""
         self._hidden.pop(shard.shard_id, None)
         self._hidden_until.pop(shard.shard_id, None)
         if calls:
@@ -146,7 +146,7 @@ class Stream:
         self._listing = None
 
     def called(self) -> None:
-        """`DescribeStream` was called: count down the calls that hide a shard."""
+        """Count a call of `DescribeStream`, which reduces the number of calls that still hide a shard."""
         for shard_id, calls in list(self._hidden.items()):
             if calls > 1:
                 self._hidden[shard_id] = calls - 1
@@ -157,14 +157,14 @@ class Stream:
     # -- Retention
 
     def trim(self, cutoff: float, remains: Remains) -> None:
-        """Forget records of this age or older, and the shards that were closed by then."""
+        """Delete records of this age or older, and the shards that were closed before."""
         for shard in list(self.shards.values()):
             shard.trim_before(cutoff)
             if shard.closed_at is not None and shard.closed_at <= cutoff:
                 self.drop(shard, remains)
 
     def drop(self, shard: Shard, remains: Remains) -> None:
-        """Forget a closed shard."""
+        """Delete a closed shard."""
         if shard.end is None:
             raise ValueError(f"{shard.shard_id} is open; close it by a split or a rollover first")
         shard.trim_all()
@@ -176,7 +176,7 @@ class Stream:
     # -- Records
 
     def shard_of(self, key: Item) -> Shard:
-        """The open shard that takes the records of a key."""
+        """Return the open shard that receives the records of a key."""
         return self._open[bisect_right(self._lows, self.keys.hash_of(key)) - 1]
 
     def write(
@@ -193,10 +193,10 @@ class Stream:
         Args:
             key: The item's key.
             new: The item; None for a delete.
-            old: The old item; None for a new one.
-            expired: True for a delete because the time to live is over.
-            change: Changes the record before it is stored.
-            shard: The shard that takes it; None for the shard of its key.
+            old: The old item; None for a new item.
+            expired: True for a delete because the time to live has passed.
+            change: A function that changes the record before it is stored.
+            shard: The shard that receives the record; None for the shard of its key.
 
         Returns:
             Its sequence number.

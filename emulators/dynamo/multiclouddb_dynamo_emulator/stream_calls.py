@@ -1,4 +1,4 @@
-"""The operations of `DynamoDBStreams_20120810`."""
+"""Implements the operations of `DynamoDBStreams_20120810`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _list_streams(store: Store, arguments: Arguments) -> bytes:
 
 
 def _children_of(store: Store, arguments: Arguments) -> str | None:
-    """The shard whose children are requested; None to list all shards."""
+    """Return the shard whose children are requested; None to list all shards."""
     wanted = arguments.get("ShardFilter")
     match store.habits.child_filter:
         case ChildFilter.IGNORED:
@@ -66,7 +66,7 @@ def _children_of(store: Store, arguments: Arguments) -> str | None:
 
 
 def _shards_after(store: Store, stream: Stream, start: str | None, parent: str | None) -> list[Shard]:
-    """The shards to list, of one parent or all, from the start of a page on."""
+    """Return the shards to list, of one parent or of all, from the start of a page on."""
     shards, places = stream.listing()
     if parent is not None:
         shards = [shard for shard in shards if shard.parent == parent]
@@ -103,7 +103,7 @@ def _describe_stream(store: Store, arguments: Arguments) -> bytes:
 
 
 def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, bool]:
-    """The number to read after, and whether to start at the oldest record."""
+    """Return the sequence number after which to read, and whether to start at the oldest record."""
     match arguments.get("ShardIteratorType"):
         case "TRIM_HORIZON":
             return 0, True
@@ -140,7 +140,7 @@ def _get_shard_iterator(store: Store, arguments: Arguments) -> bytes:
 
 
 def _readable(store: Store, iterator: ShardIterator) -> Shard:
-    """The shard of a valid iterator."""
+    """Return the shard of a valid iterator."""
     too_old = store.clock.seconds() - iterator.issued > store.habits.iterator_seconds
     if too_old or iterator.epoch < store.epoch:
         raise ServiceError("ExpiredIteratorException")
@@ -155,7 +155,7 @@ def _readable(store: Store, iterator: ShardIterator) -> Shard:
 
 
 def get_records(store: Store, arguments: Arguments, empty: bool = False) -> tuple[bytes, int]:
-    """A page of records as JSON, and how many there are.
+    """Return a page of records as JSON, and the number of records.
 
     Args:
         store: The store to read.
@@ -192,4 +192,4 @@ STREAM_CALLS: Final[Mapping[str, Callable[[Store, Arguments], bytes]]] = {
     "DescribeStream": _describe_stream,
     "GetShardIterator": _get_shard_iterator,
 }
-"""Operation → its answer as JSON, except `GetRecords`; the store's lock is held."""
+"""Maps each operation to its answer as JSON, except `GetRecords`; the caller holds the store's lock."""

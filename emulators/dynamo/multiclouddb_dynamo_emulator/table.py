@@ -1,4 +1,4 @@
-"""One table: its items, and the stream that it writes to."""
+"""Represents one table: its items, and the stream that receives its changes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ VIEWS: Final = ("KEYS_ONLY", "NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES")
 
 
 class Table:
-    """A table; the lock of the store guards it.
+    """A table. The lock of the store protects it.
 
     Attributes:
         arn: Its ARN.
         keys: Its primary key.
-        stream: The latest stream, also when it is disabled; None if there never was one.
+        stream: The latest stream, even if it is disabled; None if the table never had a stream.
     """
 
     def __init__(self, arn: str, keys: KeySchema, clock: Clock) -> None:
@@ -40,11 +40,11 @@ class Table:
 
     @property
     def live_stream(self) -> Stream | None:
-        """The stream that takes records."""
+        """Return the stream that accepts records."""
         return self.stream if self.stream is not None and self.stream.disabled_at is None else None
 
     def put(self, item: Item) -> Item | None:
-        """Put an item and return the old one; an unchanged item writes no record."""
+        """Put an item and return the old one; if the item is unchanged, no record is written."""
         key = self.keys.key_of(item)
         place = orjson.dumps(key)
         old = self._items.get(place)
@@ -58,7 +58,7 @@ class Table:
         return old
 
     def delete(self, key: Item, expired: bool = False) -> Item | None:
-        """Delete an item and return it; a missing item writes no record."""
+        """Delete an item and return it; if the item is missing, no record is written."""
         key = self.keys.exactly(key)
         place = orjson.dumps(key)
         old = self._items.pop(place, None)
@@ -70,24 +70,27 @@ class Table:
         return old
 
     def spoil(self, key: Item, name: str, value: Any) -> None:
-        """Change an attribute of an item to a value that no client can decode. This writes no record."""
+        """Change an attribute of an item to a value that no client can decode.
+
+        This change writes no record.
+        """
         place = orjson.dumps(self.keys.exactly(key))
         self._items[place] = self._items[place] | {name: value}
 
     def place_of(self, key: Item) -> tuple[int, bytes]:
-        """The place of a key in the order of a scan."""
+        """Return the place of a key in the order of a scan."""
         key = self.keys.exactly(key)
         return self.keys.hash_of(key), orjson.dumps(key)
 
     def scan(
         self, low: int, high: int, after: tuple[int, bytes] | None, consistent: bool
     ) -> Iterator[tuple[Item, Item]]:
-        """The keys and items in a range of hashes, in order.
+        """Return the keys and items in a range of hashes, in order.
 
         Args:
             low: The first hash.
-            high: The hash after the last one.
-            after: The place to begin after; None to begin at the lowest hash.
+            high: The hash after the last one to return.
+            after: The place after which to begin; None to begin at the lowest hash.
             consistent: False to show the table without its last write.
         """
         index = bisect_left(self._places, (low, b"")) if after is None else bisect_right(self._places, after)
@@ -108,7 +111,7 @@ class Table:
         self.live_stream.disable()
 
     def wanted_view(self, specification: Mapping[str, Any]) -> str:
-        """The view type of a `StreamSpecification` that enables a stream."""
+        """Return the view type of a `StreamSpecification` that enables a stream."""
         if self.live_stream is not None:
             raise invalid(f"Table already has an enabled stream: {self.live_stream.arn}")
         view = specification.get("StreamViewType")
@@ -117,7 +120,7 @@ class Table:
         return str(view)
 
     def described(self) -> dict[str, Any]:
-        """The table's description in `DescribeTable`."""
+        """Return the description of the table in `DescribeTable`."""
         described: dict[str, Any] = {
             "TableName": self.arn.rpartition("/")[2],
             "TableArn": self.arn,

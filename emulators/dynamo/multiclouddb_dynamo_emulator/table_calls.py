@@ -1,4 +1,4 @@
-"""The operations of `DynamoDB_20120810` that a test needs to write and to scan."""
+"""Implements the operations of `DynamoDB_20120810` that a test needs to write and to scan."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _delete_item(store: Store, arguments: Arguments) -> dict[str, Any]:
 
 
 def _apply(requests: list[tuple[Table, Item, bool]], most: int, refusal: str) -> None:
-    """Write all items, or nothing when one request is wrong."""
+    """Write all items, or nothing if one request is wrong."""
     if not 0 < len(requests) <= most:
         raise invalid(f"1 to {most} requests are allowed, and these are {len(requests)}")
     keys = {
@@ -134,4 +134,4 @@ TABLE_CALLS: Final[Mapping[str, Callable[[Store, Arguments], dict[str, Any]]]] =
     "TransactWriteItems": _transact_write_items,
     "Scan": lambda store, arguments: scan(store, _table(store, arguments), arguments),
 }
-"""Operation → its function; the store's lock is held."""
+"""Maps each operation to its function; the caller holds the store's lock."""

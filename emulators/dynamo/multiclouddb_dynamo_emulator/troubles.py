@@ -1,4 +1,4 @@
-"""Troubles on demand: a number of the next calls of an operation fail in some way."""
+"""Injects faults on demand: a number of the next calls of an operation fail in some way."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["AFTER", "BEFORE", "Act", "Delay", "Drop", "Empty", "Fail", "Hang", "
 
 @attrs.frozen
 class Fail:
-    """Answered with an error."""
+    """The call is answered with an error."""
 
     error: ServiceError
 
 
 @attrs.frozen
 class Drop:
-    """The connection is broken off: in the middle of the answer, or before it."""
+    """The connection is closed in the middle of the answer, or before the answer."""
 
     mid_body: bool
     reset: bool = False
@@ -38,17 +38,17 @@ class Delay:
 
 @attrs.frozen
 class Hang:
-    """Not answered until the trouble is over."""
+    """The call is not answered until the fault is over."""
 
 
 @attrs.frozen
 class Empty:
-    """A page without records, although there are some."""
+    """The call returns a page without records, although there are some."""
 
 
 @attrs.frozen
 class Act:
-    """A function is called between the reading and the answer."""
+    """A function is called between the reading of the data and the answer."""
 
     act: Callable[[], object]
 
@@ -64,15 +64,15 @@ class Trouble:
 
     Attributes:
         action: The action.
-        operation: The calls that it affects; None for all.
-        shard: The shard whose calls it affects; None for all.
+        operation: The calls that the fault affects; None for all.
+        shard: The shard whose calls the fault affects; None for all.
         times: How often; None for ever.
-        every: 1 for each call; 2 for every second call, not the first.
-        each_shard: True to count for each shard by itself.
-        renewed_only: True to leave out new iterators from `GetShardIterator`.
-        with_records: True to leave out pages without records.
-        happened: How often it has happened.
-        over: Set when it has ended.
+        every: The interval: 1 means each call; 2 means every second call, beginning with the second.
+        each_shard: True to count the calls of each shard separately.
+        renewed_only: True to ignore new iterators from `GetShardIterator`.
+        with_records: True to ignore pages without records.
+        happened: The number of times that the fault has happened.
+        over: An event that is set when the fault has ended.
     """
 
     action: Action
@@ -89,11 +89,11 @@ class Trouble:
     _done: Counter[str | None] = attrs.field(factory=Counter, init=False)
 
     def end(self) -> None:
-        """End it; hanging calls continue."""
+        """End the fault; hanging calls continue."""
         self.over.set()
 
     def strikes(self, operation: str, shard: str | None, renewed: bool, records: int | None) -> bool:
-        """True if it happens to this call. `records` is None before the answer is known."""
+        """Return True if the fault happens to this call. `records` is None before the answer is known."""
         if self.over.is_set() or self.operation not in (None, operation) or self.shard not in (None, shard):
             return False
         if (self.renewed_only and not renewed) or (self.with_records and not records):
@@ -110,9 +110,10 @@ class Trouble:
 
 
 class Troubles:
-    """The troubles of a server; each method adds one. Several threads can use it.
+    """The faults of a server; each method adds one. Several threads can use this object.
 
-    Their arguments are those of `Trouble`. `operation=None` means every operation of both services.
+    The arguments of the methods are those of `Trouble`. `operation=None` means every operation of both
+    services.
     """
 
     def __init__(self) -> None:
@@ -132,14 +133,14 @@ class Troubles:
         every: int = 1,
         renewed_only: bool = False,
     ) -> Trouble:
-        """Answer with an error; `errors.KNOWN` has the codes with their status and message."""
+        """Answer a call with an error; `errors.KNOWN` lists the codes with their status and message."""
         error = ServiceError(code, message, status, retry_after)
         return self._add(
             Trouble(Fail(error), operation, shard, times, every=every, renewed_only=renewed_only)
         )
 
     def expire(self, times: int | None = 1, *, shard: str | None = None, every: int = 1) -> Trouble:
-        """Expire the iterators that `GetRecords` returned; new ones work."""
+        """Expire the iterators that `GetRecords` has returned; new iterators work."""
         return self.fail(
             "GetRecords", "ExpiredIteratorException", times, shard=shard, every=every, renewed_only=True
         )
@@ -155,10 +156,11 @@ class Troubles:
         shard: str | None = None,
         every: int = 1,
     ) -> Trouble:
-        """Break the connection off, before the answer or in the middle of it.
+        """Close the connection, before the answer or in the middle of it.
 
-        The middle is dangerous: botocore does not compare the length with `Content-Length`, and treats JSON
-        that it cannot parse as an answer without members. With `reset` it raises an error.
+        A connection that closes in the middle of an answer is dangerous: botocore does not compare the length
+        with `Content-Length`, and treats JSON that it cannot parse as an answer without members. With
+        `reset`, botocore raises an error.
         """
         if (with_records or reset) and not mid_body:
             raise ValueError("with_records and reset go with mid_body")
@@ -188,7 +190,10 @@ class Troubles:
         operation: str = "GetRecords",
         shard: str | None = None,
     ) -> Trouble:
-        """Call a function when an answer is ready and not sent yet; for `GetRecords`, one with records."""
+        """Call a function after an answer is ready and before it is sent.
+
+        For `GetRecords`, only answers with records count.
+        """
         with_records = operation == "GetRecords"
         return self._add(Trouble(Act(act), operation, shard, times, with_records=with_records))
 
@@ -207,7 +212,10 @@ class Troubles:
         renewed: bool,
         records: int | None = None,
     ) -> list[Trouble]:
-        """The troubles of a call, in the order of request; the one that ends the call is the last."""
+        """Return the faults of a call, in the order in which they were requested.
+
+        The fault that ends the call is the last one.
+        """
         struck: list[Trouble] = []
         after = records is not None
         with self._lock:

@@ -1,4 +1,4 @@
-"""The answers to statements: change stream queries, INFORMATION_SCHEMA, the time, and 1."""
+"""Answers statements: change stream queries, queries on INFORMATION_SCHEMA, on the time, and `SELECT 1`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from multiclouddb_spanner_emulator.world import World
 __all__ = ["Meet", "answered", "read", "stream_query"]
 
 Meet = Callable[[Call, "int | None"], None]
-"""Lets troubles happen to a call when so many rows were sent."""
+"""A function that applies faults to a call after so many rows were sent."""
 
 _NAME: Final = r"[`\"]?(\w+)[`\"]?"
 _GOOGLE: Final = re.compile(
@@ -51,7 +51,7 @@ _DUMMY_TOKEN: Final = b"scripted_resume_token"
 
 
 def _params(request: Any) -> dict[str, Any]:
-    """The parameters, as Python values."""
+    """Return the parameters as Python values."""
     found: dict[str, Any] = {}
     for name, value in request.params.fields.items():
         kind = value.WhichOneof("kind")
@@ -60,7 +60,7 @@ def _params(request: Any) -> dict[str, Any]:
 
 
 def stream_query(database: Database, sql: str, params: dict[str, Any]) -> StreamQuery | None:
-    """The arguments of a change stream query; None for any other statement."""
+    """Return the arguments of a change stream query; None for any other statement."""
     found = (_POSTGRES if database.postgres else _GOOGLE).fullmatch(sql)
     if found is None:
         if re.search(r"\bread_(json_)?\w+\s*\(", sql, re.IGNORECASE):
@@ -119,7 +119,7 @@ def _stream(database: Database, name: str) -> ChangeStream:
 def answered(
     world: World, database: Database, request: Any, call: Call, is_active: Callable[[], bool], meet: Meet
 ) -> Iterator[Any]:
-    """The messages that answer a statement, as protobuf messages."""
+    """Return the messages that answer a statement, as protobuf messages."""
     sql, params = request.sql, _params(request)
     query = stream_query(database, sql, params)
     if query is not None:
@@ -145,7 +145,7 @@ def answered(
 
 
 def read(world: World, database: Database, request: Any, call: Call, meet: Meet) -> Iterator[Any]:
-    """The messages that answer a read of rows."""
+    """Return the messages that answer a read of rows."""
     meet(call, None)
     with world.changed:
         fields, found = rows_at(database, request, moment_of(world, request))
@@ -185,7 +185,7 @@ def _stream_rows(
     is_active: Callable[[], bool],
     meet: Meet,
 ) -> Iterator[list[list[Value]]]:
-    """Rows, in batches that are sent immediately. A trouble may happen between any two batches."""
+    """Yield rows in batches that are sent immediately. A fault may happen between any two batches."""
     mix = random.Random(len(world.journal.calls)) if world.habits.mixes_equal_timestamps else None
     reading = Reading(query, stream, world.clock, world.changed, is_active, mix=mix)
     for records in reading.records():
@@ -234,7 +234,7 @@ def _messages(
     fields: list[tuple[str, dict[str, Any]]],
     batches: Iterator[list[list[Value]]],
 ) -> Iterator[Any]:
-    """The messages of an answer.
+    """Return the messages of an answer.
 
     The first message contains the types, and the time of the read if requested.
     """

@@ -1,4 +1,4 @@
-"""What a change stream reports for a transaction: the net effect on each row, as records."""
+"""Makes the records of a change stream for a transaction: the net effect of the transaction on each row."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Change:
     """The effect of a transaction on one row.
 
     Attributes:
-        before: The row before it.
-        after: The row after it.
+        before: The row before the transaction.
+        after: The row after the transaction.
         touched: The columns that were written, without the key columns.
         replaced: True if the row was replaced or deleted inside the transaction.
     """
@@ -32,7 +32,7 @@ class Change:
     replaced: bool = False
 
     def kind(self) -> str | None:
-        """The type of the change, or None for no change at all."""
+        """Return the type of the change, or None if nothing has changed."""
         if self.after is None:
             return None if self.before is None else "DELETE"
         return "INSERT" if self.replaced else "UPDATE"
@@ -40,7 +40,7 @@ class Change:
 
 @attrs.frozen
 class _Told:
-    """One row of a future record."""
+    """One row in a record that is being made."""
 
     partition: Partition
     table: Table
@@ -92,7 +92,7 @@ def captured(
 def _told(
     stream: ChangeStream, tables: Mapping[str, Table], changes: Mapping[str, Mapping[Key, Change]]
 ) -> Iterator[_Told]:
-    """The rows that a stream reports, in its order."""
+    """Return the rows that a stream reports, in the stream's order."""
     for name in sorted(changes):
         table = tables[name]
         watched = stream.watch.columns(table)

@@ -1,4 +1,4 @@
-"""Divides rows into the messages of an answer. Long values are divided too."""
+"""Divides rows into the messages of an answer. Long values are also divided."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from google.protobuf.struct_pb2 import Value
 __all__ = ["messages"]
 
 Message = tuple[list[Value], bool]
-"""The values of a message, and True when the last of them continues in the next."""
+"""The values of a message, and True if the last value continues in the next message."""
 
 
 def _cut(value: Value, room: int) -> tuple[Value, Value | None, int]:
-    """A value up to the given number of characters, the rest of it, and the number of characters taken.
+    """Return a value up to the given number of characters, its rest, and the number of characters taken.
 
-    It is divided inside a text, so that the client can join it again. Text is continued, and the last element
-    of a list continues in the first element of the next list.
+    A value is divided inside a text, so that the client can join the parts. A text is continued directly; the
+    last element of a list continues in the first element of the next list.
     """
     kind = value.WhichOneof("kind")
     if kind == "string_value":
@@ -42,7 +42,7 @@ def _cut(value: Value, room: int) -> tuple[Value, Value | None, int]:
 
 
 def messages(rows: Iterable[list[Value]], most_rows: int, most_characters: int) -> Iterator[Message]:
-    """The messages that contain rows."""
+    """Return the messages that contain rows."""
     held: list[Value] = []
     room, count = most_characters, 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""The server's own clock: nanoseconds since 1970, and whole microseconds for a commit."""
+"""Provides the server's own clock: nanoseconds since 1970, and whole microseconds for a commit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _TEXT: Final = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(
 
 
 def to_text(moment: int, zone: str = "Z") -> str:
-    """RFC 3339 without trailing zeros."""
+    """Format a time in RFC 3339 without trailing zeros."""
     seconds, rest = divmod(moment, SECOND)
     fraction = f".{rest:09d}".rstrip("0").rstrip(".")
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + fraction + zone
 
 
 def from_text(text: str) -> int:
-    """The time in an RFC 3339 text, with all its digits.
+    """Return the time in an RFC 3339 text, with all its digits.
 
     Raises:
-        ValueError: The text is not in this format.
+        ValueError: Raised if the text is not in this format.
     """
     found = _TEXT.fullmatch(text)
     if found is None:
@@ -37,10 +37,10 @@ def from_text(text: str) -> int:
 
 
 class Clock:
-    """Runs slightly ahead of real time, and can be moved forward.
+    """A clock that runs slightly ahead of real time, and can be moved forward.
 
     Args:
-        lead_seconds: The number of seconds that it is ahead of this machine's clock.
+        lead_seconds: The number of seconds by which the clock is ahead of this machine's clock.
     """
 
     def __init__(self, lead_seconds: float = 0.005) -> None:
@@ -49,37 +49,37 @@ class Clock:
         self.held: int | None = None
 
     def nanoseconds(self) -> int:
-        """The present time; never before an acknowledged commit."""
+        """Return the present time, which is never before an acknowledged commit."""
         return max(time.monotonic_ns() + self._offset, self._last)
 
     def now(self) -> datetime:
-        """The same as a datetime."""
+        """Return the same time as a datetime."""
         return datetime.fromtimestamp(self.nanoseconds() / SECOND, UTC)
 
     def read(self) -> int:
-        """The timestamp of a strong read. Every later commit has a later timestamp."""
+        """Return the timestamp of a strong read. Every later commit has a later timestamp."""
         self._last = self.nanoseconds() // MICROSECOND * MICROSECOND
         return self._last
 
     def commit(self) -> int:
-        """The next commit timestamp.
+        """Return the next commit timestamp.
 
-        It is later than all others, unless the test holds timestamps at one value.
+        The timestamp is later than all others, unless the test holds timestamps at one value.
         """
         if self.held is not None:
             return self.held
         return self.step()
 
     def step(self) -> int:
-        """A whole microsecond that is later than every commit."""
+        """Return a whole microsecond that is later than every commit."""
         now = -(-self.nanoseconds() // MICROSECOND) * MICROSECOND
         self._last = max(now, self._last + MICROSECOND)
         return self._last
 
     def crowd(self, seconds: float) -> None:
-        """Move ahead by the given time, and stop until real time has caught up.
+        """Move the clock ahead by the given time, and stop it until real time has caught up.
 
-        Meanwhile, commits are one tick apart.
+        Until then, successive commits are one tick apart.
         """
         ahead = self.nanoseconds() + round(seconds * SECOND)
         self._last = ahead // MICROSECOND * MICROSECOND

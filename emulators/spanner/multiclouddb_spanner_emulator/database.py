@@ -1,4 +1,4 @@
-"""A database: its tables, its change streams, and the effect of a transaction on both."""
+"""Represents a database: its tables, its change streams, and the effect of a transaction on both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Write:
     """One mutation.
 
     Attributes:
-        kind: `insert`, `update`, `insert_or_update`, `replace` or `delete`.
+        kind: One of `insert`, `update`, `insert_or_update`, `replace` or `delete`.
         table: The table.
         columns: The names of columns; empty for a delete.
         rows: A value for each column; for a delete, the keys, or None for every row.
@@ -39,15 +39,15 @@ class Write:
 
 
 class Database:
-    """A database. The caller holds the server's lock.
+    """A database. A database; the caller must hold the server's lock.
 
     Attributes:
         name: Its full name.
         postgres: True for the PostgreSQL dialect.
         tables: Name → table.
-        streams: Name → change stream.
-        statements: The DDL statements that created it.
-        history: Every transaction: its commit timestamp, and table → key → its effect.
+        streams: Maps each name to its change stream.
+        statements: The DDL statements that created the database.
+        history: Every transaction, with its commit timestamp and its effects: table → key → effect.
     """
 
     def __init__(self, name: str, *, postgres: bool, clock: Clock, habits: Habits) -> None:
@@ -120,7 +120,7 @@ class Database:
                 )
 
     def table(self, name: str) -> Table:
-        """The table with this name."""
+        """Return the table with this name."""
         for each in self.tables.values():
             if each.name.lower() == name.lower():
                 return each
@@ -134,7 +134,7 @@ class Database:
     # -- Transactions
 
     def commit(self, writes: Iterable[Write], tag: str = "", *, is_system: bool = False) -> int:
-        """Apply a transaction and report it to the change streams; returns its commit timestamp."""
+        """Apply a transaction and report it to the change streams; return its commit timestamp."""
         commit = self._clock.commit()
         changes: dict[str, dict[Key, Change]] = {}
         try:

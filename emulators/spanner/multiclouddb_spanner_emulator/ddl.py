@@ -1,4 +1,4 @@
-"""The DDL of both dialects, as far as tests of change streams need it."""
+"""Parses the DDL of both dialects, as far as tests of change streams need it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CreateStream:
 
 @attrs.frozen
 class AlterStream:
-    """ALTER CHANGE STREAM; a None leaves that part unchanged."""
+    """The statement ALTER CHANGE STREAM; a part that is None stays unchanged."""
 
     name: str
     watch: Watch | None
@@ -202,7 +202,7 @@ class _Parser:
 
 
 def _spelled(of: str) -> str:
-    """The form in INFORMATION_SCHEMA."""
+    """Return the form in INFORMATION_SCHEMA."""
     if "<" in of:
         return re.sub(r"\s+", "", of)
     of = re.sub(r"^varchar\b", "character varying", of, flags=re.IGNORECASE)
@@ -220,7 +220,7 @@ def _key(text: str) -> list[tuple[str, str]]:
 
 
 def _balanced(text: str) -> tuple[str, str]:
-    """The text in the first parentheses, and the text after them."""
+    """Return the text in the first parentheses, and the text after them."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -230,7 +230,7 @@ def _balanced(text: str) -> tuple[str, str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Split at the commas outside parentheses."""
+    """Split a text at the commas outside parentheses."""
     pieces, depth, start = list[str](), 0, 0
     for place, letter in enumerate(text):
         depth += (letter in "(<") - (letter in ")>")
@@ -242,9 +242,9 @@ def _pieces(text: str) -> list[str]:
 
 
 def parse(text: str, *, postgres: bool) -> Statement:
-    """The statement in a text.
+    """Return the statement in a text.
 
     Raises:
-        ServiceError: The emulator does not know the statement.
+        ServiceError: Raised if the emulator does not know the statement.
     """
     return _Parser(text, postgres=postgres).parse()

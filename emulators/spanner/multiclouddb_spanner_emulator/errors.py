@@ -1,4 +1,4 @@
-"""The errors of Cloud Spanner in the form of the protocol."""
+"""Defines the errors of Cloud Spanner in the form of the protocol."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ServiceError(Exception):
     """An answer that is an error.
 
     Args:
-        status: Its status, for example `UNAVAILABLE`.
+        status: The status of the error, for example `UNAVAILABLE`.
         message: Its message.
-        retry_after: The number of seconds that the client should wait, or None to leave this out.
+        retry_after: The number of seconds that the client should wait, or None to omit this.
         resource: The kind and name of the missing resource, or None.
     """
 
@@ -42,7 +42,7 @@ class ServiceError(Exception):
         super().__init__(f"{status}: {message}")
 
     def details(self) -> list[tuple[str, bytes]]:
-        """The trailing metadata that contains the details."""
+        """Return the trailing metadata that contains the details."""
         told: list[Any] = []
         found: list[tuple[str, bytes]] = []
         if self.retry_after is not None:
@@ -76,10 +76,10 @@ def out_of_range(message: str) -> ServiceError:
 
 
 def unimplemented(what: str) -> ServiceError:
-    """An `UNIMPLEMENTED` whose message says that the emulator, not the service, lacks this."""
+    """Return an `UNIMPLEMENTED` error which says that the emulator, not the service, lacks this feature."""
     return ServiceError("UNIMPLEMENTED", f"The scripted server does not know {what}")
 
 
 def not_found(kind: str, name: str) -> ServiceError:
-    """A `NOT_FOUND` for a session, a database or an instance."""
+    """Return a `NOT_FOUND` error for a session, a database or an instance."""
     return ServiceError("NOT_FOUND", f"{kind} not found: {name}", resource=(kind, name))

@@ -1,4 +1,4 @@
-"""Google's own emulator of Cloud Spanner, if the Google Cloud SDK of this machine contains it."""
+"""Finds Google's own emulator of Cloud Spanner, if the Google Cloud SDK on this machine contains it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["google_emulator"]
 
 @cache
 def google_emulator() -> Path | None:
-    """The program of the installed emulator, or None."""
+    """Return the path of the installed emulator program, or None."""
     gcloud = shutil.which("gcloud")
     if gcloud is None:
         return None

@@ -1,4 +1,4 @@
-"""The settings of a scripted Cloud Spanner: what it does by itself, without a requested trouble."""
+"""The settings of a scripted Cloud Spanner server: its behaviour when no fault is requested."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["Habits"]
 
 @attrs.define
 class Habits:
-    """The settings of a server. Each may be changed at any time.
+    """The settings of a server. Each setting may be changed at any time.
 
     Attributes:
         initial_partitions: The number of partitions of a new change stream.
         moves_keys: True if each split, merge or move gives every key to another partition, as Google's
-            emulator does. The next change of a key may then be in a partition that is not a descendant of its
-            previous partition.
+            emulator does. In that case, the next change of a key may be in a partition that is not a
+            descendant of its previous partition.
         first_partition_only: True if all changes go to the oldest open partition.
         mods_per_record: The maximum number of mods in a data change record; None for no limit.
         sequence_step: The amount by which the record sequence of a transaction grows with each record.
         children_per_record: The maximum number of children in a child partitions record; None for all.
-        repeat_children: The number of times that each child partitions record is repeated.
+        repeat_children: The number of times that each child partitions record is sent.
         children_first: True if partitions and children are named in reverse order.
         mixes_equal_timestamps: True if transactions with the same commit timestamp are sent in a different
             order each time, and mixed. The records of each transaction stay in order.

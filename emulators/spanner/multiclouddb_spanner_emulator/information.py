@@ -1,6 +1,6 @@
 """INFORMATION_SCHEMA: the description of a database, and the queries on it.
 
-SQLite runs each query on tables that are filled for it, so joins, parameters and ordering work.
+SQLite runs each query on tables that are filled for that query, so joins, parameters and ordering work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiclouddb_spanner_emulator.schema import Column, Table
 __all__ = ["Answer", "ask"]
 
 Answer = tuple[list[tuple[str, str]], list[list[Any]]]
-"""Name and type code of each column, and the rows."""
+"""The name and type code of each column, and the rows."""
 
 _STREAM: Final = "CHANGE_STREAM_CATALOG CHANGE_STREAM_SCHEMA CHANGE_STREAM_NAME"
 _TABLE: Final = "TABLE_CATALOG TABLE_SCHEMA TABLE_NAME"
@@ -108,15 +108,15 @@ def _fill(connection: sqlite3.Connection, database: Database, name: str) -> None
 
 
 def ask(database: Database, sql: str, params: Mapping[str, Any]) -> Answer:
-    """The answer to a query on INFORMATION_SCHEMA.
+    """Return the answer to a query on INFORMATION_SCHEMA.
 
     Args:
         database: The database.
         sql: The query.
-        params: Its parameters, by name; `p1` is `$1` in the PostgreSQL dialect.
+        params: The parameters of the query, by name; `p1` is `$1` in the PostgreSQL dialect.
 
     Raises:
-        ServiceError: SQLite does not understand the query, or the table does not exist.
+        ServiceError: Raised if SQLite does not understand the query, or the table does not exist.
     """
     connection = sqlite3.connect(":memory:", detect_types=sqlite3.PARSE_DECLTYPES)
     try:

@@ -1,4 +1,4 @@
-"""The calls that a scripted server received."""
+"""Records the calls that a scripted server received."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Call:
 
     Attributes:
         method: For example `ExecuteStreamingSql`.
-        session: The session that it names, or "".
-        sql: The statement, or "".
+        session: The session that the call names, or "".
+        sql: The statement of the call, or "".
         query: The arguments of a change stream query, or None.
         rows: The number of rows that were sent.
-        status: The status at its end, for example `OK`; "" while it runs.
+        status: The status with which the call ended, for example `OK`; "" while the call runs.
     """
 
     method: str
@@ -36,7 +36,7 @@ class Call:
 
 
 class Journal:
-    """The calls of a server, in the order of their arrival. Several threads can use it.
+    """The calls of a server, in the order of their arrival. Several threads can use this object.
 
     Attributes:
         calls: All of them.
@@ -51,16 +51,16 @@ class Journal:
 
     @property
     def open_streams(self) -> int:
-        """The number of running change stream queries."""
+        """Return the number of running change stream queries."""
         return self._streams
 
     def counts(self) -> Counter[str]:
-        """The number of calls of each method."""
+        """Return the number of calls of each method."""
         with self._lock:
             return Counter(call.method for call in self.calls)
 
     def queries(self) -> list[Call]:
-        """The change stream queries."""
+        """Return the change stream queries."""
         with self._lock:
             return [call for call in self.calls if call.query is not None]
 

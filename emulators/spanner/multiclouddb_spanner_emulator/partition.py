@@ -1,4 +1,4 @@
-"""The partitions of a change stream: their keys, their lifetimes and their lineage."""
+"""Represents the partitions of a change stream: their keys, their lifetimes and their lineage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["HASHES", "Partition", "Range", "halves", "new_token", "place_of"]
 
 HASHES: Final = 2**64
 Range = tuple[int, int]
-"""From (inclusive) and to (exclusive)."""
+"""The start (inclusive) and the end (exclusive) of a range of hashes."""
 
 
 @attrs.define(eq=False)
@@ -25,12 +25,12 @@ class Partition:
     Attributes:
         token: Its token.
         start: When it began.
-        ranges: The hashes that it holds.
-        parents: Tokens of its parents.
-        end: When it ended, or None.
+        ranges: The hashes that the partition contains.
+        parents: The tokens of the partition's parents.
+        end: The time at which the partition ended, or None.
         children: Its children.
-        hidden: True while its end is not reported, so that a reader of the end waits.
-        log: Its records, in order.
+        hidden: True while the partition's end is not reported, so that a reader at the end waits.
+        log: The records of the partition, in order.
     """
 
     token: str
@@ -43,26 +43,26 @@ class Partition:
     log: list[DataChange] = attrs.field(factory=list, repr=False)
 
     def holds(self, place: int) -> bool:
-        """True when a hash lies in its ranges."""
+        """Return True if a hash lies in the partition's ranges."""
         return any(low <= place < high for low, high in self.ranges)
 
     def lives_at(self, moment: int) -> bool:
-        """True if it accepts changes at a given time."""
+        """Return True if the partition accepts changes at a given time."""
         return self.start <= moment and (self.end is None or moment < self.end)
 
     def index(self, moment: int) -> int:
-        """The index of the first record that is not older than a given time."""
+        """Return the index of the first record that is not older than a given time."""
         return bisect_left(self.log, moment, key=lambda record: record.commit)
 
 
 def new_token(stream: str, number: int) -> str:
-    """A token without recognisable content."""
+    """Return a token without recognisable content."""
     digest = hashlib.sha512(f"{stream} {number}".encode()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def place_of(text: str) -> int:
-    """The place of a key among all hashes."""
+    """Return the place of a key among all hashes."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 

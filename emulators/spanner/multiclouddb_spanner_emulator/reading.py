@@ -1,4 +1,4 @@
-"""The change stream query, which checks its arguments and yields records as time passes."""
+"""Runs the change stream query, which checks its arguments and yields records as time passes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class StreamQuery:
     Attributes:
         stream: The stream's name.
         start: The start time.
-        end: The end time; None to read as long as the partition lives.
-        token: The partition; None for the partitions alive at `start`.
+        end: The end time; None to read as long as the partition is alive.
+        token: The partition; None for the list of the partitions that are alive at `start`.
         heartbeat: Milliseconds.
     """
 
@@ -47,7 +47,7 @@ def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) 
     """Refuse the arguments that the service refuses.
 
     Raises:
-        ServiceError: The arguments are not valid.
+        ServiceError: Raised if the arguments are not valid.
     """
     start, end, beat = query.start, query.end, query.heartbeat
     if start is None:
@@ -101,10 +101,10 @@ class Reading:
         query: Its arguments, checked.
         stream: The stream.
         clock: The server's clock.
-        changed: The condition that a thread holds while it reads or changes the server; notified on every
-            change.
-        is_active: Returns False if nobody listens any more.
-        mix: Mixes transactions with the same commit timestamp; None to keep their order.
+        changed: The condition that a thread must hold to read or change the server; every change notifies it.
+        is_active: A function that returns False if no client is listening any more.
+        mix: A random generator that mixes transactions with the same commit timestamp; None to keep their
+            order.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Reading:
         self._anything = False
 
     def records(self) -> Iterator[list[Record]]:
-        """Batches of records, until the end of the window or the partition."""
+        """Yield batches of records, until the end of the window or the partition."""
         if self._query.token is None:
             self._wait_for(self._start)
             with self._changed:
@@ -149,7 +149,7 @@ class Reading:
                 return
 
     def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
-        """The records up to now, the place of the next record, and True if the answer ends."""
+        """Return the records up to now, the place of the next record, and True if the answer ends."""
         now, end = self._clock.nanoseconds(), self._query.end
         bound = now if end is None else min(now, end)
         stop = at
@@ -173,7 +173,7 @@ class Reading:
         return found, stop, over
 
     def _heartbeats(self, partition: Partition, bound: int) -> list[Record]:
-        """The heartbeats that are due since the last check."""
+        """Return the heartbeats that are due since the last check."""
         last = bound if partition.end is None else min(bound, partition.end - MICROSECOND)
         moments = range(self._told + self._beat, last + 1, self._beat)
         if moments:
@@ -194,7 +194,10 @@ class Reading:
 
 
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
-    """The records. Those of transactions with the same commit timestamp are mixed at random."""
+    """The records. Return the records.
+
+    Return the records; those of transactions with the same commit timestamp are mixed at random.
+    """
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}
         for record in same:

@@ -1,4 +1,4 @@
-"""The records of a change stream in the forms of both dialects."""
+"""Represents the records of a change stream in the forms of both dialects."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Children", "DataChange", "Heartbeat", "Mod", "Record", "dumped", "to
 
 
 def dumped(value: Any) -> str:
-    """JSON text with sorted names and without spaces."""
+    """Return JSON text with sorted names and without spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def to_value(value: Any) -> Value:
-    """A value in the form of the protocol, in which whole numbers are text."""
+    """Return a value in the form of the protocol, in which whole numbers are text."""
     match value:
         case None:
             return Value(null_value=0)
@@ -40,7 +40,7 @@ def to_value(value: Any) -> Value:
 
 @attrs.frozen
 class Mod:
-    """One changed row: three JSON texts."""
+    """One changed row, as three JSON texts."""
 
     keys: str
     new_values: str
@@ -53,16 +53,16 @@ class DataChange:
 
     Attributes:
         commit: Its commit timestamp.
-        sequence: Its place in its transaction.
+        sequence: The place of the record in its transaction.
         transaction: The transaction's id.
-        is_last: True for the last of the transaction in its partition.
+        is_last: True for the last record of the transaction in its partition.
         table: The table.
-        columns: The reported columns, each with True if it belongs to the key.
+        columns: The reported columns, each with True if the column belongs to the key.
         mods: The rows.
         mod_type: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type.
-        records: The number of records of the transaction.
-        partitions: The number of partitions that contain them.
+        records: The number of records in the transaction.
+        partitions: The number of partitions that contain these records.
         tag: The transaction's tag.
         is_system: True for one of the service's own transactions.
     """
@@ -83,7 +83,7 @@ class DataChange:
     _value: Any = None
 
     def fields(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The three arrays of a `ChangeRecord`."""
+        """Return the three arrays of a `ChangeRecord`."""
         columns = [
             [each.name, dumped(each.type.described()), key, each.ordinal] for each, key in self.columns
         ]
@@ -95,13 +95,13 @@ class DataChange:
         return [told], [], []
 
     def value(self) -> Value:
-        """The row in GoogleSQL. It is made only once."""
+        """Return the row in GoogleSQL. The row is built only once."""
         if self._value is None:
             self._value = _row(self)
         return self._value
 
     def text(self) -> str:
-        """The row in PostgreSQL."""
+        """Return the row in PostgreSQL."""
         columns = ",".join(
             f'{{"is_primary_key":{dumped(key)},"name":{dumped(each.name)},"ordinal_position":{each.ordinal},'
             f'"type":{dumped(each.type.described())}}}'
@@ -135,15 +135,15 @@ class Heartbeat:
     moment: int
 
     def fields(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The three arrays of a `ChangeRecord`."""
+        """Return the three arrays of a `ChangeRecord`."""
         return [], [[to_text(self.moment)]], []
 
     def value(self) -> Value:
-        """The row in GoogleSQL."""
+        """Return the row in GoogleSQL."""
         return _row(self)
 
     def text(self) -> str:
-        """The row in PostgreSQL."""
+        """Return the row in PostgreSQL."""
         return dumped({"heartbeat_record": {"timestamp": to_text(self.moment, "+00:00")}})
 
 
@@ -153,8 +153,8 @@ class Children:
 
     Attributes:
         start: The time at which the children begin.
-        sequence: Its place among the child partitions records of one answer.
-        children: Token → tokens of the parents.
+        sequence: The place of the record among the child partitions records of one answer.
+        children: Maps the token of each child to the tokens of its parents.
     """
 
     start: int
@@ -162,16 +162,16 @@ class Children:
     children: tuple[tuple[str, tuple[str, ...]], ...]
 
     def fields(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The three arrays of a `ChangeRecord`."""
+        """Return the three arrays of a `ChangeRecord`."""
         children = [[token, list(parents)] for token, parents in self.children]
         return [], [], [[to_text(self.start), f"{self.sequence:08d}", children]]
 
     def value(self) -> Value:
-        """The row in GoogleSQL."""
+        """Return the row in GoogleSQL."""
         return _row(self)
 
     def text(self) -> str:
-        """The row in PostgreSQL."""
+        """Return the row in PostgreSQL."""
         told = {
             "start_timestamp": to_text(self.start, "+00:00"),
             "record_sequence": f"{self.sequence:08d}",

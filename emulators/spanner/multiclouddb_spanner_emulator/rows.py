@@ -1,4 +1,4 @@
-"""Reads of rows by key ranges, at a time that the database still keeps."""
+"""Reads rows by key ranges, as of a time that the database still keeps."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from multiclouddb_spanner_emulator.world import World
 __all__ = ["VERSION_SECONDS", "moment_of", "rows_at"]
 
 VERSION_SECONDS: Final = 3600
-"""For how long a database keeps rows that were changed: the service's default."""
+"""How long a database keeps rows after they were changed: the service's default."""
 
 Fields = list[tuple[str, dict[str, Any]]]
 
 
 def moment_of(world: World, request: Any) -> int:
-    """The time that a request reads.
+    """Return the time at which a request reads.
 
     A read of a part (`PartitionRead`) belongs to a transaction, whose id contains the time.
 
     Raises:
-        ServiceError: The database no longer keeps data of that time.
+        ServiceError: Raised if the database no longer keeps data of that time.
     """
     if request.transaction.id:
         return int(request.transaction.id)
@@ -48,12 +48,12 @@ def moment_of(world: World, request: Any) -> int:
 
 
 def rows_at(database: Database, request: Any, moment: int) -> tuple[Fields, Iterator[list[Value]]]:
-    """The columns of a read and its rows, in the order of the primary key.
+    """Return the columns of a read and its rows, in the order of the primary key.
 
     Args:
         database: The database.
         request: A `ReadRequest`.
-        moment: The time of the read.
+        moment: The time as of which to read.
     """
     if request.index:
         raise unimplemented("reads of an index")
@@ -95,7 +95,7 @@ def _is_in(table: Table, key: Sequence[Any], ranges: Sequence[Any]) -> bool:
 
 
 def _order(table: Table, values: Any) -> tuple[Any, ...]:
-    """A bound, which is a key or the first parts of a key."""
+    """Return a bound, which is a key or the first parts of a key."""
     kinds = [value.WhichOneof("kind") for value in values.values]
     given = [
         None if kind == "null_value" else getattr(value, kind)

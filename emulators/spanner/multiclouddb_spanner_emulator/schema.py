@@ -1,4 +1,4 @@
-"""Tables, and the columns that a change stream watches."""
+"""Represents tables, and the columns that a change stream watches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Column:
     Attributes:
         name: Its name.
         type: Its type.
-        text: Its type in the form of the DDL.
-        nullable: False with NOT NULL.
-        ordinal: Its place in the table, from 1. It does not change when other columns are dropped.
+        text: The type of the column, in the form of the DDL.
+        nullable: False for a column that is NOT NULL.
+        ordinal: The place of the column in the table, counted from 1. The place does not change when other
+            columns are dropped.
     """
 
     name: str
@@ -57,10 +58,10 @@ class Table:
 
     Attributes:
         name: Its name.
-        columns: Its columns, in order.
+        columns: The columns of the table, in order.
         key: The names of the key columns.
         descending: The key columns with descending order.
-        rows: Key → the row, including the key.
+        rows: Maps each key to its row, including the key columns.
     """
 
     name: str
@@ -70,16 +71,16 @@ class Table:
     rows: dict[Key, Row] = attrs.field(factory=dict)
 
     def column(self, name: str) -> Column:
-        """The column with this name; case is ignored."""
+        """Return the column with this name; case is ignored."""
         for column in self.columns:
             if column.name.lower() == name.lower():
                 return column
         raise ServiceError("NOT_FOUND", f"Column not found in table {self.name}: {name}")
 
     def order(self, key: Key) -> tuple[Any, ...]:
-        """A key that sorts as the service orders the table's rows.
+        """Return a key that sorts as the service orders the table's rows.
 
-        It also works for the first parts of a key.
+        The method also works for the first parts of a key.
         """
         parts: list[Any] = []
         for name, value in zip(self.key, key, strict=False):
@@ -88,24 +89,27 @@ class Table:
         return tuple(parts)
 
     def values(self) -> list[Column]:
-        """The columns that do not belong to the key."""
+        """Return the columns that do not belong to the key."""
         return [column for column in self.columns if column.name not in self.key]
 
 
 @attrs.frozen
 class Watch:
-    """What a change stream watches.
+    """Describes what a change stream watches.
 
     Attributes:
-        everything: True for `FOR ALL`.
-        tables: Table → the columns, or None for all of them.
+        everything: True for a stream that is defined `FOR ALL`.
+        tables: Maps each table to its watched columns, or to None for all of them.
     """
 
     everything: bool = False
     tables: Mapping[str, Sequence[str] | None] = attrs.field(factory=dict)
 
     def columns(self, table: Table) -> list[Column] | None:
-        """The watched columns of a table, without the key columns; None if the table is not watched."""
+        """Return the watched columns of a table, without the key columns.
+
+        None if the table is not watched.
+        """
         if self.everything:
             return table.values()
         if table.name not in self.tables:

@@ -29,14 +29,14 @@ _LARGEST: Final = 64 << 20
 
 @attrs.frozen
 class PartitionState:
-    """The state of a partition.
+    """The present state of a partition.
 
     Attributes:
         token: Its token.
-        parents: Tokens of its parents.
-        children: Tokens of its children.
-        is_open: True while it accepts changes.
-        records: The number of its records.
+        parents: The tokens of the partition's parents.
+        children: The tokens of the partition's children.
+        is_open: True while the partition accepts changes.
+        records: The number of records in the partition.
     """
 
     token: str
@@ -47,24 +47,25 @@ class PartitionState:
 
 
 class ScriptedSpanner:
-    """A Cloud Spanner in this process, over gRPC.
+    """A Cloud Spanner server in this process, over gRPC.
 
-    It is a context manager, and several threads can use every method.
+    The server is a context manager, and several threads can use every method.
 
     Attributes:
-        habits: Its settings; they may be changed at any time.
+        habits: The settings of the server; they may be changed at any time.
         troubles: Failures on demand.
         journal: The received calls.
         clock: Its clock.
-        host: The address on which it listens, for `SPANNER_EMULATOR_HOST`; "" before it is started.
+        host: The address on which the server listens, for `SPANNER_EMULATOR_HOST`; "" before the server is
+            started.
     """
 
     def __init__(self, habits: Habits | None = None, lead_seconds: float = 0.005) -> None:
-        """A server that is not started yet.
+        """Make a server that is not started yet.
 
         Args:
             habits: The settings.
-            lead_seconds: How far its clock is ahead of this machine's.
+            lead_seconds: How far the server's clock is ahead of this machine's.
         """
         self.habits = habits or Habits()
         self.host = ""
@@ -80,7 +81,7 @@ class ScriptedSpanner:
 
     @property
     def troubles(self) -> Troubles:
-        """What goes wrong on demand."""
+        """Return the faults that can be requested."""
         return self._world.troubles
 
     @property
@@ -95,13 +96,13 @@ class ScriptedSpanner:
 
     @property
     def sessions(self) -> list[str]:
-        """The sessions that are open."""
+        """Return the sessions that are open."""
         return list(self._world.sessions)
 
     # -- Its life
 
     def start(self) -> None:
-        """Listen on a free port. After `stop`, it listens on the same port again."""
+        """Listen on a free port. After `stop`, the server listens on the same port again."""
         self._world.stopped.clear()
         options = [("grpc.max_send_message_length", _LARGEST), ("grpc.so_reuseport", 0)]
         self._server = grpc.server(ThreadPoolExecutor(_MOST_CALLS), options=options)
@@ -127,7 +128,7 @@ class ScriptedSpanner:
         """Create a database, and its instance if it does not exist.
 
         Args:
-            database: Its full name, `projects/P/instances/I/databases/D`.
+            database: The full name of the database, `projects/P/instances/I/databases/D`.
             statements: DDL.
             postgres: True for the PostgreSQL dialect.
         """
@@ -144,7 +145,7 @@ class ScriptedSpanner:
             self._world.changed.notify_all()
 
     def commit(self, database: str, *writes: Write, tag: str = "", is_system: bool = False) -> int:
-        """Write a transaction; returns its commit timestamp in nanoseconds."""
+        """Write a transaction; return its commit timestamp in nanoseconds."""
         return self._world.commit(self._database(database), writes, tag, is_system=is_system)
 
     def expire_row(self, database: str, table: str, *key: Any) -> None:
@@ -184,17 +185,20 @@ class ScriptedSpanner:
             self._world.changed.notify_all()
 
     def now(self) -> datetime:
-        """The time of its clock."""
+        """Return the time of the server's clock."""
         return self.clock.now()
 
     def forget(self, database: str, stream: str) -> None:
-        """Expire all records of a stream so far, without moving the clock."""
+        """Expire all records of a stream that exist so far, without moving the clock."""
         with self._world.changed:
             self._stream(database, stream).created = self.clock.step()
 
     @contextmanager
     def one_commit_timestamp(self) -> Iterator[None]:
-        """Give every transaction inside the block the same commit timestamp. Nobody may read meanwhile."""
+        """Give every transaction inside the block the same commit timestamp.
+
+        No client may read during this block.
+        """
         with self._world.changed:
             self.clock.held = self.clock.step()
         try:
@@ -206,7 +210,7 @@ class ScriptedSpanner:
     # -- Partitions
 
     def partitions(self, database: str, stream: str) -> list[PartitionState]:
-        """Every partition that ever existed, oldest first."""
+        """Return every partition that ever existed, oldest first."""
         with self._world.changed:
             return [
                 PartitionState(
@@ -220,36 +224,36 @@ class ScriptedSpanner:
             ]
 
     def open_partitions(self, database: str, stream: str) -> list[str]:
-        """The tokens of the partitions that accept changes, oldest first."""
+        """Return the tokens of the partitions that accept changes, oldest first."""
         return [each.token for each in self.partitions(database, stream) if each.is_open]
 
     def split(self, token: str, into: int = 2) -> list[str]:
-        """Split a partition; returns the tokens of its children."""
+        """Split a partition; return the tokens of its children."""
         return self._world.reshape([token], into)
 
     def merge(self, *tokens: str) -> str:
-        """Merge partitions; returns the token of the child."""
+        """Merge partitions; return the token of the child."""
         return self._world.reshape(tokens, 1)[0]
 
     def move(self, token: str) -> str:
-        """End a partition and continue in a new one with the same keys; returns the new token."""
+        """End a partition and continue in a new one with the same keys; return the new token."""
         return self._world.reshape([token], 1)[0]
 
     def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
         """End partitions and continue in the given number of new ones.
 
-        Each is a child of all the old ones.
+        Each new partition is a child of all the old ones.
         """
         return self._world.reshape(tokens, count)
 
     def hide_end(self, token: str, *, hidden: bool = True) -> None:
-        """Make readers at the end of a partition wait for its children, or stop this."""
+        """Make readers at the end of a partition wait for its children, or end this wait."""
         with self._world.changed:
             self._world.stream_of(token).partitions[token].hidden = hidden
             self._world.changed.notify_all()
 
     def lose_sessions(self) -> None:
-        """Forget every session. A call that names one gets `NOT_FOUND`."""
+        """Forget every session. Close all sessions; a later call that names one of them gets `NOT_FOUND`."""
         with self._world.changed:
             self._world.sessions.clear()
 

@@ -1,4 +1,4 @@
-"""The gRPC services: Spanner and as much of the two admin services as tests need."""
+"""The gRPC services: Implements the Spanner service, and as much of the two admin services as tests need."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _LOOK_SECONDS: Final = 0.05
 
 
 class _StoppedError(Exception):
-    """Nobody listens any more, or the server is stopping."""
+    """Raised if no client is listening any more, or the server is stopping."""
 
 
 class _Service:
-    """The implementation of the methods.
+    """Implements the methods of the services.
 
-    Each takes the request and returns the answer, as protobuf messages.
+    Each method takes the request and returns the answer, as protobuf messages.
     """
 
     def __init__(self, world: World) -> None:
@@ -167,7 +167,7 @@ class _Service:
         yield from answered(self.world, database, request, call, is_active, meet)
 
     def partition_read(self, request: Any, call: Call) -> Any:
-        """Parts in no particular order, like those of the service."""
+        """Return parts in no particular order, like those of the service."""
         database = self.world.in_session(request.session)
         database.table(request.table)
         answer = types.PartitionResponse.pb()()
@@ -205,7 +205,7 @@ class _Service:
     # -- Troubles
 
     def meet(self, call: Call, rows: int | None, is_active: Callable[[], bool]) -> None:
-        """Apply troubles to a call."""
+        """Apply the requested faults to a call."""
         methods = (call.method, "ChangeStream") if call.query is not None else (call.method,)
         token = (call.query.token or "") if call.query is not None else None
         for trouble in self.world.troubles.striking(methods, token, rows):
@@ -287,7 +287,7 @@ _METHODS: Final = {
 
 
 def handlers(world: World) -> list[grpc.GenericRpcHandler]:
-    """The handler for a gRPC server."""
+    """Return the handler for a gRPC server."""
     service = _Service(world)
     return [
         grpc.method_handlers_generic_handler(

@@ -1,4 +1,4 @@
-"""A change stream: what it watches, its retention, and its partitions."""
+"""Represents a change stream: what it watches, its retention, and its partitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ChangeStream:
         name: Its name.
         watch: What it watches.
         options: The options that were set.
-        created: The time of its creation.
+        created: The time at which the stream was created.
         partitions: Every partition that ever existed, by token.
     """
 
@@ -56,30 +56,30 @@ class ChangeStream:
 
     @property
     def capture(self) -> str:
-        """The value capture type."""
+        """Return the value capture type of the stream."""
         return self.options.get("value_capture_type", "OLD_AND_NEW_VALUES")
 
     @property
     def open(self) -> list[Partition]:
-        """The partitions that accept changes, oldest first."""
+        """Return the partitions that accept changes, oldest first."""
         return [each for each in self.partitions.values() if each.end is None]
 
     def set_options(self, options: dict[str, str]) -> None:
-        """Change options; `null` removes an option."""
+        """Change options; Set options; the value `null` removes an option."""
         chosen = {**self.options, **options}
         self.options = {name: value for name, value in chosen.items() if value.lower() != "null"}
         self._retention = _seconds(self.options.get("retention_period", "1d"))
 
     def horizon(self, now: int) -> int:
-        """The earliest time that can be read."""
+        """Return the earliest time that can be read."""
         return max(self.created, now - round(self._retention * SECOND))
 
     def excludes(self, kind: str) -> bool:
-        """True if changes of a kind are not reported."""
+        """Return True if changes of a kind are not reported."""
         return self.options.get(f"exclude_{kind.lower()}", "").lower() == "true"
 
     def home(self, key: str) -> Partition:
-        """The partition of a key's next change."""
+        """Return the partition of a key's next change."""
         found = self.open
         if self._habits.first_partition_only:
             return found[0]
@@ -89,7 +89,7 @@ class ChangeStream:
         return next(each for each in found if each.holds(place))
 
     def partition(self, token: str) -> Partition:
-        """The partition with this token."""
+        """Return the partition with this token."""
         if token not in self.partitions:
             raise invalid(
                 "Specified partition_token is invalid, as it does not belong to the Change Stream "
@@ -98,7 +98,10 @@ class ChangeStream:
         return self.partitions[token]
 
     def reshape(self, tokens: Sequence[str], count: int, moment: int) -> list[str]:
-        """End open partitions and continue in so many new ones, each a child of all of them."""
+        """End open partitions and continue in so many new ones.
+
+        Each new partition is a child of all the old ones.
+        """
         parents = [self.partitions[token] for token in tokens]
         if len(set(tokens)) != len(tokens) or not tokens or any(each.end is not None for each in parents):
             raise ValueError("name open partitions, each once")
@@ -110,14 +113,14 @@ class ChangeStream:
         return [child.token for child in children]
 
     def root(self, moment: int) -> list[Children]:
-        """The answer to a query without a token: the partitions alive at that time, without parents."""
+        """Return the answer to a query without a token: the partitions alive then, without parents."""
         alive = [each for each in self.partitions.values() if each.lives_at(moment)]
         if self._habits.children_first:
             alive.reverse()
         return [Children(moment, number, ((each.token, ()),)) for number, each in enumerate(alive)]
 
     def ending(self, partition: Partition) -> list[Children]:
-        """The records at the end of a partition."""
+        """Return the records at the end of a partition."""
         named = [(child.token, child.parents) for child in partition.children]
         if self._habits.children_first:
             named.reverse()

@@ -1,4 +1,4 @@
-"""Troubles on demand: a number of the next calls fail in some way."""
+"""Injects faults on demand: a number of the next calls fail in some way."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Delay:
 
 @attrs.frozen
 class Hang:
-    """The call waits until the trouble is over."""
+    """The call waits until the fault is over."""
 
 
 @attrs.frozen
 class Act:
-    """A function is called during the call."""
+    """A function is called while the call runs."""
 
     act: Callable[[], object]
 
@@ -48,14 +48,16 @@ class Trouble:
 
     Attributes:
         action: The action.
-        method: The calls that it affects, for example `ExecuteStreamingSql`, or `ChangeStream` for change
-            stream queries; None for all.
-        token: The partition whose queries it affects; None for all, "" for queries without a token.
-        after_rows: It happens after this many rows were sent; None to act before anything is sent.
-        times: How often it happens; None for ever.
-        every: 1 for each call; 2 for every second call, not the first.
-        happened: How often it has happened.
-        over: Set when it has ended.
+        method: The calls that the fault affects, for example `ExecuteStreamingSql`, or `ChangeStream` for
+            change stream queries; None for all.
+        token: The partition whose queries the fault affects; None means all partitions, "" means queries
+            without a token.
+        after_rows: The number of sent rows after which the fault happens; None to apply the fault before
+            anything is sent.
+        times: The number of times that the fault happens; None for ever.
+        every: The interval: 1 means each call; 2 means every second call, beginning with the second.
+        happened: The number of times that the fault has happened.
+        over: An event that is set when the fault has ended.
     """
 
     action: Action
@@ -73,7 +75,7 @@ class Trouble:
         self.over.set()
 
     def strikes(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> bool:
-        """True if it happens to this call at this point."""
+        """Return True if the fault happens to this call at this point."""
         if self.over.is_set() or rows != self.after_rows:
             return False
         if self.method is not None and self.method not in methods:
@@ -90,10 +92,10 @@ class Trouble:
 
 
 class Troubles:
-    """The troubles of a server. Each method adds one. Several threads can use it.
+    """The faults of a server. Each method adds one fault. Several threads can use this object.
 
-    `after_rows` counts data change and child partitions records, not heartbeats. With None, the trouble
-    happens before anything is sent. With 0, it happens when there is a first row that has not been sent yet.
+    `after_rows` counts data change and child partitions records, not heartbeats. With None, the fault happens
+    before anything is sent. With 0, the fault happens when there is a first row that has not been sent yet.
     """
 
     def __init__(self) -> None:
@@ -125,7 +127,7 @@ class Troubles:
         token: str | None = None,
         after_rows: int | None = None,
     ) -> Trouble:
-        """Answer late, or continue late."""
+        """Delay an answer, or its continuation."""
         return self._add(Trouble(Delay(seconds), method, token, after_rows, times))
 
     def hang(
@@ -164,7 +166,7 @@ class Troubles:
             self._all.clear()
 
     def striking(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> list[Trouble]:
-        """The troubles of a call at this point, in the order of request."""
+        """Return the faults of a call at this point, in the order in which they were requested."""
         with self._lock:
             return [trouble for trouble in self._all if trouble.strikes(methods, token, rows)]
 

@@ -1,4 +1,4 @@
-"""Column types and their values: from DDL, as JSON in a change record, and in the order of a key."""
+"""Handles column types and their values: from DDL, as JSON in a change record, and in the order of a key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multiclouddb_spanner_emulator.errors import ServiceError, unimplemented
 __all__ = ["COMMIT_TIMESTAMP", "ColumnType", "Json", "column_type", "json_value", "sort_key", "to_json"]
 
 Json: TypeAlias = Any
-"""A value as it travels: None, bool, float, text or a list."""
+"""A value in the form in which it is sent: None, bool, float, text or a list."""
 
 COMMIT_TIMESTAMP: Final = "spanner.commit_timestamp()"
 _GOOGLE: Final = {
@@ -41,8 +41,8 @@ class ColumnType:
 
     Attributes:
         code: For example `INT64`.
-        annotation: For example `PG_NUMERIC`, or "".
-        element: The type of an array's elements, or None.
+        annotation: The type annotation, for example `PG_NUMERIC`, or "".
+        element: The type of the array's elements, or None.
     """
 
     code: str
@@ -50,7 +50,7 @@ class ColumnType:
     element: ColumnType | None = None
 
     def described(self) -> dict[str, Any]:
-        """The form in a change record and in result metadata."""
+        """Return the form in a change record and in result metadata."""
         found: dict[str, Any] = {"code": self.code}
         if self.element is not None:
             found["array_element_type"] = self.element.described()
@@ -60,7 +60,7 @@ class ColumnType:
 
 
 def column_type(text: str, *, postgres: bool) -> ColumnType:
-    """The type that DDL names."""
+    """Return the type that DDL names."""
     bare = re.sub(r"\s*\([^)]*\)", "", text).strip()
     if postgres:
         if bare.endswith("[]"):
@@ -78,10 +78,10 @@ def column_type(text: str, *, postgres: bool) -> ColumnType:
 
 
 def to_json(value: Json, of: ColumnType, commit: int) -> Json:
-    """A value of a mutation, in the form in which the table keeps it and a change record shows it.
+    """Return a value of a mutation, in the form in which the table stores it and a change record contains it.
 
     Raises:
-        ServiceError: The value does not have this type.
+        ServiceError: Raised if the value does not have this type.
     """
     if value is None:
         return None
@@ -127,7 +127,7 @@ def _scalar(value: Json, of: ColumnType) -> Json:
 
 
 def json_value(value: Any, *, spaced: bool = False) -> str:
-    """JSON text with sorted names, as the service writes it."""
+    """Return JSON text with sorted names, as the service writes it."""
     separators = (", ", ": ") if spaced else (",", ":")
     return json.dumps(value, sort_keys=True, separators=separators, ensure_ascii=False)
 
@@ -137,7 +137,7 @@ def _not(value: Json, of: ColumnType) -> ServiceError:
 
 
 def sort_key(value: Json, of: ColumnType) -> tuple[Any, ...]:
-    """A key that sorts as the service orders keys of this type, with NULL first."""
+    """Return a key that sorts as the service orders keys of this type, with NULL first."""
     if value is None:
         return (0,)
     match of.code:

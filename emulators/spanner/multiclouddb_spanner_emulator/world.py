@@ -1,4 +1,4 @@
-"""All the state of a scripted server: instances, databases, sessions, transactions and its clock."""
+"""Holds all the state of a scripted server: instances, databases, sessions, transactions and its clock."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _DATABASE: Final = re.compile(r"(projects/[^/]+/instances/[^/]+)/databases/([^/]
 
 
 class World:
-    """The state that the calls use. A thread that reads or changes it must hold `changed`.
+    """The state that the calls use. A thread that reads or changes the state must hold `changed`.
 
     Attributes:
         habits: The settings.
         troubles: Failures on demand.
         journal: The received calls.
         clock: Its clock.
-        changed: Notified on every change.
+        changed: A condition that is notified on every change.
         instances: Names of instances.
-        databases: Full name → database.
-        sessions: Session name → True if it is multiplexed.
+        databases: Maps each full name to its database.
+        sessions: Maps the name of each session to True if the session is multiplexed.
         transactions: The ids of the transactions that were begun.
     """
 
@@ -52,7 +52,7 @@ class World:
     # -- Names
 
     def database(self, name: str) -> Database:
-        """The database with this full name."""
+        """Return the database with this full name."""
         found = _DATABASE.fullmatch(name)
         if found is None or found[1] not in self.instances:
             raise not_found("Instance", found[1] if found is not None else name)
@@ -61,7 +61,7 @@ class World:
         return self.databases[name]
 
     def in_session(self, name: str) -> Database:
-        """The database of a session."""
+        """Return the database of a session."""
         if name not in self.sessions:
             raise not_found("Session", name)
         return self.database(name.rpartition("/sessions/")[0])
@@ -82,14 +82,14 @@ class World:
         return made
 
     def add_session(self, database: str, *, multiplexed: bool) -> str:
-        """The name of a new session."""
+        """Return the name of a new session."""
         self.database(database)
         name = f"{database}/sessions/s{next(self._numbers)}"
         self.sessions[name] = multiplexed
         return name
 
     def add_transaction(self) -> bytes:
-        """The id of a new transaction."""
+        """Return the id of a new transaction."""
         made = f"t{next(self._numbers)}".encode()
         self.transactions.add(made)
         return made
@@ -97,7 +97,7 @@ class World:
     def commit(
         self, database: Database, writes: Sequence[Write], tag: str = "", *, is_system: bool = False
     ) -> int:
-        """Apply a transaction; returns its commit timestamp."""
+        """Apply a transaction; return its commit timestamp."""
         with self.changed:
             moment = database.commit(writes, tag, is_system=is_system)
             self.changed.notify_all()
@@ -106,7 +106,7 @@ class World:
     # -- Partitions
 
     def stream_of(self, *tokens: str) -> ChangeStream:
-        """The change stream of the given partitions."""
+        """Return the change stream of the given partitions."""
         for database in self.databases.values():
             for stream in database.streams.values():
                 if all(token in stream.partitions for token in tokens):
@@ -114,7 +114,7 @@ class World:
         raise ValueError(f"no change stream has all of these partitions: {', '.join(tokens)}")
 
     def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
-        """End partitions and continue in new ones; returns the new tokens."""
+        """End partitions and continue in new ones; return the new tokens."""
         with self.changed:
             stream = self.stream_of(*tokens)
             moment = self.clock.step()

@@ -1,6 +1,6 @@
 """The multiclouddb provider for Azure Cosmos DB.
 
-Applications need this package only to ask for a backfill:
+Applications need to import this package only to ask for a backfill:
 
     from multiclouddb_cosmos import CosmosOptions
 

@@ -1,6 +1,6 @@
-"""The calls to one account.
+"""Makes the calls to one account.
 
-Each call is one request, for a container, its ranges, or one page of one range.
+Each call is one request for a container, for its ranges, or for one page of one range.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Definition:
     """The properties of a container.
 
     Attributes:
-        rid: Its resource id. A container that is recreated gets a new id.
-        paths: The paths of its partition key, each as property names.
-        hierarchical: True when the key has several levels.
+        rid: Its resource id. A container that is deleted and created again gets a new id.
+        paths: The paths in the container's partition key, each as property names.
+        hierarchical: True if the partition key has several levels.
     """
 
     rid: str
@@ -58,15 +58,15 @@ class Definition:
 
 @attrs.frozen
 class Answer:
-    """One page of a range.
+    """One page of the feed of a range.
 
     Attributes:
-        items: The items, as they were received.
-        etag: The LSN up to which the range was read.
-        newest: The LSN of the partition's last change; None if the service does not give it.
-        nbytes: The size of the page.
-        charge: Request units, or None.
-        requests: The number of requests that were made for it.
+        items: The items, unchanged from the service.
+        etag: The LSN (logical sequence number) up to which the range was read.
+        newest: The LSN of the partition's last change; None if the service does not report it.
+        nbytes: The size of the page in bytes.
+        charge: The request units that the page cost, or None.
+        requests: The number of requests that were made for the page.
     """
 
     items: list[Any]
@@ -78,11 +78,11 @@ class Answer:
 
 
 class Calls:
-    """One account. Several threads can use it.
+    """One account. The calls to one account; several threads can use them.
 
     Args:
-        make: Makes our client on first use.
-        native: The application's own client, used unchanged; None to make our own client.
+        make: A function that makes the library's own client when it is first used.
+        native: The application's own client, which is used unchanged; None to make the library's own client.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Calls:
             return self._client
 
     def close(self) -> None:
-        """Free the connections of a client that we made."""
+        """Free the connections of a client that the library made."""
         with self._lock:
             self._closed = True
             client = self._client if self._make is not None else None
@@ -116,7 +116,7 @@ class Calls:
             close_client(client)
 
     def container(self, address: ResourceAddress) -> ContainerProxy:
-        """The container object of azure-cosmos. This makes no request."""
+        """Return the container object of azure-cosmos. This method makes no request."""
         if address.database is None or address.collection is None:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
@@ -127,7 +127,10 @@ class Calls:
         )
 
     def now(self) -> datetime | None:
-        """The time of the service's last answer plus the time since then; None before the first answer."""
+        """Return the time of the service's last answer plus the time since then.
+
+        None before the first answer.
+        """
         told = self._told_at
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
@@ -143,7 +146,7 @@ class Calls:
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
         """Read the container's properties.
 
-        This also makes azure-cosmos forget an older container of the same name.
+        The call also makes azure-cosmos forget an older container of the same name.
         """
         found = self.container(address).read(
             response_hook=lambda headers, _: self._hear(headers), **_limits(deadline)
@@ -155,15 +158,27 @@ class Calls:
             key.get("kind") == "MultiHash",
         )
 
+    def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """Return the containers of a database, or of all databases of the account."""
+        client = self._connected()
+        names = [database]
+        if database is None:
+            names = [each["id"] for each in client.list_databases(**_limits(deadline))]
+        return [
+            ResourceAddress(name, each["id"])
+            for name in names
+            for each in client.get_database_client(str(name)).list_containers(**_limits(deadline))
+        ]
+
     def ranges(self, address: ResourceAddress) -> list[KeyRange]:
-        """The current ranges of all partitions, from the service."""
+        """Return the current ranges of all partitions, from the service."""
         listed = self.container(address).read_feed_ranges(force_refresh=True)
         return [KeyRange(each["Range"]["min"], each["Range"]["max"]) for each in listed]
 
     def range_of_key(
         self, address: ResourceAddress, values: Sequence[Any], *, hierarchical: bool
     ) -> KeyRange:
-        """The range of one partition key, or of all keys that begin with `values`."""
+        """Return the range of one partition key, or of all keys that begin with `values`."""
         value = list(values) if hierarchical else values[0]
         span = self.container(address).feed_range_from_partition_key(value)["Range"]
         low, high = str(span["min"]), str(span["max"])
@@ -182,20 +197,20 @@ class Calls:
         mode: str = ALL_VERSIONS,
         start: Mapping[str, Any] = _NOW,
     ) -> Answer:
-        """One page of a range.
+        """Return one page of a range.
 
         Args:
             address: The container.
-            rid: Its resource id. Another container of the same name is refused.
-            place: The range. It must lie within one partition.
-            etag: The LSN to read after; None for the start.
+            rid: Its resource id. The container to read; another container of the same name is refused.
+            place: The range. The range to read, which must lie within one partition.
+            etag: The LSN after which to read; None for the start of the feed.
             limit: The maximum number of items. A transaction is never divided.
             deadline: The time limit.
-            mode: All versions, or the latest ones.
-            start: Where the feed begins, in the format of azure-cosmos.
+            mode: Whether to read all versions, or only the latest ones.
+            start: The start of the feed, in the format of azure-cosmos.
 
         Raises:
-            MovedError: The range now lies in several partitions; nothing was read.
+            MovedError: Raised if the range now lies in several partitions; in that case nothing was read.
         """
         token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}
@@ -232,7 +247,7 @@ class Calls:
         """As `_page`.
 
         Raises:
-            ProviderFault: The container was recreated.
+            ProviderFault: Raise an error if the container was deleted and created again.
         """
         try:
             return self._page(pages, seen)
@@ -248,7 +263,7 @@ class Calls:
             raise
 
     def _page(self, pages: Any, seen: dict[str, Any]) -> tuple[list[Any], Mapping[str, Any], int]:
-        """The items of one page, the body that contained them, and the number of requests."""
+        """Return the items of one page, the body that contained them, and the number of requests."""
         if self._transport is None:
             page = next(pages, None)
             return ([] if page is None else list(page)), seen["body"] or {}, 1
@@ -261,7 +276,10 @@ class Calls:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A page. If orjson refuses the text, for example half a surrogate pair, Python's own parser reads it."""
+    """A page. Parse the text of a page.
+
+    If orjson refuses it, for example for half a surrogate pair, Python's own parser reads it.
+    """
     found: Any
     try:
         # A page consists of thousands of objects, and none of them can be garbage yet.
@@ -278,7 +296,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def names_in(path: str) -> tuple[str, ...]:
-    """The property names of a path such as `/a/b` or `/"a b"`."""
+    """Return the property names in a path such as `/a/b` or `/"a b"`."""
     return tuple(part.strip('"') for part in path.strip("/").split("/"))
 
 
@@ -288,7 +306,7 @@ def _limits(deadline: Deadline) -> dict[str, Any]:
 
 
 def _after(key: str) -> str:
-    """The effective partition key that follows directly after another."""
+    """Return the effective partition key that follows directly after another."""
     if key == LEAST:
         return "00"
     if key >= MOST:

@@ -1,4 +1,4 @@
-"""The configuration of an account, and the client that is made from it."""
+"""The configuration of a Cosmos DB account, and the client that is made from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CosmosConfig:
     """The checked configuration of a client.
 
     Attributes:
-        host: The account's host, with a port if there is one.
+        host: The host of the account, with a port if there is one.
         tls: False for an emulator without TLS.
         credential: The application's own credential of azure-identity, or None.
     """
@@ -43,23 +43,23 @@ class CosmosConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
         """
         return settled(_checked, cls, config)
 
     @property
     def endpoint(self) -> str:
-        """The address in the format that azure-cosmos accepts."""
+        """Return the address in the format that azure-cosmos accepts."""
         return f"{'https' if self.tls else 'http'}://{self.host}/"
 
     @property
     def is_local(self) -> bool:
-        """True for a server on this machine. Such a server has one region."""
+        """Return True for a server on this machine. Such a server has one region."""
         parts = split_url(self.endpoint)
         return not self.tls or (parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
     def find_credential(self) -> Any:
-        """The given credential, else the key in the environment, else the one that azure-identity finds.
+        """Return the given credential, else the key in the environment, else what azure-identity finds.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the key in the environment is not valid.

@@ -1,4 +1,4 @@
-"""The category of each failure of azure-cosmos or of the service; pure."""
+"""Maps each failure of azure-cosmos or of the service to its category; pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAD_REQUEST: Final = 400
 GONE: Final = 410
 TOO_MANY: Final = 429
 RECREATED: Final = 1024
-"""The substatus of 400 for a request that names another container of the same name."""
+"""The substatus of a 400 answer to a request that names another container of the same name."""
 
 _ENABLE: Final = (
     "enable continuous backup and then the account's setting enableAllVersionsAndDeletesChangeFeed, see "
@@ -87,18 +87,18 @@ _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
 
 
 def code_of(error: CosmosHttpResponseError) -> tuple[int, int]:
-    """Status and substatus; 0 for a missing one."""
+    """Return status and substatus; a missing one is 0."""
     return int(error.status_code or 0), int(error.sub_status or 0)
 
 
 def is_disabled(error: CosmosHttpResponseError) -> bool:
-    """True if the account does not have the feed with all versions and deletes."""
+    """Return True if the account does not have the feed with all versions and deletes."""
     text = _text(error)
     return error.status_code == BAD_REQUEST and "must be enabled" in text and "All Versions" in text
 
 
 def not_enabled() -> ProviderFault:
-    """The fault for an account that does not have the feed with all versions and deletes."""
+    """Make the fault for an account that does not have the feed with all versions and deletes."""
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"the account has no change feed with all versions and deletes; {_ENABLE}",
@@ -106,7 +106,7 @@ def not_enabled() -> ProviderFault:
 
 
 def recreated(address: ResourceAddress) -> ProviderFault:
-    """The fault for a container that was replaced by another container of the same name."""
+    """Make the fault for a container that was replaced by another container of the same name."""
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"container {address.collection!r} was deleted and recreated; start again",
@@ -115,11 +115,11 @@ def recreated(address: ResourceAddress) -> ProviderFault:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify an exception. This raises nothing, even for unknown exceptions.
+    """Classify an exception. Classify a failure; this function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.
-        vendor_retried: True when the application's own client may have retried.
+        vendor_retried: True if the application's own client may already have retried.
     """
     name = type(error).__name__
     match error:
@@ -167,7 +167,7 @@ def _text(error: CosmosHttpResponseError) -> str:
 
 
 def _retry_after(error: CosmosHttpResponseError) -> float | None:
-    """The number of seconds that the service asked us to wait."""
+    """Return the number of seconds that the service asked the client to wait."""
     headers = getattr(error, "headers", None) or {}
     try:
         return max(0.0, float(headers.get("x-ms-retry-after-ms", "")) / 1000)

@@ -1,4 +1,4 @@
-"""The change feed of one container, of one range of it, or of one partition key."""
+"""The change feed of one container, of one range of keys in it, or of one partition key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CosmosFeed(Feed):
     """The feed with all versions and deletes.
 
     Args:
-        source: The objects that its readers share.
+        source: The objects that all readers of the feed share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -52,17 +52,17 @@ class CosmosFeed(Feed):
         self._learned: Resolution | None = None
 
     def for_one_call(self) -> CosmosFeed:
-        """A feed that reuses the results of earlier attempts of the same start."""
+        """Return a feed that reuses the results of earlier attempts of the same start."""
         feed = copy(self)
         feed._learned = Resolution(self._source)
         return feed
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The `Date` of the service's last answer plus the time since then."""
+        """Return the `Date` of the service's last answer plus the time since then."""
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """The end of each range as of now."""
+        """Return the present end of each range."""
         source = self._source
         if not isinstance(position, Now):  # the engine then calls `backfill`
             raise unsupported(f"{type(position).__name__} cannot be resolved", "start at Now()")
@@ -77,12 +77,12 @@ class CosmosFeed(Feed):
         return [seed_of(each, found[each]) for each in sorted(found)]
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The current ranges of the partitions."""
+        """Return the current ranges of the partitions."""
         self._source.check_same(deadline)
         return [to_partition(each) for each in self._source.current().cut(self._source.scope)]
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """A reader of one range, or of one segment of a scan."""
+        """Open a reader of one range, or of one segment of a scan."""
         plan_id = plan_id_of(partition_id)
         span = range_of(partition_id.rpartition(":")[2] if plan_id is not None else partition_id)
         if span is None:
@@ -96,7 +96,10 @@ class CosmosFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The end of each range, with no limit on records. A range that was split is left out."""
+        """Return the end of each range; there is no limit on the number of records.
+
+        A range that was split is omitted.
+        """
         if max_records is not None:
             return {}
         spans = {name: range_of(name) for name in cursors}
@@ -118,9 +121,9 @@ class CosmosFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """Compare ranges with a new listing.
+        """Compare the ranges in the token with a new listing.
 
-        A gap starts at the oldest wanted change that is still available.
+        Reading an uncovered range starts at the oldest wanted change that is still available.
         """
         source = self._source
         missed = missed_ranges(source, tracked)
@@ -128,23 +131,23 @@ class CosmosFeed(Feed):
         return [seed_of(each, found[each]) for each in sorted(found)]
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """One segment for each range. The parameter `segments` has no effect."""
+        """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
         return plan_scan(self._source, self.start(Now(), None, deadline), None)
 
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
     ) -> ScanPlan | None:
-        """The scan that emulates `Beginning()` and `AtTime(…)`; None for a range that does not exist."""
+        """Plan the scan that emulates `Beginning()` and `AtTime(…)`; None for a range that does not exist."""
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
         return plan_scan(self._source, seeds, since) if seeds else None
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Take the next ranges from a plan. This makes no request."""
+        """Take the next ranges from a plan of a scan. This method makes no request."""
         return cut_segments(cursor, count)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare LSNs, and within one LSN our own order.
+        """Compare LSNs, and within one LSN the library's own order.
 
         Positions of a scan can only be compared for equality.
         """
@@ -153,7 +156,7 @@ class CosmosFeed(Feed):
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The oldest position that the service accepts, for each of these ranges or for its parts."""
+        """Return the oldest position that the service accepts, for each of these ranges or for its parts."""
         source = self._source
         source.current()
         wanted = [each for each in map(range_of, partition_ids) if each is not None]
@@ -161,7 +164,7 @@ class CosmosFeed(Feed):
         return [seed_of(each, found[each]) for each in sorted(found)]
 
     def describe(self, cursor: Cursor) -> Position:
-        """Its LSN, and a time; no record after the position is older than this time."""
+        """Return the LSN of a position, and a time; no record after the position is older than this time."""
         if is_scan(cursor):
             return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
         return describe(place_of(cursor))

@@ -1,4 +1,4 @@
-"""Items of a change feed as events and as Arrow; pure."""
+"""Maps the items of a change feed to events and to Arrow; pure."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from multiclouddb_cosmos.records import (
     View,
     key_of,
     name_of,
+    order_key,
     place_after,
 )
 from multiclouddb_spi import Cursor, Mapper, RecordFault
@@ -34,7 +35,7 @@ __all__ = ["CosmosMapper"]
 _TYPES: Final = dict(zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE), strict=True))
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
-"""What the service adds to a document."""
+"""The properties that the service adds to a document."""
 
 
 def _events(records: Records, view: View) -> list[ChangeEvent]:
@@ -47,9 +48,7 @@ def _events(records: Records, view: View) -> list[ChangeEvent]:
         _keys(keys, len(view.paths), view),
         types,
         _times(datas),
-        [_state(item, data) for item, data in zip(items, datas, strict=True)]
-        if view.with_new
-        else repeat(None),
+        _states(items, datas) if view.with_new else repeat(None),
         repeat(None),
         _orders(records),
         [data.get("timeToLiveExpired") is True for data in datas],
@@ -62,23 +61,22 @@ def _events(records: Records, view: View) -> list[ChangeEvent]:
 
 
 def _keys_of(items: Sequence[Item], view: View) -> list[dict[str, Any]]:
-    if len(view.paths) == 1 and len(view.paths[0]) == 1:
+    if len(view.paths) == 1 and len(view.paths[0]) == 1 and view.names[0] != "id":
         (name,) = view.names
-        found = []
-        for item in items:
-            current = item.get("current")
-            # A delete has no document. Values other than text need more care.
-            if current and type(value := current.get(name)) is str and type(current["id"]) is str:
-                found.append({name: value, "id": current["id"]})
-            else:
-                found.append(key_of(item, view))
-        return found
+        try:
+            currents = [item["current"] for item in items]
+            values, ids = [each[name] for each in currents], [each["id"] for each in currents]
+        except (LookupError, TypeError):  # a delete has no document
+            return [key_of(item, view) for item in items]
+        # Values other than text need more care.
+        if {*map(type, values), *map(type, ids)} == {str}:
+            return [{name: value, "id": each} for value, each in zip(values, ids, strict=True)]
     return [key_of(item, view) for item in items]
 
 
 def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable[Any]:
     names = len({*view.names, "id"})
-    if all(len(key) == names for key in keys):
+    if set(map(len, keys)) <= {names}:
         return trusted_keys(keys, count)
     # For a document without its partition key, the key is only the `id`.
     return [trusted_keys([key], max(1, count - names + len(key)))[0] for key in keys]
@@ -108,7 +106,7 @@ def _event_ids(
 
 
 def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
-    """The times. Items of the same second share one object."""
+    """The times. Convert seconds to times; items of the same second share one object."""
     previous, moment, moments = None, None, []
     for data in datas:
         seconds = data["crts"]
@@ -118,22 +116,26 @@ def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
     return moments
 
 
-def _state(item: Item, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The document as it was written, without the properties that the service added."""
-    if data["operationType"] == "delete":
-        return None
-    state: dict[str, Any] = item["current"].copy()
-    try:
-        del state["_rid"], state["_self"], state["_etag"], state["_attachments"], state["_ts"]
-    except KeyError:
-        for name in _SYSTEM:
-            state.pop(name, None)
-    state.pop("_lsn", None)
-    return state
+def _states(items: Sequence[Item], datas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+    """Return the documents as they were written, without the properties that the service added."""
+    states: list[dict[str, Any] | None] = []
+    for item, data in zip(items, datas, strict=True):
+        if data["operationType"] == "delete":
+            states.append(None)
+            continue
+        state: dict[str, Any] = item["current"].copy()
+        try:
+            del state["_rid"], state["_self"], state["_etag"], state["_attachments"], state["_ts"]
+        except KeyError:
+            for name in _SYSTEM:
+                state.pop(name, None)
+        state.pop("_lsn", None)
+        states.append(state)
+    return states
 
 
 def _orders(records: Records) -> list[str]:
-    return records.orders if records.orders is not None else [f"{lsn:020d}" for lsn in records.lsns]
+    return records.orders if records.orders is not None else list(map(order_key, records.lsns))
 
 
 def _arrow(records: Records, view: View) -> pa.RecordBatch:
@@ -148,11 +150,9 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
     columns = [
         pa.array(_event_ids(records, datas, keys), text),
         pa.array([_TYPE_TEXTS[data["operationType"]] for data in datas], text),
-        pa.array(map(_json, keys), text),
+        pa.array(_texts(keys), text),
         pa.array(_times(datas), pa.timestamp("us", tz="UTC")),
-        pa.array([_json(_state(item, data)) for item, data in zip(items, datas, strict=True)], text)
-        if view.with_new
-        else pa.nulls(count, text),
+        pa.array(_texts(_states(items, datas)), text) if view.with_new else pa.nulls(count, text),
         pa.nulls(count, text),
         pa.array(_orders(records), text),
         pa.array([data.get("timeToLiveExpired") is True for data in datas], pa.bool_()),
@@ -165,16 +165,17 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
 
 
-def _json(value: Mapping[str, Any] | None) -> bytes | None:
-    """The text that `encode_json` writes."""
-    if value is None:
-        return None
+def _texts(values: Sequence[Mapping[str, Any] | None]) -> list[bytes | None]:
+    """Return the texts that `encode_json` writes."""
     try:
-        text = orjson.dumps(value)
+        texts = list(map(orjson.dumps, values))
     except TypeError:  # an integer over 64 bits
-        return encode_json(value)
+        return [None if value is None else encode_json(value) for value in values]
     # A name that begins with $ is written in a different form.
-    return encode_json(value) if b'"$' in text else text
+    return [
+        None if value is None else text if b'"$' not in text else encode_json(value)
+        for value, text in zip(values, texts, strict=True)
+    ]
 
 
 # -- Faults
@@ -208,13 +209,13 @@ class CosmosMapper(Mapper):
     """Maps the records of one range.
 
     Attributes:
-        view: The properties that their events share.
+        view: The properties that all events of the range share.
     """
 
     view: View
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
-        """The position after the first `count` records."""
+        """Return the position after the first `count` records."""
         return cursor_of(place_after(records, count))
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:

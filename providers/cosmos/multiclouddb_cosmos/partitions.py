@@ -1,4 +1,4 @@
-"""Ranges that are split, and positions from which a range can be read."""
+"""Handles ranges that are split, and finds positions from which a range can be read."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ _TRIES: Final = 4
 
 
 def to_partition(place: KeyRange) -> Partition:
-    """A range as the service lists it. The service does not list ranges that were split."""
+    """Convert a range to a partition of the contract. The service does not list ranges that were split."""
     return Partition(place.partition_id, (), PartitionState.OPEN)
 
 
 def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> Drained:
-    """How a range that was split continues. Each part starts where the whole range stopped."""
+    """Return how a range continues after it was split.
+
+    Each part starts at the position where the whole range stopped.
+    """
     cursor = cursor_of(place)
     return Drained(tuple(Child(each.partition_id, (parent.partition_id,), cursor) for each in pieces))
 
@@ -55,12 +58,12 @@ def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> D
 def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
     """Divide a range by the current partitions and read each part.
 
-    A part that is split meanwhile is divided again.
+    If a part is split in the meantime, it is divided again.
 
     Args:
         source: The feed.
         place: The range.
-        read: Reads a range that lies in one partition.
+        read: A function that reads a range within one partition.
     """
     found: dict[KeyRange, T] = {}
     left, tries = source.ranges().cut(place), 0
@@ -79,17 +82,20 @@ def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T])
 def pieces_after(
     source: Source, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
 ) -> list[KeyRange]:
-    """The current parts of a range whose read has failed because it was split; `[piece]` to read it again.
+    """Return the current parts of a range whose read has failed because it was split.
+
+    `[piece]` to read the same range again.
 
     Args:
         source: The feed.
         seen: The ranges that were known before.
         piece: The range.
-        error: How the read failed.
-        final: True to raise the error, because the range was divided too often.
+        error: The error with which the read failed.
+        final: True to raise the error, because the range was already divided too often.
 
     Raises:
-        Exception: `error`, if it has another cause or the service lists the same partitions as before.
+        Exception: `error`, if the read failed for another reason or the service lists the same partitions as
+            before.
     """
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:
@@ -107,12 +113,12 @@ def pieces_after(
 
 
 def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
-    """The oldest position from which a range can be read, found by trial reads.
+    """Find the oldest position from which a range can be read, by trial reads.
 
     Args:
         source: The feed.
-        place: A range that lies in one partition.
-        since: Changes before this time are not wanted; None for all changes.
+        place: A range that lies within one partition.
+        since: Changes before this time are not needed; None for all changes.
         deadline: The time limit.
     """
     low, high = 0, source.end(place, deadline)
@@ -126,7 +132,7 @@ def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadli
 
 
 def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None, deadline: Deadline) -> bool:
-    """True if a position is expired, or if the change after it is too old."""
+    """Return True if a position is expired, or if the change after it is too old."""
     try:
         answer = source.read(place, lsn, 1, deadline)
     except ProviderFault as error:
@@ -140,11 +146,11 @@ def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None
 
 
 def missed_ranges(source: Source, tracked: Mapping[str, Tracked]) -> list[KeyRange]:
-    """The parts of the container, by its current partitions, that no range of a token overlaps."""
+    """Return the parts of the container, by its current partitions, that no range in a token overlaps."""
     held = [each for each in map(range_of, tracked) if each is not None]
     return uncovered_parts(source.current().cut(source.scope), held)
 
 
 def seed_of(place: KeyRange, start: Place) -> Seed:
-    """A range to read, and where."""
+    """Return a range to read, with its start position."""
     return Seed(place.partition_id, (), cursor_of(start))

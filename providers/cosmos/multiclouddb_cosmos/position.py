@@ -1,11 +1,11 @@
-"""Positions in a range, and their form in a token; pure.
+"""Defines positions in a range, and their form in a token; pure.
 
     [lsn]                     everything up to this logical sequence number was read
     [lsn, seconds]            the same, and no change after it is older than this time
     [lsn, seconds, inner]     within one LSN: everything in it up to `inner` was read
 
-Several changes may share an LSN, and the service does not order them. We order them by `inner`, a text that
-is made from the change itself. It therefore has the same meaning after a split.
+Several changes may have the same LSN, and the service does not order them. The library orders them by
+`inner`, a text that is made from the change itself. Because of this, `inner` keeps its meaning after a split.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class Place:
     """A position.
 
     Attributes:
-        lsn: The logical sequence number.
-        seconds: A time in seconds since 1970; no change after the position is older. None if it is not known.
-        inner: The last change with this LSN that was read; None if all of them were read.
+        lsn: The logical sequence number (LSN) of the position.
+        seconds: A time in seconds since 1970; no change after the position is older than this time. None if
+            this time is not known.
+        inner: The last change with this LSN that was read; None if all changes with this LSN were read.
     """
 
     lsn: int
@@ -40,27 +41,27 @@ class Place:
 
     @property
     def order(self) -> tuple[int, str]:
-        """A key that sorts like the positions in one range."""
+        """Return a key that sorts like the positions in one range."""
         return (self.lsn, "") if self.inner is None else (self.lsn - 1, self.inner)
 
     @property
     def etag(self) -> int:
-        """The LSN after which the next read must begin."""
+        """Return the LSN after which the next read must begin."""
         return self.lsn if self.inner is None else max(0, self.lsn - 1)
 
 
 def cursor_of(place: Place) -> Cursor:
-    """The form in a token."""
+    """Return the position in the form that a token stores."""
     if place.inner is not None:
         return [place.lsn, place.seconds, place.inner]
     return [place.lsn] if place.seconds is None else [place.lsn, place.seconds]
 
 
 def place_of(cursor: Cursor) -> Place:
-    """The inverse of `cursor_of`.
+    """Return the position that was passed to `cursor_of`.
 
     Raises:
-        InvalidCursor: This provider cannot have made the cursor.
+        InvalidCursor: Raised if this provider cannot have made the cursor.
     """
     match cursor:
         case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 2:
@@ -71,7 +72,7 @@ def place_of(cursor: Cursor) -> Place:
 
 
 def is_number(value: object, most: int = _MOST_LSN) -> bool:
-    """True if a part of a cursor is a whole number from 0 to `most`."""
+    """Return True if a part of a cursor is a whole number from 0 to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
@@ -82,12 +83,12 @@ def _is_inner(inner: object, rest: list[Cursor]) -> bool:
 
 
 def compare(a: Place, b: Place) -> int:
-    """-1, 0 or 1 if `a` lies before, at or after `b`."""
+    """Return -1, 0 or 1 if `a` lies before, at or after `b`."""
     return (a.order > b.order) - (a.order < b.order)
 
 
 def describe(place: Place) -> Position:
-    """`LSN 4711`, and a time; no later change is older than this time."""
+    """Return `LSN 4711`, and a time; no later change is older than this time."""
     inside = "" if place.inner is None else ", inside a transaction"
     when = None if place.seconds is None else datetime.fromtimestamp(place.seconds, UTC)
     return Position(f"LSN {place.lsn}{inside}", when)

@@ -1,4 +1,4 @@
-"""The provider `cosmos`: feeds over the containers of an Azure Cosmos DB account."""
+"""The provider `cosmos`, for feeds of the containers in an Azure Cosmos DB account."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import ClassVar, Final
 
 from azure.cosmos import CosmosClient
 
-from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, Support
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ClientConfig,
+    ResourceAddress,
+    Support,
+)
 from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
@@ -21,7 +28,7 @@ from multiclouddb_spi.connection import checked_native
 __all__ = ["CAPABILITIES", "PLUGIN", "CosmosPlugin", "CosmosProvider"]
 
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
-_NO_WIDER: Final = "a feed is of one container; read each container with EntireCollection()"
+_NO_WIDER: Final = "a feed covers one container; read each container with EntireCollection()"
 _START: Final = (
     "a feed with all versions and deletes starts at now or at a token; ask for a backfill with "
     "provider_options=CosmosOptions(backfill=True), or start at Now()"
@@ -60,7 +67,7 @@ class CosmosProvider(Provider):
 
     Args:
         calls: Makes the calls.
-        vendor_retried: True when the client retries by itself.
+        vendor_retried: True if the client itself retries failed calls.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -70,32 +77,39 @@ class CosmosProvider(Provider):
         self._calls, self._vendor_retried = calls, vendor_retried
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a container in an account that has the feed with all versions and deletes."""
+        """Return the capabilities of a container whose account has the feed with all versions and deletes."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
-        """Find the container. Only the first read shows if the account has the feed."""
+        """Find the container. Open a feed; only the first read shows whether the account has the feed."""
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """Return the containers of a database, or of all databases of the account.
+
+        See `SupportsCollections`.
+        """
+        return self._calls.addresses(database, deadline)
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of azure-cosmos."""
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Free the connections of a client that we made.
+        """Free the connections of a client that the library made.
 
-        Calls in flight end by their read timeout of 10 s.
+        Running calls end by their read timeout of 10 s.
         """
         self._calls.close()
 
 
 class CosmosPlugin(ProviderPlugin):
-    """The plugin that the entry point names."""
+    """The plugin under the provider's entry point."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a container in an account that has the feed with all versions and deletes."""
+        """Return the capabilities of a container whose account has the feed with all versions and deletes."""
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
@@ -112,7 +126,7 @@ class CosmosPlugin(ProviderPlugin):
         Args:
             config: `connection` contains a `url`, `cosmos://HOST?tls=false`, and optionally the application's
                 own `credential` from azure-identity.
-            native_client: A `CosmosClient`, used unchanged.
+            native_client: A `CosmosClient`, which is used unchanged.
         """
         if native_client is not None:
             own = checked_native(native_client, CosmosClient, "pass an azure.cosmos.CosmosClient")

@@ -1,8 +1,8 @@
-"""Ranges of effective partition keys, which we use as the partitions of Cosmos DB; pure.
+"""Ranges of effective partition keys, which the library uses as the partitions of Cosmos DB; pure.
 
-A physical partition holds the items whose key hashes into its range. Its id changes at each split and merge,
-but a range keeps its meaning. Therefore a partition is named by its range, as hexadecimal text:
-`1FFF…-3FFF…`.
+A physical partition contains the items whose key hashes into its range. The id of a physical partition
+changes at each split and merge, but a range keeps its meaning. Therefore a partition is named by its range,
+as hexadecimal text: `1FFF…-3FFF…`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FORM: Final = re.compile(r"([0-9A-F]{0,200})-([0-9A-F]{1,200})", re.ASCII)
 
 @attrs.frozen(order=True)
 class KeyRange:
-    """A range that includes its lower bound but not its upper bound.
+    """A range of keys that includes its lower bound but not its upper bound.
 
     Attributes:
-        low: The first effective partition key in it.
-        high: The first effective partition key after it.
+        low: The first effective partition key in the range.
+        high: The first effective partition key after the range.
     """
 
     low: str
@@ -35,17 +35,17 @@ class KeyRange:
 
     @property
     def partition_id(self) -> str:
-        """The range as text."""
+        """Return the range as text."""
         return f"{self.low}-{self.high}"
 
     def clipped(self, other: KeyRange) -> KeyRange | None:
-        """The part that both ranges share; None if they do not overlap."""
+        """Return the part that both ranges share; None if the ranges do not overlap."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return KeyRange(low, high) if low < high else None
 
 
 def range_of(partition_id: str) -> KeyRange | None:
-    """The range that an id names; None if the id names no range."""
+    """Return the range that an id names; None if the id names no range."""
     found = _FORM.fullmatch(partition_id)
     if found is None or found[1] >= found[2]:
         return None
@@ -64,7 +64,7 @@ class RangeMap:
         self._lows = [each.low for each in self.ranges]
 
     def cut(self, wanted: KeyRange) -> list[KeyRange]:
-        """`wanted`, divided at the boundaries of the physical partitions."""
+        """Return `wanted`, divided at the boundaries of the physical partitions."""
         first = max(0, bisect_right(self._lows, wanted.low) - 1)
         pieces = []
         for each in self.ranges[first:]:
@@ -76,12 +76,12 @@ class RangeMap:
         return pieces
 
     def holder(self, wanted: KeyRange) -> KeyRange:
-        """The physical partition in which a range begins."""
+        """Return the physical partition in which a range begins."""
         return self.ranges[max(0, bisect_right(self._lows, wanted.low) - 1)]
 
 
 def uncovered_parts(wanted: Sequence[KeyRange], covered: Iterable[KeyRange]) -> list[KeyRange]:
-    """The parts of `wanted` that none of `covered` overlaps.
+    """Return the parts of `wanted` that none of `covered` overlaps.
 
     Args:
         wanted: Ranges that do not overlap.

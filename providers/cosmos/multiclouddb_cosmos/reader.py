@@ -37,10 +37,10 @@ class _Strand:
 
     Attributes:
         span: The part.
-        place: Everything in it up to here was fetched.
+        place: The position up to which this part was fetched.
         records: The records that were fetched but not yet returned.
-        done: True if the part was read up to the bound.
-        quiet: True if the service's last answer said that there was no more.
+        done: True if the part was read up to the bound of a bounded read.
+        quiet: True if the service's last answer said that there were no more changes.
     """
 
     span: KeyRange
@@ -53,16 +53,16 @@ class _Strand:
 class CosmosReader(Reader):
     """Reads one range forward.
 
-    A range that was split has ended, and its parts continue where it stopped. Only a read up to a bound
-    continues in the parts, in the order of the whole range. Up to the bound, the parts hold the same records
-    as the whole range.
+    If a range was split, it has ended, and its parts continue at the position where it stopped. Only a read
+    up to a bound continues in the parts, in the order of the whole range. Up to the bound, the parts contain
+    the same records as the whole range.
 
     Args:
-        source: The objects that the readers of the feed share.
-        name: Makes the public id of a range.
+        source: The objects that all readers of the feed share.
+        name: A function that makes the public id of a range.
         span: The range.
-        place: Where to read from.
-        until: Stop after this, or None.
+        place: The position at which to start reading.
+        until: The position after which to stop, or None.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class CosmosReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next records. There is no long poll, so the call never waits for new records."""
+        """The next records. Fetch records; there is no long poll, so the call never waits for new records."""
         if self._cancelled.is_set():
             raise cancelled()
         self._requests, self._nbytes, self._charge = 0, 0, None
@@ -104,7 +104,7 @@ class CosmosReader(Reader):
         return self._taken(strands, max_records, begin)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A call in flight ends by its read timeout of 10 s."""
+        """Prevent another fetch. Do nothing, because a running call ends by its read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class CosmosReader(Reader):
     # -- Strands
 
     def _opened(self) -> list[_Strand] | None:
-        """The parts to read; None if the range has ended because it was split."""
+        """Return the parts to read; None if the range has ended because it was split."""
         if self._strands is None:
             pieces = self._source.ranges().cut(self._span)
             if self._ends(pieces):
@@ -131,7 +131,7 @@ class CosmosReader(Reader):
     def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> bool:
         """Request one page of a part.
 
-        A part that was split is divided; returns True if this ends the range.
+        If the part was split, it is divided; the result is True if this ends the range.
         """
         seen = self._source.ranges()
         self._requests += 1
@@ -191,7 +191,7 @@ class CosmosReader(Reader):
         return self._batch(records, begin, quiet=quiet)
 
     def _end(self, strands: list[_Strand], records: Records) -> Place:
-        """Everything was returned. Gives the position up to which all parts were read."""
+        """Everything was returned. Return the batch with the position up to which all parts were read."""
         reached = min(
             (strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None
         )
@@ -225,23 +225,24 @@ class CosmosReader(Reader):
         )
 
     def _rename(self) -> None:
-        """Events name the current partition, because a partition key remains when its partition is split."""
+        """Name the current partition in events, because a partition key outlives a split of its partition."""
         shown = self._source.shown(self._span)
         if shown != self._shown:
             self._shown = shown
             self._mapper = CosmosMapper(self._source.view(self._name(shown.partition_id)))
 
     def _pause(self) -> float:
-        """The pause before the next call to an idle range.
+        """Return the pause before the next call to an idle range.
 
-        It grows after each call, and with many idle ranges.
+        The pause grows after each call. With many ranges even the first pause is longer, because calls to
+        ranges without new changes would delay the calls to the other ranges.
         """
-        most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
-        return min(most, _FIRST_PAUSE * (1 << min(self._empty - 1, 8)))
+        shared = len(self._source.readers) / _IDLE_CALLS_A_SECOND
+        return max(shared, min(_MOST_PAUSE, _FIRST_PAUSE * (1 << min(self._empty - 1, 8))))
 
 
 def _before(records: Records, until: Place) -> tuple[Records, bool]:
-    """The records up to a bound, and True if there are records after the bound."""
+    """Return the records up to a bound, and True if there are records after the bound."""
     for index in range(len(records)):
         lsn, inner = records.order(index)
         if is_after(lsn, inner, until):
@@ -250,7 +251,7 @@ def _before(records: Records, until: Place) -> tuple[Records, bool]:
 
 
 def _merged(strands: list[_Strand], most: int) -> Records:
-    """The next records of all parts in LSN order, up to the LSN to which every part has been fetched."""
+    """Return the next records of all parts in LSN order, up to the LSN that every part has reached."""
     bound = min((strand.place.etag for strand in strands if not strand.done), default=None)
     ready = sorted(
         (strand.records.order(index), number, index)
@@ -270,13 +271,13 @@ def _merged(strands: list[_Strand], most: int) -> Records:
 
 
 def _first_left(strands: list[_Strand]) -> Records:
-    """The first records that were not yet returned."""
+    """Return the first records that were not yet returned."""
     left = [strand.records for strand in strands if len(strand.records)]
     return min(left, key=lambda each: each.order(0), default=_NONE)
 
 
 def _between(records: Records, rest: Records) -> Place:
-    """The position after the last of `records`; `rest` comes after it."""
+    """Return the position after the last of `records`; `rest` comes after this position."""
     last = place_after(records, len(records))
     if rest.lsns[0] != last.lsn:
         return last

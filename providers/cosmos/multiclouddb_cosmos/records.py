@@ -1,4 +1,4 @@
-"""The items of a change feed in our order, with their keys and positions; pure.
+"""Sorts the items of a change feed into the library's order, with their keys and positions; pure.
 
 An item of the feed with all versions and deletes contains `current` (the document) and `metadata`. For a
 delete, only the metadata contains the key.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from operator import lt
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -35,14 +36,16 @@ __all__ = [
 Item: TypeAlias = Mapping[str, Any]
 
 KINDS: Final = ("create", "replace", "delete")
-"""What can have happened, in the order in which it happens to a document."""
+"""The kinds of a change, in the order in which they happen to a document."""
 _MOST_LSN: Final = 2**62 - 1
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_EXACT: Final = 2.0**53
 _DAMAGED: Final = "~"
 _NAMED: Final = 20
 _COMPARED: Final = 24
-"""A place inside an LSN: the key in 20 signs, the number of its change in 4, and what came before it."""
+"""A place inside an LSN: 20 characters for the key, 4 for the number of its change, then the previous
+version.
+"""
 _ABSENT: Final = object()
 DAMAGED_ERRORS: Final = (
     ValueError,
@@ -53,7 +56,7 @@ DAMAGED_ERRORS: Final = (
     RecursionError,
     OSError,
 )
-"""What is raised for a damaged item."""
+"""The exceptions that a damaged item causes."""
 
 
 @attrs.frozen
@@ -61,11 +64,11 @@ class View:
     """The properties that all events of one range share.
 
     Attributes:
-        address: The container of the items.
+        address: The container that stores the items.
         partition_id: The public id of the range.
         paths: The path of each component of the partition key, as property names.
-        with_new: True when events have the new document.
-        native: True when events carry the service's item.
+        with_new: True if events include the new document.
+        native: True if events include the service's item.
     """
 
     address: ResourceAddress
@@ -74,7 +77,7 @@ class View:
     with_new: bool = True
     native: bool = False
     names: tuple[str, ...] = attrs.field(init=False)
-    """The name of each component of the partition key."""
+    """The name of each component in the partition key."""
 
     @names.default
     def _names(self) -> tuple[str, ...]:
@@ -83,14 +86,14 @@ class View:
 
 @attrs.frozen(eq=False)
 class Records:
-    """Items in our order, with their positions.
+    """Items in the library's order, with their positions.
 
     Attributes:
-        items: The items as the service returned them.
-        lsns: The LSN of each.
-        inners: The place of each within its LSN; None for an item that is alone in its LSN. None if this is
-            so for all.
-        orders: The order key of each; None if it is only the LSN.
+        items: The items, as the service returned them.
+        lsns: The LSN of each item.
+        inners: The place of each item within its LSN; None for an item that is alone in its LSN. None if
+            every item is alone in its LSN.
+        orders: The order key of each item; None if the order key is only the LSN.
     """
 
     items: list[Any]
@@ -99,11 +102,11 @@ class Records:
     orders: list[str] | None = None
 
     def __len__(self) -> int:
-        """The number of items."""
+        """Return the number of items."""
         return len(self.items)
 
     def part(self, start: int, stop: int | None = None) -> Records:
-        """The items from `start` to `stop`."""
+        """Return the items from `start` to `stop`."""
         inners, orders = self.inners, self.orders
         return Records(
             self.items[start:stop],
@@ -113,7 +116,7 @@ class Records:
         )
 
     def chosen(self, indexes: list[int]) -> Records:
-        """The items at the given indexes."""
+        """Return the items at the given indexes."""
         if len(indexes) == len(self):
             return self
         return Records(
@@ -124,42 +127,40 @@ class Records:
         )
 
     def inner(self, index: int) -> str | None:
-        """The place of an item within its LSN."""
+        """Return the place of an item within its LSN."""
         return None if self.inners is None else self.inners[index]
 
     def number(self, index: int) -> int:
-        """The number of an item among the changes of its key in its LSN, from 0."""
+        """Return the number of an item among the changes of its key in its LSN, counted from 0."""
         inner = self.inner(index)
         return 0 if inner is None or inner.startswith(_DAMAGED) else int(inner[_NAMED:_COMPARED])
 
     def order_key(self, index: int) -> str:
-        """The order key of an item."""
+        """Return the order key of an item."""
         return order_key(self.lsns[index]) if self.orders is None else self.orders[index]
 
     def order(self, index: int) -> tuple[int, str]:
-        """A key that sorts like the records of one range."""
+        """Return a key that sorts like the records of one range."""
         return self.lsns[index], self.inner(index) or ""
 
 
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
-    """The items of a page in our order, without those that `place` marks as delivered.
+    """Return the items of a page in the library's order, without those that `place` marks as delivered.
 
-    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, it is
-    never mistaken for a delivered item, and a reader can skip it.
+    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, such
+    an item is never mistaken for a delivered item, and a reader can skip it.
 
     Args:
         items: A page of the range after `place.etag`.
-        place: The position where reading began.
-        view: The view of the range.
+        place: The position at which reading began.
+        view: The view that the events of the range share.
         placed: True to give every item its place within its LSN, even an item that is alone there.
     """
     lsns = _lsns(items, place.etag)
-    distinct = len(set(lsns)) == len(lsns)
     if (
         not placed
-        and distinct
         and place.inner is None
-        and lsns == sorted(lsns)
+        and all(map(lt, lsns, lsns[1:]))
         and (not lsns or lsns[0] > place.etag)
     ):
         return Records(items, lsns)
@@ -180,14 +181,14 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
 
 
 def is_after(lsn: int, inner: str, place: Place) -> bool:
-    """True if a change lies after a position."""
+    """Return True if a change lies after a position."""
     if place.inner is None:
         return lsn > place.lsn
     return (lsn, inner[:_COMPARED]) > (place.lsn, place.inner[:_COMPARED])
 
 
 def _is_same(lsn: int, inner: str, place: Place) -> bool:
-    """True if a change belongs to the document whose changes contain the position."""
+    """Return True if a change belongs to the document whose changes contain the position."""
     return place.inner is not None and lsn == place.lsn and inner[:_NAMED] == place.inner[:_NAMED]
 
 
@@ -214,7 +215,7 @@ def _lsn_of(item: Any) -> int | None:
 
 
 def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int, str, str, Any]]:
-    """For each item: its LSN, the place within it, the order key and the item."""
+    """Return for each item: its LSN, the place within the LSN, the order key and the item."""
     groups: dict[tuple[int, str], list[Any]] = {}
     damaged: dict[int, int] = {}
     for item, lsn in zip(items, lsns, strict=True):
@@ -247,11 +248,11 @@ def _digest_of(item: Any, view: View) -> str | None:
 
 
 def _chain(group: list[Any], lsn: int) -> list[Any]:
-    """The changes of one key in one LSN, in a possible order of events.
+    """Sort the changes of one key in one LSN into a possible order of events.
 
     The service promises no order. A document that exists can be replaced or deleted; any other document can
-    be created. The first change of a document that existed before refers to an earlier LSN. If this does not
-    decide the order, the changes stay in the order of the page.
+    be created. The first change of a document that existed before refers to an earlier LSN. If this rule does
+    not determine the order, the changes stay in the order of the page.
     """
     if len(group) == 1:
         return group
@@ -283,7 +284,7 @@ def _version_of(item: Item) -> str:
 
 
 def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
-    """True if an item's partition key begins with `wanted`, and for a damaged item."""
+    """Return True if an item's partition key begins with `wanted`, and for a damaged item."""
     try:
         found = key_of(item, view)
     except DAMAGED_ERRORS:
@@ -295,10 +296,12 @@ def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
 
 
 def key_of(item: Item, view: View) -> dict[str, Any]:
-    """The components of an item's key: its partition key, then `id`. An absent component is left out.
+    """Return the components of an item's key: its partition key, then `id`.
+
+    A component that is absent is omitted.
 
     Raises:
-        LookupError: The item has no key (or `TypeError`, `ValueError`).
+        LookupError: Raised if the item has no key (or `TypeError`, `ValueError`).
     """
     metadata = item["metadata"]
     if metadata["operationType"] == "delete":
@@ -339,7 +342,7 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, A
 
 
 def _exact(value: Any) -> Any:
-    """A number in a single form, because for the service 1 and 1.0 are the same key."""
+    """Write a number in a single form, because for the service 1 and 1.0 are the same key."""
     if isinstance(value, Mapping | list):
         raise TypeError("a component of a key is an object")
     if type(value) is float and value.is_integer() and abs(value) < _MOST_EXACT:
@@ -354,17 +357,17 @@ def _text(value: Any) -> str:
 
 
 def name_of(components: Mapping[str, Any]) -> str:
-    """A short text that represents a key."""
+    """Return a short text that represents a key."""
     return blake2b(orjson.dumps(list(components.items())), digest_size=10).hexdigest()
 
 
 def order_key(lsn: int) -> str:
-    """Text that sorts like the number."""
-    return f"{lsn:020d}"
+    """Return text that sorts like the number."""
+    return str(lsn).zfill(20)
 
 
 def place_after(records: Records, count: int) -> Place:
-    """The position after the first `count` records."""
+    """Return the position after the first `count` records."""
     lsn, inner = records.lsns[count - 1], records.inner(count - 1)
     seconds = seconds_of(records.items[count - 1])
     if count < len(records) and records.lsns[count] == lsn:
@@ -375,7 +378,7 @@ def place_after(records: Records, count: int) -> Place:
 
 
 def seconds_of(item: Any) -> int | None:
-    """The time of a change in seconds since 1970; None if the item does not contain it."""
+    """Return the time of a change in seconds since 1970; None if the item does not contain a time."""
     try:
         seconds = item["metadata"]["crts"]
     except (LookupError, TypeError):

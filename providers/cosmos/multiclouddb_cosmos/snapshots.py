@@ -1,12 +1,12 @@
 """Scans of a container for `Snapshot()`, and for `Beginning()` and `AtTime(…)` with the option `backfill`.
 
-First, the scan takes the position N of each range in the feed with all versions. Then it reads the feed of
-latest versions from the beginning. This feed contains every item once, at the place of its last change. Items
-that were changed after N are dropped, because the stream contains their changes. Therefore a scan ends at N,
-no matter how much is written meanwhile.
+First, the scan records the position N of each range in the feed with all versions. Then the scan reads the
+feed of latest versions from the beginning. The feed of latest versions contains every item once, at the place
+of its last change. Items that were changed after N are left out, because the stream contains their changes.
+Therefore a scan ends at N, no matter how much is written meanwhile.
 
-A segment is a range, and its id names the range. Its cursor is `[plan id, N, moment, since, lsn]`; within an
-LSN it has a sixth part. A plan's cursor is `[plan id, moment, since, [[range, N], …]]`.
+A segment is a range, and its id names the range. The cursor of a segment is `[plan id, N, moment, since,
+lsn]`; within an LSN it has a sixth part. A plan's cursor is `[plan id, moment, since, [[range, N], …]]`.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Scan:
 
     Attributes:
         plan_id: The snapshot.
-        bound: N; items with a later LSN are dropped.
-        moment: When the snapshot began, in seconds since 1970.
+        bound: The position N of the range; items with a later LSN are left out.
+        moment: The time at which the snapshot began, in seconds since 1970.
         since: Items whose last change was before this second are left out; None for all items.
-        place: Everything up to here was read.
+        place: The position up to which the range was read.
     """
 
     plan_id: str
@@ -77,21 +77,21 @@ class Scan:
 
     @property
     def cursor(self) -> Cursor:
-        """The form in a token."""
+        """Return the position in the form that a token stores."""
         found: list[Cursor] = [self.plan_id, self.bound, self.moment, self.since, self.place.lsn]
         return found if self.place.inner is None else [*found, self.place.inner]
 
 
 def is_scan(cursor: Cursor) -> bool:
-    """True if a cursor belongs to a scan. A cursor of the stream begins with a number."""
+    """Return True if a cursor belongs to a scan. A cursor of the stream begins with a number."""
     return isinstance(cursor, list) and bool(cursor) and isinstance(cursor[0], str)
 
 
 def scan_of(cursor: Cursor) -> Scan:
-    """The inverse of `Scan.cursor`.
+    """Return the scan position that `Scan.cursor` encoded.
 
     Raises:
-        InvalidCursor: This provider cannot have made the cursor.
+        InvalidCursor: Raised if this provider cannot have made the cursor.
     """
     match cursor:
         case [str() as plan_id, bound, moment, since, lsn, *inner] if (
@@ -118,8 +118,8 @@ def plan_scan(source: Source, seeds: Sequence[Seed], since: datetime | None) -> 
 
     Args:
         source: The feed.
-        seeds: Where the stream starts.
-        since: Only items that were changed at this time or later; None for all items.
+        seeds: The start positions of the stream.
+        since: Only items that were changed at this time or later are read; None for all items.
     """
     moment = source.calls.now() or datetime.now(UTC)
     plan_id = secrets.token_hex(6)
@@ -134,7 +134,7 @@ def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | No
     """Take the first ranges from a plan.
 
     Raises:
-        InvalidCursor: The cursor is not a plan.
+        InvalidCursor: Raised if the cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, moment, since, [*ranges]]:
@@ -171,13 +171,13 @@ class _RowMapper(CosmosMapper):
     scan: Scan
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
-        """The position after the first `count` rows."""
+        """Return the position after the first `count` rows."""
         return attrs.evolve(self.scan, place=place_after(records, count)).cursor
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
         """Map rows to events.
 
-        Each event shows a row that the snapshot found, with the time of the snapshot.
+        Each event shows a row that the snapshot found; its time is the time of the snapshot.
         """
         moment = datetime.fromtimestamp(self.scan.moment, UTC)
         items = records.items[start:stop]
@@ -202,7 +202,7 @@ class ScanReader(Reader):
 
     Args:
         source: The feed.
-        view: The properties that its events share.
+        view: The properties that the segment's events share.
         span: The range.
         scan: The start position.
     """
@@ -242,14 +242,17 @@ class ScanReader(Reader):
         return self._batch(rows, begin, answer)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A call in flight ends by its read timeout of 10 s."""
+        """Prevent another fetch. Do nothing, because a running call ends by its read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
         """Do nothing, because the service holds no resources for a reader."""
 
     def _page(self, limit: int, deadline: Deadline) -> Answer | None:
-        """Request one page; None if the range has moved or now lies in several partitions."""
+        """Request one page; Return one page.
+
+        None if the range has moved or now lies in several partitions.
+        """
         seen, scan = self._source.ranges(), self._scan
         pieces = seen.cut(self._span)
         if len(pieces) == 1:
@@ -302,7 +305,7 @@ class ScanReader(Reader):
 
 
 def _metadata(item: Any) -> dict[str, Any]:
-    """An item of the feed of latest versions, in the format of the feed with all versions."""
+    """Return an item of the feed of latest versions in the format of the feed with all versions."""
     if not isinstance(item, dict):
         return {}
     return {"operationType": "create", "lsn": item.get("_lsn"), "crts": item.get("_ts")}

@@ -1,4 +1,4 @@
-"""The objects that the readers of one feed share."""
+"""Holds the objects that the readers of one feed share."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _WHOLE = KeyRange(LEAST, MOST)
 
 @attrs.define(eq=False)
 class Source:
-    """The objects that the readers of one feed share. Several threads can use them.
+    """The objects that the readers of one feed share. Several threads can use these objects at once.
 
     Attributes:
         calls: Makes the calls.
-        spec: The specification of the request.
+        spec: The specification of the feed.
         definition: The properties of the container.
-        scope: The range of the feed.
+        scope: The range of keys that the feed reads.
         wanted: The partition key of the feed, or its first components; empty for all keys.
-        readers: The readers that are in use.
-        item_bytes: The memory of one item, measured on the last page; at first an estimate. The service
+        readers: The readers that are currently in use.
+        item_bytes: The memory size of one item, measured on the last page; at first an estimate. The service
             itself limits the bytes of a page.
     """
 
@@ -65,12 +65,12 @@ class Source:
 
     @property
     def options(self) -> CosmosOptions:
-        """The options of the request."""
+        """Return the options of the request."""
         options = self.spec.options
         return options if isinstance(options, CosmosOptions) else CosmosOptions()
 
     def view(self, partition_id: str) -> View:
-        """The properties that the events of a partition share.
+        """Return the properties that the events of a partition share.
 
         Args:
             partition_id: Its public id.
@@ -85,28 +85,28 @@ class Source:
         )
 
     def shown(self, span: KeyRange) -> KeyRange:
-        """The range that events of `span` name.
+        """Return the range that events of `span` name.
 
-        For one partition key, this is the partition that now holds it.
+        For one partition key, this range is the partition that now contains the key.
         """
         return self.ranges().holder(span) if self.wanted else span
 
     # -- Ranges
 
     def ranges(self) -> RangeMap:
-        """The ranges of the physical partitions, from the memory of this process."""
+        """Return the ranges of the physical partitions, from the memory of this process."""
         found = self._map
         return found if found is not None else self.refreshed(None)
 
     def refreshed(self, seen: RangeMap | None) -> RangeMap:
-        """The ranges, listed again unless another thread has listed them since `seen`."""
+        """Return the ranges, listed again unless another thread has listed them since `seen`."""
         with self._lock:
             if self._map is None or self._map is seen:
                 self._map = RangeMap(self.calls.ranges(self.spec.address))
             return self._map
 
     def current(self) -> RangeMap:
-        """The ranges, listed now."""
+        """Return the ranges from a new listing."""
         return self.refreshed(self._map)
 
     # -- Pages
@@ -115,7 +115,7 @@ class Source:
         """Refuse to start in another container of the same name.
 
         Raises:
-            ProviderFault: `NOT_FOUND`; the feed must be opened again.
+            ProviderFault: `NOT_FOUND`; the caller must open the feed again.
         """
         if self.calls.define(self.spec.address, deadline).rid != self.definition.rid:
             raise ProviderFault.of(
@@ -124,14 +124,15 @@ class Source:
             )
 
     def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
-        """One page of all versions. If `etag` is None, reading begins at the present time.
+        """Return one page of all versions. If `etag` is None, reading begins at the present.
 
-        The service returns the same status for an expired position and for a wrong request. If it accepts a
-        read of the same range at the present time, the position was the problem.
+        The service returns the same status for an expired position and for a wrong request. If the service
+        accepts a read of the same range at the present, the position was the problem.
 
         Raises:
-            MovedError: The range now lies in several partitions.
-            ProviderFault: `CHECKPOINT_EXPIRED`, or the container was recreated.
+            MovedError: Raised if the range now lies in several partitions.
+            ProviderFault: `CHECKPOINT_EXPIRED`, or an error because the container was deleted and created
+                again.
         """
         try:
             return self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
@@ -147,13 +148,13 @@ class Source:
     def read_latest(
         self, place: KeyRange, etag: int | None, limit: int, since: int | None, deadline: Deadline
     ) -> Answer:
-        """One page of the latest versions of all existing items. For the first page, `etag` is None.
+        """Return one page of the latest versions of all existing items. For the first page, `etag` is None.
 
         Args:
             place: The range.
-            etag: The LSN to read after.
+            etag: The LSN after which to read.
             limit: The maximum number of items.
-            since: Items that were changed before this second may be left out; None for all items.
+            since: Items that were changed before this second may be omitted; None for all items.
             deadline: The time limit.
         """
         return self.calls.read(
@@ -168,10 +169,10 @@ class Source:
         )
 
     def end(self, place: KeyRange, deadline: Deadline) -> int:
-        """The LSN of the last change of a range.
+        """Return the LSN of the last change in a range.
 
         Raises:
-            MovedError: The range now lies in several partitions.
+            MovedError: Raised if the range now lies in several partitions.
         """
         return self.read(place, None, 1, deadline).etag
 

@@ -1,4 +1,4 @@
-"""Resolves the start of a feed with one read of each range, several at a time."""
+"""Resolves the start of a feed with one read of each range, several reads at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_A_TIME: Final = 16
 
 @attrs.define(eq=False)
 class Resolution:
-    """The positions of one call. A later attempt of the call reads only the missing positions.
+    """Collects the start positions in one call. A later attempt of the call reads only the missing positions.
 
     Attributes:
         source: The feed.
@@ -32,7 +32,7 @@ class Resolution:
     found: dict[KeyRange, Place] = attrs.field(factory=dict)
 
     def at_now(self, wanted: list[KeyRange], deadline: Deadline) -> dict[KeyRange, Place]:
-        """The end of each range, divided by the current partitions.
+        """Return the end of each range, divided by the current partitions.
 
         Args:
             wanted: The ranges.
@@ -49,11 +49,11 @@ class Resolution:
         return self.each(wanted, end)
 
     def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
-        """A position in each range, divided by the current partitions.
+        """Return a position in each range, divided by the current partitions.
 
         Args:
             wanted: The ranges.
-            read: Finds the position of a range that lies in one partition.
+            read: A function that finds the position of a range within one partition.
         """
         if len(wanted) < 2:
             answers = [read_settled(self.source, each, read) for each in wanted]

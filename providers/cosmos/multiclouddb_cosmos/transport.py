@@ -1,8 +1,9 @@
-"""How we use azure-cosmos: our client, the observations of its transport, and one-range continuations.
+"""How this provider uses azure-cosmos: its own client, its observing transport, and one-range continuations.
 
-azure-cosmos nests its retries of a page, and some of its retries have no limit. It cannot always resume from
-its own continuations, and it silently widens a range that spans several partitions. Therefore we give it one
-range per call. Our transport ends a call at the first answer that only we can handle correctly.
+azure-cosmos nests its retries of a page, and some of its retries have no limit. azure-cosmos cannot always
+resume from its own continuations, and silently widens a range that spans several partitions. Therefore this
+provider passes only one range per call. The provider's transport ends a call at the first answer that only
+the provider can handle correctly.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from azure.cosmos import CosmosClient
 from azure.cosmos.documents import ConnectionPolicy
 from azure.cosmos.exceptions import CosmosHttpResponseError
 from requests.adapters import HTTPAdapter
+from requests.structures import CaseInsensitiveDict
+from requests.utils import default_headers, get_encoding_from_headers
 from urllib3.util.retry import Retry
 
 from multiclouddb_cosmos.config import CosmosConfig
@@ -51,18 +54,25 @@ _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
 _EARLY_SECONDS: Final = 10
 _NO_ITEMS: Final = b'{"Documents":[]}'
+_PLAIN: Final = frozenset(
+    {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
+)
+"""The arguments of a request that azure-cosmos makes."""
+_USUAL: Final = {name: default_headers()[name] for name in ("Accept-Encoding", "Connection")}
 _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """The range now lies in several partitions, so azure-cosmos would read a different range."""
+    """Raised if a range now lies in several partitions, so that azure-cosmos would read another range."""
 
 
 class _EndedError(Exception):
-    """Ends a call that azure-cosmos would otherwise retry. None of its retries catches this class.
+    """Ends a call that azure-cosmos would otherwise retry.
+
+    None of the retries in azure-cosmos catches this class.
 
     Args:
-        answer: The answer of the service.
+        answer: The answer that the service sent.
     """
 
     def __init__(self, answer: CosmosHttpResponseError) -> None:
@@ -72,11 +82,11 @@ class _EndedError(Exception):
 
 @attrs.define
 class Watch:
-    """What the transport observed during one call.
+    """The observations of the transport during one call.
 
     Attributes:
-        body: The page as it was received; None before a page is received.
-        answered: True after a page or "nothing new" was received.
+        body: The page, unchanged from the service; None until a page is received.
+        answered: True after a page or an answer "nothing new" was received.
         requests: The number of requests that were made.
     """
 
@@ -86,23 +96,68 @@ class Watch:
 
 
 class _Session(requests.Session):
-    """A session that reads the environment once for each host, and never a `.netrc`.
+    """A requests session that reads the environment once for each host, and never reads a `.netrc` file.
 
-    By default, for each request, the library requests searches all variables for a proxy. It also asks
-    `.netrc` for an authorization to replace the one that azure-cosmos has made.
+    By default, the library requests searches all environment variables for a proxy before each request. The
+    library requests also reads `.netrc`, whose authorization would replace the one that azure-cosmos has
+    made.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.auth = _unchanged
         self._settings: dict[tuple[Any, ...], Any] = {}
+        self._urls: dict[str, str] = {}
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """As in requests, but the result is remembered."""
+        """Merge the settings as requests does, but remember the result."""
         asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
         if asked not in self._settings:
             self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
         return dict(self._settings[asked])
+
+    def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
+        """Send a request as requests does, but a plain read with fewer steps.
+
+        For each request, the library requests merges and checks settings, headers and cookies. These steps
+        take a quarter of the CPU time of a call. A read of azure-cosmos needs none of these steps: the
+        headers are complete, and the service sets no cookies. A request that uses anything else is sent in
+        the usual way.
+        """
+        if method != "GET" or args or kwargs.keys() != _PLAIN or kwargs["data"] or kwargs["files"]:
+            return super().request(method, url, *args, **kwargs)
+        settings = self.merge_environment_settings(
+            url, kwargs["proxies"] or {}, False, kwargs["verify"], kwargs["cert"]
+        )
+        asked = requests.PreparedRequest()
+        asked.method, asked.url = method, self._prepared(url)
+        asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
+        answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
+        # One read of everything. The library's own steps of 10 KB take as long as parsing the page.
+        answer._content = b"".join(answer.iter_content(None))
+        return answer
+
+    def _prepared(self, url: str) -> str:
+        """Return the URL as requests writes it; it is remembered, because there is one for each container."""
+        found = self._urls.get(url)
+        if found is None:
+            asked = requests.PreparedRequest()
+            asked.prepare_url(url, None)
+            found = self._urls[url] = str(asked.url)
+        return found
+
+
+class _Adapter(HTTPAdapter):
+    """An adapter that reads no cookies from answers."""
+
+    def build_response(self, req: Any, resp: Any) -> requests.Response:
+        """Return the answer, without its body."""
+        answer = requests.Response()
+        answer.status_code, answer.reason = resp.status, resp.reason
+        answer.headers = CaseInsensitiveDict(resp.headers)
+        answer.encoding = get_encoding_from_headers(answer.headers)
+        answer.raw, answer.url, answer.request = resp, req.url, req
+        return answer
 
 
 def _unchanged(request: Any) -> Any:
@@ -110,7 +165,9 @@ def _unchanged(request: Any) -> Any:
 
 
 class Transport(RequestsTransport):  # type: ignore[misc]
-    """The transport of our client, which observes the requests of a page. Several threads can use it.
+    """The transport of the provider's own client; it observes the requests for a page.
+
+    Several threads can use this object.
 
     Args:
         connections: The number of connections that are kept open.
@@ -118,7 +175,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
 
     def __init__(self, connections: int) -> None:
         session = _Session()
-        adapter = HTTPAdapter(
+        adapter = _Adapter(
             pool_connections=connections,
             pool_maxsize=connections,
             max_retries=Retry(total=False, redirect=False, raise_on_status=False),
@@ -133,8 +190,8 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         """Observe the calls of this thread.
 
         Raises:
-            CosmosHttpResponseError: An answer that azure-cosmos must not retry.
-            MovedError: A second page was requested.
+            CosmosHttpResponseError: Raised if the service sends an answer that azure-cosmos must not retry.
+            MovedError: Raised if a second page was requested.
         """
         self._local.watch = watch = Watch()
         try:
@@ -145,7 +202,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send a request. If it is for a page, examine the answer first."""
+        """Send a request; if it is for a page, examine the answer first."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
             return super().send(request, **kwargs)
@@ -177,9 +234,9 @@ def _substatus(answer: Any) -> int:
 
 
 def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
-    """Make a client. azure-cosmos requests the account's regions here.
+    """Make a client; azure-cosmos requests the account's regions during this call.
 
-    The client retries nothing by itself, except in another region of the account.
+    The client does not retry by itself, except in another region of the account.
 
     Args:
         config: The account.
@@ -212,7 +269,10 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
 
 
 def _no_retries() -> Any:
-    """The options that disable the retry of 429; None if azure-cosmos has moved their class."""
+    """Return the options that disable the retry of a 429 answer.
+
+    None if azure-cosmos has moved their class.
+    """
     try:
         from azure.cosmos._retry_options import RetryOptions
     except ImportError:  # pragma: no cover - a later version
@@ -221,7 +281,7 @@ def _no_retries() -> Any:
 
 
 def close_client(client: CosmosClient) -> None:
-    """Close a client that we made, after the thread that checks the account's regions has ended."""
+    """Close a client that the library made, after the thread that checks the account's regions has ended."""
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join(0.5)
@@ -229,14 +289,14 @@ def close_client(client: CosmosClient) -> None:
 
 
 def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, start: dict[str, Any]) -> str:
-    """The continuation for one range, in the format of azure-cosmos.
+    """Return the continuation for one range, in the format of azure-cosmos.
 
     Args:
-        rid: The container's resource id.
+        rid: The resource id of the container.
         place: The range.
-        etag: The LSN to read after; None if nothing was read yet.
+        etag: The LSN after which to read; None if nothing was read yet.
         mode: `ALL_VERSIONS` or `LATEST`.
-        start: Where reading began, in the format of azure-cosmos.
+        start: The start of the read, in the format of azure-cosmos.
     """
     span = {"min": place.low, "max": place.high, "isMinInclusive": True, "isMaxInclusive": False}
     body = {
@@ -255,7 +315,7 @@ def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, star
 
 
 def start_of(since: int | None) -> dict[str, Any]:
-    """Where the feed of latest versions begins, in the format of azure-cosmos.
+    """Return the start of the feed of latest versions, in the format of azure-cosmos.
 
     The service's times are only precise to a few seconds, so the caller must leave out earlier items.
 
@@ -270,9 +330,9 @@ def start_of(since: int | None) -> dict[str, Any]:
 
 @cache
 def _takes_milliseconds() -> bool:
-    """True if this azure-cosmos reads times in milliseconds, as it writes them.
+    """Return True if this azure-cosmos reads times in milliseconds, as it writes them.
 
-    Some versions expect seconds.
+    Some versions of azure-cosmos expect seconds.
     """
     from azure.cosmos._change_feed.change_feed_start_from import ChangeFeedStartFromPointInTime
 
@@ -284,6 +344,6 @@ def _takes_milliseconds() -> bool:
 
 
 def ranges_in(continuation: str) -> list[KeyRange]:
-    """The ranges that a continuation of azure-cosmos contains."""
+    """Return the ranges that a continuation of azure-cosmos contains."""
     queue = json.loads(base64.b64decode(continuation))["continuation"]["continuation"]
     return [KeyRange(each["range"]["min"], each["range"]["max"]) for each in queue]

@@ -1,4 +1,4 @@
-"""What the conformance suite needs of Cosmos DB, played by our emulator."""
+"""The conformance suite's harness for Cosmos DB, which uses the project's emulator."""
 
 import threading
 from datetime import timedelta
@@ -31,7 +31,8 @@ FOR_EVER = 10**6
 
 
 def close_client(client):
-    """Behind its first look at the account, in a thread of its own, which would leave a socket open."""
+    """Close the client only after its first request for the account, which another thread makes; otherwise a
+    socket stays open."""
     for thread in threading.enumerate():
         if thread.name == "cosmos-endpoint-refresh":
             thread.join(5)
@@ -39,12 +40,12 @@ def close_client(client):
 
 
 def native(key):
-    """An id may not end with a space."""
+    """Return the id in the form that the service accepts; an id may not end with a space."""
     return f"{key}." if key.endswith(" ") else key
 
 
 class CosmosHarness(Harness):
-    """A server for each test."""
+    """A harness with a separate server for each test."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -142,7 +143,7 @@ class CosmosHarness(Harness):
         return CosmosOptions(backfill=True)
 
     def troubled(self, script, act):
-        """The trouble is over when the client is closed."""
+        """Return a client that meets a fault; the fault ends when the client is closed."""
         faults = self.server.faults
         match script:
             case Throttle(retry_after, times):

@@ -1,4 +1,6 @@
-"""Random lives with every trouble at once: each change comes, in the order of its key, and no other."""
+"""Runs random histories with all faults at once: exactly the written changes must come, in order for each
+key.
+"""
 
 import random
 from collections import defaultdict
@@ -26,7 +28,7 @@ STEPS = 40
 
 
 def native(call, *arguments):
-    """Write natively; while a split is being completed, again."""
+    """Write natively, and repeat the write while a split is being completed."""
     while True:
         try:
             return call(*arguments)
@@ -36,7 +38,7 @@ def native(call, *arguments):
 
 
 class Life:
-    """What is done to a container, and what has to come of it."""
+    """Changes a container, and records which events must result from the changes."""
 
     def __init__(self, world, seed):
         self.world, self.dice = world, random.Random(seed)
@@ -69,7 +71,7 @@ class Life:
             self._note(key, item_id, deleted=True)
 
     def batch(self):
-        """One LSN for all: also two changes of one item."""
+        """All changes of the transaction share one LSN, even two changes of one item."""
         key, operations = self.dice.choice(KEYS), []
         for number in range(self.dice.randint(2, 5)):
             self._note(key, f"b{number}")
@@ -105,7 +107,10 @@ class Life:
 
 
 class Reading:
-    """A consumer that may be killed after every page, and then begins at the last token it stored."""
+    """A consumer that may be killed after every page.
+
+    After a kill the consumer resumes from the last stored token.
+    """
 
     def __init__(self, world, dice, **request):
         self.world, self.dice, self.request = world, dice, request
@@ -148,7 +153,7 @@ def marker(event):
 
 
 def check(life, reading):
-    """Every change of every key, in order by `order_key`, and nothing else."""
+    """Check that every change of every key came, in the order of `order_key`, and nothing else."""
     told = {}
     for name, events in reading.order.items():
         keys = [event.order_key for event in events]
@@ -242,7 +247,7 @@ def test_partitions_read_alone_and_their_children_give_every_change(make_world, 
 
 @pytest.mark.parametrize("seed", range(30, 36))
 def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
-    """Rows, then changes, merged by key and order key; killed after any page."""
+    """Merge rows and then changes by key and `order_key`; the consumer is killed after any page."""
     life = Life(make_world(2), seed)
     for _ in range(STEPS):
         life.dice.choice([life.write, life.write, life.delete, life.batch])()
@@ -277,7 +282,7 @@ def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
 
 
 def test_the_truth_is_what_the_server_has(make_world):
-    """The life knows what is there without asking our client."""
+    """The test knows the contents of the container without using the library's client."""
     life = Life(make_world(2), 99)
     for _ in range(STEPS):
         life.step()

@@ -1,4 +1,4 @@
-"""The command line on Cosmos DB: real processes, killed and started again."""
+"""Tests the command line on Cosmos DB: real processes, killed and started again."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, 
 
 @pytest.fixture
 def where(world):
-    """Account and container, as the commands are told."""
+    """Return the account and the container, as arguments of the commands."""
     return world.config().connection["url"], "shop/orders"
 
 
 def test_killed_again_and_again_it_misses_nothing(world, where, tmp_path):
-    """Under a writer, and while a partition is split."""
+    """The commands run while a writer works and a partition is split."""
     world.put("before")
     tail = Tail(*where, "--from", "now", "--checkpoint", tmp_path / "position")
     writer = Writer(lambda key: world.container.upsert_item({"id": key, "pk": key}), pause=0.01)
@@ -28,7 +28,7 @@ def test_its_lines_can_be_read_again(world, where, tmp_path):
     assert said("tail", *where, "--from", "now", "--until-idle", *checkpoint) == ""
     world.container.upsert_item({"id": "o-1", "pk": "a", "n": 1})
     world.container.delete_item("o-1", "a")
-    lines = said("tail", *where, "--until-idle", "--json", *checkpoint).splitlines()
+    lines = said("tail", *where, "--until-idle", "--exact", *checkpoint).splitlines()
     assert [event_from_json(line).type.value for line in lines] == ["CREATE", "DELETE"]
 
 

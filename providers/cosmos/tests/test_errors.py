@@ -1,4 +1,4 @@
-"""What failures of azure-cosmos mean, by table."""
+"""Tests the meaning of each failure of azure-cosmos, with a table."""
 
 import pytest
 from azure.core.exceptions import (

@@ -1,4 +1,6 @@
-"""What azure-cosmos loses, repeats or retries without end: each defect is shown, and what we do about it."""
+"""Shows each defect with which azure-cosmos loses events, repeats them or retries forever, and tests the
+guard against it.
+"""
 
 import base64
 import json
@@ -30,21 +32,21 @@ NOW = {"Type": "Now"}
 
 
 def native_page(container, **where):
-    """One page by azure-cosmos alone, with its own continuation."""
+    """Read one page with azure-cosmos alone, with its own continuation."""
     seen = []
     pages = container.query_items_change_feed(**where, response_hook=lambda headers, _: seen.append(headers))
     return list(next(pages.by_page(), None) or []), seen[-1]["etag"]
 
 
 def moved(world):
-    """The range of the first partition, and a position from before all that was written."""
+    """Return the range of the first partition, and a position before everything that was written."""
     (span, *_) = [KeyRange(each["low"], each["high"]) for each in world.partitions()]
     rid = world.container.read()["_rid"]
     return span, rid
 
 
 class TestContinuations:
-    """Its own continuations are never kept."""
+    """The provider never stores continuations of azure-cosmos."""
 
     def test_one_over_several_partitions_cannot_be_resumed(self, world):
         world.fill(20)
@@ -68,7 +70,7 @@ class TestContinuations:
             assert "containerRid" not in each
 
     def test_a_continuation_that_we_make_is_what_it_reads(self, world):
-        """The form is private: a version that changes it is found here."""
+        """The form of these continuations is private. This test fails if a new version changes it."""
         from azure.cosmos._change_feed.change_feed_state import ChangeFeedState
 
         span, rid = moved(world)
@@ -78,7 +80,7 @@ class TestContinuations:
 
 
 class TestPartitionKeys:
-    """A key that is false in Python is a key."""
+    """A key that is false in Python, such as 0, is a valid key."""
 
     @pytest.mark.parametrize("value", ["", 0, False, None])
     def test_azure_cosmos_reads_the_whole_container(self, world, value):
@@ -96,7 +98,7 @@ class TestPartitionKeys:
 
 
 class TestWidening:
-    """A range is never read wider than it is."""
+    """A read of a range never reads outside the range."""
 
     def test_azure_cosmos_widens_a_range_over_a_boundary(self, world):
         _, rid = moved(world)
@@ -128,10 +130,10 @@ class TestWidening:
 
 
 class TestRecreated:
-    """A container of the same name is another container."""
+    """If a container is deleted and created again with the same name, it is another container."""
 
     def test_a_fresh_client_of_azure_cosmos_refuses_the_new_one(self, world):
-        """A warm one has the old resource id in its cache, and goes on in the new container."""
+        """A client that has the old resource id in its cache would continue in the new container."""
         world.fill(10)
         _, token = native_page(world.container, start_time="Now", mode="AllVersionsAndDeletes")
         queue = json.loads(base64.b64decode(token))
@@ -167,14 +169,14 @@ class TestRecreated:
 
 
 def settle():
-    """Its first look at the account has to be over before it is closed."""
+    """Close the client only after its first request for the account has ended."""
     for thread in threading.enumerate():
         if thread.name == "cosmos-endpoint-refresh":
             thread.join(5)
 
 
 class TestEndlessRetries:
-    """No answer makes azure-cosmos ask again and again."""
+    """No answer of the service may make azure-cosmos repeat a request forever."""
 
     def test_azure_cosmos_multiplies_a_429(self, world):
         world.server.faults.add(Fail(429, 3200, 0.001), READ, times=None)
@@ -255,7 +257,10 @@ class TestEndlessRetries:
 
 
 class TestSplitWhileReading:
-    """azure-cosmos answers with the page of one child: it is not taken for the whole range's."""
+    """azure-cosmos returns the page of only one child partition.
+
+    The provider must not treat this page as a page of the whole range.
+    """
 
     @pytest.mark.parametrize("own", [False, True])
     def test_a_split_under_a_request_loses_nothing(self, world, own):

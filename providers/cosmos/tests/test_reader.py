@@ -1,4 +1,4 @@
-"""The feed without the engine, and through it: starts, bounds, splits, merges, expiry, keys, costs."""
+"""Tests the feed with and without the engine: starts, bounds, splits, merges, expiry, keys and costs."""
 
 import itertools
 
@@ -37,7 +37,7 @@ BACKFILL = CosmosOptions(backfill=True)
 
 
 def drained(reader, size=3, most=500):
-    """Event ids up to an outcome or the end, and the last batch."""
+    """Return the event ids up to an outcome or the end, and the last batch."""
     found = []
     for _ in range(most):
         batch = reader.fetch(size, 1 << 20, 0.0, soon())
@@ -55,7 +55,7 @@ def refused(call, category):
 
 
 class TestBounds:
-    """[cursor, until] gives the same, whatever is split or merged later."""
+    """The range `(cursor, until]` returns the same events, whatever is split or merged later."""
 
     @pytest.mark.parametrize("size", [1, 3, 1000])
     def test_a_bounded_read_is_repeated_exactly_behind_splits_and_a_merge(self, make_world, size):
@@ -125,7 +125,10 @@ class TestBounds:
 
 
 class TestMerges:
-    """The service refuses them together with this feed; a server that has both is read on."""
+    """The service refuses merges in combination with this feed.
+
+    If a server allows both, the reader continues.
+    """
 
     def test_old_ranges_go_on_inside_the_merged_partition(self, world):
         consumer = world.consumer()
@@ -158,7 +161,7 @@ class TestMerges:
 
 
 class TestExpiry:
-    """A 400 is an expired position only if the same range can be read at now."""
+    """A 400 answer counts as an expired position only if the same range can be read from the present."""
 
     def test_a_trimmed_position_has_expired(self, world):
         consumer = world.consumer()
@@ -194,7 +197,7 @@ class TestExpiry:
 
 
 class TestMode:
-    """What has to be enabled, and what has to be asked for."""
+    """Tests what must be enabled, and what the caller must opt into."""
 
     def test_an_account_without_the_mode(self, world):
         world.server.all_versions(False)
@@ -244,7 +247,7 @@ class TestMode:
 
 
 class TestPlans:
-    """A feed is spread over processes only when every token has its part of the changes."""
+    """A feed can be spread over processes only if each token has its own part of the changes."""
 
     def test_a_backfill_is_not_spread_over_processes(self, world):
         world.fill(5)
@@ -275,7 +278,7 @@ class TestPlans:
 
 
 class TestKeys:
-    """Partition keys of one and of several levels."""
+    """Tests partition keys of one level and of several levels."""
 
     def test_prefixes_of_a_hierarchical_key(self, make_world):
         world = make_world(3, key=["/tenant", "/user", "/session"])
@@ -352,7 +355,7 @@ class TestKeys:
 
 
 class TestTokensAndCosts:
-    """Small tokens, honest costs."""
+    """Tests that tokens are small and that reported costs are correct."""
 
     @pytest.mark.parametrize("partitions", [10, 100])
     def test_a_token_has_at_most_a_hundred_bytes_a_range(self, make_world, partitions):

@@ -1,4 +1,4 @@
-"""Which items of a page are records, in which part of it, and the places that tokens keep."""
+"""Tests which items of a page are records, and the positions that tokens contain."""
 
 from hashlib import blake2b
 
@@ -21,7 +21,7 @@ def change(lsn, pk, item_id="1", etag="e", kind="create", previous=None):
 
 
 class TestPartOfAKey:
-    """A feed of one partition key reads a whole range and keeps what is its own."""
+    """A feed of one partition key reads a whole range and keeps only the changes of that key."""
 
     @pytest.mark.parametrize("value", ["a", 1, True, False, None])
     def test_an_item_with_the_key_is_kept(self, value):
@@ -43,7 +43,10 @@ class TestPartOfAKey:
         "damaged", [None, {}, {"metadata": {}}, {"metadata": {"operationType": "create"}}]
     )
     def test_a_damaged_one_is_kept_because_nobody_knows_whose_it_is(self, damaged):
-        """It is reported as one that cannot be read. Left out, it would be lost in silence."""
+        """The damaged record is reported as a record that cannot be read.
+
+        If this record were left out, it would be lost silently.
+        """
         assert is_of(damaged, VIEW, ["a"])
 
 
@@ -63,7 +66,7 @@ class TestPart:
 
 
 class TestPlacesInTokens:
-    """A token of an older release is continued, so these do not change."""
+    """A token of an older release can be resumed, so these texts must not change."""
 
     def test_of_damaged_items(self):
         items = [{"metadata": {"lsn": 7}}, {"metadata": {"lsn": 7}}, {"metadata": {"lsn": 8}}]

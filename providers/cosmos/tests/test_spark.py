@@ -1,4 +1,4 @@
-"""Spark over a container that is written meanwhile: the sink holds what the source holds."""
+"""Tests that Spark reads a container during writes: in the end the sink equals the source."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from .world import DATABASE, NAME
 
 
 def write(world, count, seed=0):
-    """Creates, updates and deletes, and a split."""
+    """Write creates, updates and deletes, and make a split."""
     dice = random.Random(seed)
     for number in range(count):
         key = f"k{dice.randrange(40)}"
@@ -33,11 +33,11 @@ def write(world, count, seed=0):
 
 def options_of(world, **options):
     url = world.config().connection["url"]
-    return {**options, "url": str(url), "database": DATABASE, "collection": NAME, "startingPosition": "now"}
+    return {"startingPosition": "now", **options, "url": str(url), "database": DATABASE, "collection": NAME}
 
 
 def run(spark, world, folder, **options):
-    """A query that ends by itself; the next one continues where it stopped."""
+    """Run a query that ends by itself. The next query continues where this one stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(world, **options))
@@ -52,7 +52,8 @@ def run(spark, world, folder, **options):
 
 
 def check(spark, world, folder):
-    """The sink has no change twice, and the last of each key is what the container holds."""
+    """Check that the sink has each change once, and that the last change of each key equals the item in the
+    container."""
     rows = spark.read.parquet(str(folder / "rows")).orderBy("order_key").collect()
     assert len({row.event_id for row in rows}) == len(rows)
     last = {row.key: row for row in rows}
@@ -63,7 +64,7 @@ def check(spark, world, folder):
 
 
 def test_runs_hold_what_the_container_holds(spark, world, tmp_path):
-    """Bounded and unbounded runs continue where the run before them stopped, through splits."""
+    """Bounded and unbounded runs continue where the previous run stopped, even through splits."""
     run(spark, world, tmp_path)
     write(world, 60)
     writer = threading.Thread(target=write, args=(world, 100, 1))
@@ -76,6 +77,16 @@ def test_runs_hold_what_the_container_holds(spark, world, tmp_path):
     write(world, 10, 3)
     run(spark, world, tmp_path)
     assert len(check(spark, world, tmp_path)) > 100
+
+
+def test_a_snapshot_is_followed_by_the_changes(spark, world, tmp_path):
+    """The items that exist come first, then every change, also through a split."""
+    write(world, 40)
+    run(spark, world, tmp_path, startingPosition="snapshot")
+    assert {row.backfilled for row in check(spark, world, tmp_path)} == {True}
+    write(world, 60, 1)
+    run(spark, world, tmp_path, startingPosition="snapshot")
+    assert {row.backfilled for row in check(spark, world, tmp_path)} == {True, False}
 
 
 LIFE = """

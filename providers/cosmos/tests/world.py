@@ -1,4 +1,6 @@
-"""One container on the emulator: written with azure-cosmos, read through our client."""
+"""Provides one container on the emulator, which is written with azure-cosmos and read through the library's
+client.
+"""
 
 import attrs
 from azure.cosmos import CosmosClient, PartitionKey
@@ -30,7 +32,7 @@ def soon(number=30.0):
 
 
 def seconds(number):
-    """Options of a call."""
+    """Return the options of a call."""
     return OperationOptions(timeout_seconds=number)
 
 
@@ -39,7 +41,7 @@ class World:
 
     Attributes:
         server: The emulator.
-        container: The container as azure-cosmos has it.
+        container: The container as an object of azure-cosmos.
     """
 
     def __init__(self, partitions=1, key="/pk", server=None, **settings):
@@ -75,7 +77,7 @@ class World:
     # -- Writing
 
     def put(self, *keys, **fields):
-        """One item each, with a marker that counts up; returns the markers."""
+        """Write one item for each key, with a marker that counts up; return the markers."""
         markers = []
         for key in keys:
             self.written += 1
@@ -84,7 +86,7 @@ class World:
         return markers
 
     def fill(self, count):
-        """So many new items."""
+        """Write the given number of new items."""
         return self.put(*(f"k{self.written + number}" for number in range(count)))
 
     def batch(self, key, *operations):
@@ -98,7 +100,7 @@ class World:
         return self.server.split(DATABASE, NAME, partition, **more)
 
     def merge(self, first, second):
-        """Merge, on a server that can read all versions after it."""
+        """Merge two partitions, on a server that can read all versions after a merge."""
         child = self.server.merge(DATABASE, NAME, first, second)
         with self.server._lock:
             self.server._container(DATABASE, NAME).partition(child).merged = False
@@ -108,7 +110,7 @@ class World:
         self.server.trim(DATABASE, NAME)
 
     def requests(self, operation=READ):
-        """What was asked, as (status, substatus)."""
+        """Return the results of the requests so far, as (status, substatus)."""
         return [(each.status, each.substatus) for each in self.server.journal.entries(operation)]
 
     # -- Reading
@@ -119,20 +121,20 @@ class World:
         return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls={str(tls).lower()}"}, **others)
 
     def client(self, **others):
-        """A client, closed with the world."""
+        """Make a client that is closed together with the world."""
         made = connect(self.config(**others))
         self._clients.append(made)
         return made
 
     def consumer(self, start=None, client=None, **request):
-        """One that reads with a client of its own, from now on unless said otherwise."""
+        """Make a consumer with its own client; it starts at now unless another start is given."""
         made = Consumer(self, client or self.client(), start or Now(), request)
         if start is None:
             made.read()
         return made
 
     def feed(self, **spec):
-        """A provider and a feed, without the engine."""
+        """Make a provider and a feed, without the engine."""
         provider = PLUGIN.connect(self.config(), None)
         self._clients.append(provider)
         return provider, provider.open_feed(FeedSpec(ADDRESS, **spec), soon())
@@ -140,7 +142,7 @@ class World:
 
 @attrs.define
 class Consumer:
-    """Reads on from its token; `restart` is another process."""
+    """A consumer that resumes from its token; `restart` means another process."""
 
     world: World
     client: object
@@ -160,7 +162,7 @@ class Consumer:
         return page
 
     def until_idle(self, most=MANY_PAGES):
-        """Pages until one is idle; returns the markers that were delivered on the way."""
+        """Read pages until one is idle; return the markers that were delivered."""
         before = len(self.events)
         for _ in range(most):
             if self.read().idle:
@@ -168,7 +170,7 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def restart(self):
-        """Another process with the same token."""
+        """Continue as another process with the same token."""
         self.client.close()
         self.client = self.world.client()
         return self
@@ -183,5 +185,5 @@ class Consumer:
 
 
 def markers(events):
-    """The markers of events, in order."""
+    """Return the markers of events, in order."""
     return [event.new_item_state["n"] for event in events if event.new_item_state is not None]

@@ -1,6 +1,6 @@
 """The multiclouddb provider for Amazon DynamoDB Streams.
 
-Applications need this package only to pass their own boto3 clients:
+Applications need to import this package only to pass their own boto3 clients:
 
     from multiclouddb_dynamo import DynamoClients
 

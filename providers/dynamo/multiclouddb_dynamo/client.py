@@ -1,4 +1,4 @@
-"""The calls to the service, made with boto3, which handles signing, endpoints and errors."""
+"""Makes the calls to the service with boto3, which handles signing, endpoints and errors."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _JSON: Final = "application/x-amz-json"
 
 @attrs.frozen
 class Table:
-    """The answer of DescribeTable.
+    """The result of a DescribeTable call.
 
     Attributes:
-        arn: The latest stream's ARN; None when the table never had one.
-        enabled: True while the stream takes records.
-        view_type: The stream's view type, or None when it is disabled.
-        key_names: The partition key, then the sort key if there is one.
-        nbytes: The size of its items, up to six hours old; 0 if it is not known.
-        items: The number of its items, up to six hours old; 0 if it is not known.
+        arn: The ARN of the table's latest stream; None if the table never had a stream.
+        enabled: True while the stream accepts records.
+        view_type: The view type of the stream, or None if the stream is disabled.
+        key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
+        nbytes: The total size of the table's items, up to six hours old; 0 if it is not known.
+        items: The number of the table's items, up to six hours old; 0 if it is not known.
     """
 
     arn: str | None
@@ -54,7 +54,7 @@ class RateLimiter:
     """Limits the number of calls in any second; several threads can use it.
 
     Args:
-        a_second: The number of calls.
+        a_second: The largest number of calls in any second.
     """
 
     def __init__(self, a_second: int) -> None:
@@ -62,10 +62,10 @@ class RateLimiter:
         self._turns = deque([-_WINDOW_SECONDS] * a_second, a_second)
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait for a turn.
+        """Wait until a call is allowed.
 
         Raises:
-            ProviderFault: `THROTTLED` when the turn comes after the deadline.
+            ProviderFault: `THROTTLED` if the call would be allowed only after the deadline.
         """
         with self._lock:
             now = time.monotonic()
@@ -83,12 +83,12 @@ class RateLimiter:
 
 
 class Calls:
-    """One region's tables and streams.
+    """The calls for one region's tables and streams.
 
     Args:
         clients: boto3's clients.
-        ours: True when we made them. Only then botocore's response parser is replaced.
-        vendor_retried: True when botocore retries by itself.
+        ours: True if the library made the clients. Only in that case botocore's response parser is replaced.
+        vendor_retried: True if botocore itself retries failed calls.
     """
 
     def __init__(self, clients: DynamoClients, *, ours: bool, vendor_retried: bool = False) -> None:
@@ -106,7 +106,7 @@ class Calls:
                 client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
 
     def describe_table(self, name: str) -> Table:
-        """The table's key and its latest stream."""
+        """Return the table's key and its latest stream."""
         answer = self._told(self._clients.dynamodb.describe_table(TableName=name))
         answer = _whole(answer, "Table")
         specification = answer.get("StreamSpecification") or {}
@@ -120,16 +120,28 @@ class Calls:
             items=answer.get("ItemCount") or 0,
         )
 
+    def table_names(self, deadline: Deadline) -> list[str]:
+        """Return the names of all tables of the region."""
+        names: list[str] = []
+        for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
+            names += self._told(page).get("TableNames", ())
+            if deadline.passed():
+                raise ProviderFault.of(
+                    ErrorCategory.TRANSIENT_FAILURE,
+                    f"listing the tables takes too long; {len(names)} were found so far; try again",
+                )
+        return names
+
     def describe_stream(
         self, arn: str, deadline: Deadline, *, after: str | None = None, parent: str | None = None
     ) -> dict[str, Any]:
-        """One page of a stream's shards, at most ten calls a second.
+        """Return one page of a stream's shards, with at most ten calls a second.
 
         Args:
             arn: The stream.
             deadline: The time limit.
-            after: Continue after this shard.
-            parent: Only children of this shard; some servers ignore it.
+            after: The shard after which the page begins.
+            parent: List only children of this shard; some servers ignore this filter.
         """
         with self._lock:
             limiter = self._limiters.setdefault(arn, RateLimiter(_DESCRIBES_A_SECOND))
@@ -152,11 +164,11 @@ class Calls:
         return str(_whole(answer, "ShardIterator"))
 
     def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
-        """The answer at an iterator: `Records`, and `NextShardIterator` unless the shard has ended.
+        """Return the answer for an iterator: `Records`, and `NextShardIterator` unless the shard has ended.
 
         Args:
-            iterator: From `iterator` or an earlier answer.
-            limit: The most records to return.
+            iterator: An iterator from `iterator` or from an earlier answer.
+            limit: The largest number of records to return.
             native: True to return records exactly as boto3 returns them.
         """
         self._plain.wanted = native
@@ -167,16 +179,16 @@ class Calls:
     def scan(
         self, name: str, part: tuple[int, int], after: Mapping[str, Any] | None, limit: int, *, native: bool
     ) -> Mapping[str, Any]:
-        """A page of a segment: `Items`, and `LastEvaluatedKey` unless the segment ends there.
+        """Return one page of a segment: `Items`, and `LastEvaluatedKey` unless the segment ends there.
 
-        The read is consistent. Any other read may miss a change from just before a snapshot, and the stream
-        does not contain this change either.
+        The read is strongly consistent. Any other read may miss a change made just before a snapshot, and the
+        stream does not contain this change either.
 
         Args:
             name: The table.
-            part: The number of the segment, and how many there are.
-            after: The key to read after, in typed JSON; None at the start.
-            limit: The most items to return.
+            part: The number of the segment, and the number of all segments.
+            after: The key after which to read, in typed JSON; None at the start of the segment.
+            limit: The largest number of items to return.
             native: True to return items exactly as boto3 returns them.
         """
         self._plain.wanted = native
@@ -195,11 +207,11 @@ class Calls:
         return self._told(answer)
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
-        """True if a failed call may work a moment later and was not retried yet.
+        """Return True if a failed call may succeed a moment later and was not retried yet.
 
         Args:
-            error: The error of the call.
-            at_once: True to ask whether the call may be made again without a pause.
+            error: The error that the call raised.
+            at_once: True to ask whether the call may be repeated without a pause.
         """
         if isinstance(error, ProviderFault):
             found = error.fault
@@ -208,28 +220,28 @@ class Calls:
         return found.retryable and not found.vendor_retried and not (at_once and found.retry_after)
 
     def now(self) -> datetime | None:
-        """The service's time: that of its last answer plus the time since then.
+        """Return the service's time: the time of its last answer plus the time since then.
 
-        None until an answer had a time.
+        The result is None until an answer has contained a time.
 
-        This machine's wall clock is not used: it may be wrong, and it may be changed in the meantime.
+        The wall clock of this machine is not used, because it may be wrong or may be changed in the meantime.
         """
         told = self._told_at
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
     @property
     def tells_time(self) -> bool:
-        """True after an answer has contained the service's time."""
+        """Return True after an answer has contained the service's time."""
         return self._told_at is not None
 
     def close(self) -> None:
-        """Free the connections of clients that we made."""
+        """Free the connections of clients that the library made."""
         if self._ours:
             self._clients.dynamodb.close()
             self._clients.streams.close()
 
     def hear(self, answer: Mapping[str, Any]) -> None:
-        """Set the clock from the `Date` header of an answer, also of an error."""
+        """Set the clock from the `Date` header of an answer; error answers count too."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         if date is not None and date != self._date:
             self._date = date
@@ -243,7 +255,7 @@ class Calls:
     def _parse(
         self, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
     ) -> None:
-        """Parse a page of records or items with orjson; botocore gets an empty object instead.
+        """Parse a page of records or items with orjson; botocore receives an empty object instead.
 
         botocore's own parser follows the service's model, which takes four times as long.
         """
@@ -261,7 +273,7 @@ class Calls:
 
 
 def _whole(answer: Mapping[str, Any], name: str) -> Any:
-    """A member that every complete answer has.
+    """Return a member that every complete answer contains.
 
     botocore accepts a truncated answer as a success, because it does not compare the length and it reads a
     JSON text that ends early as an empty object. For a page of records, an empty object would mean the end of
@@ -281,20 +293,20 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
 
 
 class Series:
-    """A sequence of calls in which one throttled call does not make all calls fail.
+    """A sequence of calls in which a single throttled call does not make all calls fail.
 
-    A throttled call is made again at once if the call before it has worked. Waiting and retrying is the
-    engine's part: a service that throttles everything gets no more calls than without this class.
+    A throttled call is repeated at once if the previous call has succeeded. The engine waits and retries: a
+    service that throttles everything gets no more calls than without this class.
 
     Args:
-        calls: Decides which failures are temporary.
+        calls: A function that decides which failures are temporary.
     """
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self._moved = calls, False
 
     def make(self, call: Callable[[], T]) -> T:
-        """Make the next call."""
+        """Make the next call of the sequence."""
         try:
             found = call()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The configuration of a region, and the boto3 clients that are made from it."""
+"""The configuration of an AWS region, and the boto3 clients that are made from it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ _SPARE_CONNECTIONS: Final = 8
 class DynamoClients:
     """The application's own boto3 clients, for `connect(…, native_client=…)`.
 
-    They are never reconfigured and never closed. We try each call once, so only their own retries happen.
-    Both must belong to the same account and region.
-
-    Attributes:
-        dynamodb: `boto3.client("dynamodb")`; describes tables.
-        streams: `boto3.client("dynamodbstreams")`; reads.
+    The library never reconfigures or closes these clients. The library makes each call once, so that only the
+    clients' own retries happen. Both clients must belong to the same account and region.
     """
 
     dynamodb: Any = attrs.field(repr=False)
+    """`boto3.client("dynamodb")`; describes tables."""
     streams: Any = attrs.field(repr=False)
+    """`boto3.client("dynamodbstreams")`; reads."""
 
     def __attrs_post_init__(self) -> None:
         for name, service in (("dynamodb", "dynamodb"), ("streams", "dynamodbstreams")):
@@ -55,7 +53,7 @@ class DynamoConfig:
     """The checked configuration of a client.
 
     Attributes:
-        region: The region, or None to leave it to boto3.
+        region: The AWS region, or None to let boto3 choose it.
         endpoint_url: The URL to call instead of the region's endpoint, or None.
         session: The application's own `boto3.Session`, or None for the default chain.
         config: The application's own `botocore.config.Config`, or None.
@@ -71,17 +69,20 @@ class DynamoConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
         """
         return settled(_checked, cls, config)
 
     @property
     def own_retries(self) -> bool:
-        """True when the application's `Config` asks botocore to retry; we add none then."""
+        """Return True if the application's `Config` asks botocore to retry.
+
+        In that case the library adds no retries.
+        """
         return getattr(self.config, "retries", None) is not None
 
     def clients(self, concurrency: int) -> DynamoClients:
-        """Make boto3's clients. The only I/O is that boto3 reads its own files.
+        """Make boto3's clients. Make the clients; the only I/O is that boto3 reads its own files.
 
         Args:
             concurrency: The number of calls that run at the same time.

@@ -1,4 +1,4 @@
-"""The category of each failure of boto3 or of the service; pure."""
+"""Maps each failure of boto3 or of the service to its category; pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXPIRED_ITERATOR: Final = "ExpiredIteratorException"
 REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
 BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
 GONE: Final = frozenset({"TrimmedDataAccessException", "ResourceNotFoundException"})
-"""The codes for a shard, or a record in it, that no longer exists."""
+"""The error codes for a shard, or a record in a shard, that no longer exists."""
 
 _DENIED: Final = f"give the identity that boto3 found the permissions of {DOCS_URL}how-to/dynamodb/"
 _WHO: Final = (
@@ -107,14 +107,14 @@ _CODES: Final[dict[str, Row]] = {
 
 
 def expired_records(what: str) -> ProviderFault:
-    """The fault for a position that the stream no longer holds."""
+    """Make the fault for a position whose records the stream no longer contains."""
     return expired(f"{what}: {_KEPT}")
 
 
 def code_of(error: BaseException) -> str:
-    """The service's code; `ParamValidation` for a call that botocore itself refuses.
+    """The service's code; Return the error code; Return the error code.
 
-    Empty for any other error.
+    `ParamValidation` for a call that botocore itself refuses. The code is empty for any other error.
     """
     if isinstance(error, ParamValidationError):
         return "ParamValidation"
@@ -124,11 +124,11 @@ def code_of(error: BaseException) -> str:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify an exception. This raises nothing, even for unknown exceptions.
+    """Classify an exception. Classify a failure; this function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.
-        vendor_retried: True when botocore was configured to retry by itself.
+        vendor_retried: True if botocore was configured to retry failed calls.
     """
     match error:
         case ClientError():
@@ -155,7 +155,7 @@ def _service_fault(error: ClientError, vendor_retried: bool) -> Fault:
 
 
 def _retry_after(error: ClientError) -> float | None:
-    """The number of seconds that the service asked us to wait."""
+    """Return the number of seconds that the service asked the client to wait."""
     asked = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after", "")
     try:
         return max(0.0, float(asked))

@@ -1,4 +1,4 @@
-"""The stream of one table, as a feed."""
+"""Implements a feed that reads the stream of one table."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class _Learned:
     """The partial results that the attempts of one call share.
 
     Attributes:
-        resolution: The partial result of a start.
-        listing: The partial listing of the shards.
+        resolution: The partial result of resolving a start.
+        listing: The partial listing of the stream's shards.
     """
 
     resolution: Resolution
@@ -72,10 +72,10 @@ class _Learned:
 
 
 class DynamoFeed(Feed):
-    """The stream of one table.
+    """A feed that reads the stream of one table.
 
     Args:
-        source: The objects that its readers share.
+        source: The objects that all readers of the feed share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -87,19 +87,22 @@ class DynamoFeed(Feed):
         self._same = SameTable(source)
 
     def for_one_call(self) -> DynamoFeed:
-        """A feed that reuses the partial results of earlier attempts of the same call."""
+        """Return a feed that reuses the partial results of earlier attempts of the same call."""
         feed = copy(self)
         feed._learned = _Learned(Resolution(self._source))
         return feed
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The `Date` of the service's last answer plus the time since then; None if it sends no `Date`."""
+        """Return the `Date` of the service's last answer plus the time since then.
+
+        None if the service sends no `Date`.
+        """
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """List the shards, and for `Now` take an iterator at the end of each open one.
+        """List the shards, and for `Now` request an iterator at the end of each open shard.
 
-        A later attempt of the same call asks only for missing results.
+        A later attempt of the same call requests only the missing results.
         """
         table, arn = find_table(self._source.calls, self.spec.address)
         if arn != self._source.arn:
@@ -119,14 +122,17 @@ class DynamoFeed(Feed):
         return seeds
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Every shard that the service lists; it lists closed ones for 24 hours and sometimes longer."""
+        """Return every shard that the service lists.
+
+        The service lists closed shards for 24 hours and sometimes longer.
+        """
         learned = self._learned or _Learned(Resolution(self._source))
         listed = self._shards.read(deadline, learned.listing).shards
         learned.listing = Listing()
         return [to_partition(shard) for shard in listed.values()]
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """A reader of one shard, or of one segment of a scan."""
+        """Open a reader of one shard, or of one segment of a scan."""
         spec = self.spec
         view = View(
             spec.address,
@@ -143,10 +149,10 @@ class DynamoFeed(Feed):
         return DynamoReader(self._source, view, place_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """The children of drained shards, as far as the rate limit of the stream allows calls now.
+        """Return the children of ended shards, as far as the rate limit of the stream allows calls now.
 
-        A shard whose children were requested a moment ago may be left out. This limits all these calls for a
-        stream to fewer than one every two seconds.
+        A shard whose children were requested a moment ago may be left out. This rule limits all these calls
+        for a stream to fewer than one every two seconds.
         """
         return {
             name: self._end_of(name, children, place_of(awaiting[name]))
@@ -162,7 +168,7 @@ class DynamoFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """Find missed shards by their parents, from a new listing.
+        """Find missed shards from their parents in a new listing.
 
         If a deadline ends a listing, the next audit continues it.
         """
@@ -184,25 +190,28 @@ class DynamoFeed(Feed):
         return seeds
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """24 hours minus the age of the position. No record after the position is older than that age."""
+        """Return 24 hours minus the age of the position.
+
+        No record after the position is older than that age.
+        """
         return None if is_segment(cursor) else headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """At the child's start; a shard has at most one parent."""
+        """Return the child's start; a shard has at most one parent."""
         return cursor_of(join(map(place_of, cursors)))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By sequence number, as integers; two places of a scan cannot be compared."""
+        """Compare sequence numbers as integers; two positions in a scan cannot be compared."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        """Without the iterator of an empty answer."""
+        """Return the cursor without the iterator of an empty answer."""
         return cursor if is_segment(cursor) else without_trail(cursor)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The remaining shards among these, or their descendants."""
+        """Return those of these shards that still exist, or their descendants."""
         shards, now = self._shards.read(deadline).shards, self._source.seconds()
         # A listing may be incomplete, so the shards that it lacks are asked for.
         hidden = {name for name in partition_ids if name not in shards and not self._shards.is_gone(name)}
@@ -215,14 +224,14 @@ class DynamoFeed(Feed):
         )
 
     def describe(self, cursor: Cursor) -> Position:
-        """`sequence 4711`, and a time; no record after the position is older than this time."""
+        """Return `sequence 4711`, and a time; no record after the position is older than this time."""
         return Position("part of a scan", None) if is_segment(cursor) else describe(place_of(cursor))
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """The stream from now on, then the plan of a scan; see `SupportsSnapshot.snapshot`."""
+        """Resolve the stream from the present, then plan a scan; see `SupportsSnapshot.snapshot`."""
         seeds = self.start(Now(), None, deadline)
         return plan_scan(self._source, seeds, segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """The next segments, without a call."""
+        """Return the next segments, without a call to the service."""
         return cut(cursor, count)

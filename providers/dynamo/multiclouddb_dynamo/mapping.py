@@ -1,6 +1,6 @@
-"""Stream records as events and as Arrow; pure.
+"""Maps stream records to events and to Arrow; pure.
 
-A record is a dict in the form of the wire, with times as numbers, or in the form of boto3, with datetimes.
+A record is a dict in the wire format, with times as numbers, or in boto3's format, with datetimes.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class View:
     """The properties that all events of one shard share.
 
     Attributes:
-        address: The table of the items.
+        address: The table that contains the items.
         partition_id: The public id of the shard.
-        shard_id: The service's own id.
+        shard_id: The service's own id of the shard.
         key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
-        with_new: True when events have the new item.
-        with_old: True when events have the old item.
-        native: True when events carry the vendor's record.
+        with_new: True if events include the new item.
+        with_old: True if events include the old item.
+        native: True if events include the vendor's record.
     """
 
     address: ResourceAddress
@@ -70,10 +70,10 @@ class View:
 
 
 def seq_of(record: Record) -> str:
-    """The record's sequence number.
+    """Return the sequence number of a record.
 
     Raises:
-        ValueError: It is not valid (or `LookupError`, `TypeError`).
+        ValueError: Raised if the number is not valid (or `LookupError`, `TypeError`).
     """
     seq = record["dynamodb"]["SequenceNumber"]
     if not (seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS):
@@ -82,7 +82,7 @@ def seq_of(record: Record) -> str:
 
 
 def seconds_of(record: Record) -> float | None:
-    """The record's time in seconds since 1970; None when it has no valid time."""
+    """Return the time of a record in seconds since 1970; None if the record has no valid time."""
     moment = record["dynamodb"].get("ApproximateCreationDateTime")
     if isinstance(moment, datetime):
         return moment.timestamp()
@@ -90,7 +90,7 @@ def seconds_of(record: Record) -> float | None:
 
 
 def order_key(seq: str) -> str:
-    """Text that sorts like the number: the count of its digits, then the digits."""
+    """Return text that sorts like the number: the count of its digits, then the digits."""
     digits = seq.lstrip("0")
     return _LENGTHS[len(digits)] + digits
 
@@ -99,7 +99,7 @@ def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> l
     """Map records to events.
 
     Raises:
-        RecordFault: The first record that cannot be decoded.
+        RecordFault: For the first record that cannot be decoded.
     """
     try:
         return _events(records[start:stop], view)
@@ -108,10 +108,10 @@ def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> l
 
 
 def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map records to Arrow. Items become JSON text directly, without events.
+    """Map records to Arrow. Items are converted to JSON text directly, without events.
 
     Raises:
-        RecordFault: The first record that cannot be decoded.
+        RecordFault: For the first record that cannot be decoded.
     """
     try:
         return _arrow(records[start:stop], view)
@@ -157,7 +157,7 @@ def _keys(datas: Sequence[Record], names: tuple[str, ...]) -> list[dict[str, Any
 
 
 def _times(datas: Sequence[Record]) -> list[datetime]:
-    """The times of the records; records of one second share one object."""
+    """Return the times of the records; records of the same second share one object."""
     previous, moment, moments = None, _EPOCH, []
     for data in datas:
         value = data["ApproximateCreationDateTime"]
@@ -183,7 +183,7 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bo
 
 
 def _by_service(identity: Any) -> bool:
-    """True for the identity that time-to-live uses for deletes; its fields have two spellings."""
+    """Return True for the identity that time-to-live uses for deletes; its fields have two spellings."""
     fields = {name.lower(): value for name, value in (identity or {}).items()}
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
 
@@ -232,7 +232,7 @@ def _first_fault(
     view: View,
     mapped: Callable[[Sequence[Record], View], Any],
 ) -> RecordFault:
-    """The fault of the first record that cannot be mapped by itself."""
+    """Return the fault of the first record that cannot be mapped alone."""
     for index in range(start, stop):
         try:
             mapped(records[index : index + 1], view)
@@ -251,7 +251,7 @@ def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
 
 
 def place_after(record: Record) -> After:
-    """The position after a record."""
+    """Return the position after a record."""
     seconds = seconds_of(record)
     return After(seq_of(record), None if seconds is None else int(seconds))
 
@@ -261,13 +261,13 @@ class DynamoMapper(Mapper):
     """Maps the records of one shard.
 
     Attributes:
-        view: The properties that their events share.
+        view: The properties that all events of the shard share.
     """
 
     view: View
 
     def cursor_after(self, records: Sequence[Record], count: int) -> Cursor:
-        """The position after the first `count` records."""
+        """Return the position after the first `count` records."""
         return cursor_of(place_after(records[count - 1]))
 
     def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:

@@ -1,4 +1,4 @@
-"""The shards of a stream and their order, and the required settings of the table."""
+"""Orders the shards of a stream, and checks the required settings of the table."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ _ENDED: Final = "the stream was disabled or its table deleted; all that it held 
 
 
 def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) -> Outcome:
-    """How a drained shard continues: with its children, later, or not at all.
+    """Return how a fully read shard continues: with its children, later, or not at all.
 
     The service does not say whether these are all the children: one may be listed later than the others.
 
     Args:
-        children: Its children as far as they are known.
-        place: The position where reading ended.
-        settled: True when the stream takes no more records and no more children are listed.
+        children: The children of the shard, as far as they are known.
+        place: The position at which reading the shard ended.
+        settled: True if the stream accepts no more records and no more children will be listed.
     """
     found = tuple(
         Child(shard.shard_id, (shard.parent,), cursor_of(_start_of(shard, place)))
@@ -94,9 +94,9 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 
 
 def _start_of(shard: Shard, place: Place) -> Place:
-    """The start of a shard.
+    """Return the start position of a shard.
 
-    The age of its records is limited by its parent's age, or by the shard being open.
+    The age of its records is limited by the age of its parent, or by the fact that the shard is open.
     """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
@@ -114,10 +114,10 @@ def _age(shard: Shard) -> int | None:
 
 
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
-    """The outcome of a drained shard that is no longer listed and whose children are unknown.
+    """Return the outcome of a fully read shard that is no longer listed and whose children are unknown.
 
-    Its descendants may be gone as well. In that case, a read of the remaining records reports that the
-    position has expired.
+    The descendants of such a shard may no longer exist either. In that case, a read of the remaining records
+    reports that the position has expired.
     """
     left = _orphans(shards) or set(shards)
     children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))
@@ -125,7 +125,7 @@ def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
 
 
 def _orphans(shards: Mapping[str, Shard]) -> set[str]:
-    """The shards whose parent is no longer listed."""
+    """Return the shards whose parent is no longer listed."""
     return {
         shard.shard_id for shard in shards.values() if shard.parent is not None and shard.parent not in shards
     }
@@ -134,7 +134,7 @@ def _orphans(shards: Mapping[str, Shard]) -> set[str]:
 def seeds_at_oldest(
     shards: Mapping[str, Shard], since: int | None, unlisted: Collection[str] = ()
 ) -> list[Seed]:
-    """A start at the oldest record of every shard, parents first.
+    """Return a start at the oldest record of every shard, parents first.
 
     Args:
         shards: The shards that the service lists.
@@ -158,18 +158,18 @@ def oldest_left(
     since: int | None,
     can_be_read: Callable[[Shard], bool],
 ) -> list[Seed]:
-    """The seeds where expired shards can be resumed.
+    """Return the seeds (start positions) at which reading can resume for expired shards.
 
-    The descendants of a shard that is no longer listed are not known, because its children may be gone as
-    well: every shard whose parent is not listed may be a descendant. Some of these shards belong to other
+    The descendants of a shard that is no longer listed are not known, because its children may also no longer
+    exist. So every shard whose parent is not listed may be a descendant. Some of these shards belong to other
     branches. Reading them repeats events, but leaving them out would lose events.
 
     Args:
         shards: The shards that the service lists.
         shard_ids: The shards.
         since: The service's time, or None.
-        can_be_read: Asks the service about a shard that it still lists. A shard that cannot be read is
-            replaced by its children.
+        can_be_read: A function that asks the service about a shard that it still lists. A shard that cannot
+            be read is replaced by its children.
     """
     found = set(shard_ids)
     if not found <= shards.keys():
@@ -186,21 +186,21 @@ def oldest_left(
 
 
 def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ()) -> Seed:
-    """A seed after everything in a shard that has ended.
+    """Return a seed after everything in a shard that has ended.
 
     Args:
         shard: The shard.
-        since: Records older than this time are not wanted.
-        children: Its children that have a seed of their own.
+        since: Records older than this time are not needed.
+        children: The children of the shard that have their own seeds.
     """
     assert shard.last is not None
     return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), children)
 
 
 def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
-    """The ended shards whose listed children are all open, with these children.
+    """Return the ended shards whose listed children are all open, with these children.
 
-    One more child may be listed later.
+    Another child of such a shard may be listed later.
     """
     children: dict[str, list[Shard]] = {}
     for shard in shards.values():
@@ -214,7 +214,7 @@ def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
-    """True if a seed of the first or the second listing leads to a shard."""
+    """Return True if a seed of the first or the second listing leads to a shard."""
     if shard.parent is None:
         return False
     parent = shards.get(shard.parent)
@@ -222,7 +222,7 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
 
 
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
-    """Seeds for the children of a split between two listings, which no shard of the first leads to."""
+    """Return seeds for children of a split between two listings, which the first listing does not cover."""
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))
         for shard in later.values()
@@ -236,14 +236,15 @@ def seeds_of_missed(
     since: int | None,
     is_trimmed: Callable[[Shard], bool],
 ) -> list[Seed]:
-    """The seeds of shards that an audit has found.
+    """Return the seeds of shards that an audit has found.
 
     Args:
-        missed: Shard → its parents among them.
+        missed: Maps each missed shard to those of its parents that were also missed.
         shards: The shards that the service lists.
-        since: Records older than this time are not wanted; None means that no bound is known.
-        is_trimmed: Asks whether the oldest records of a shard are gone. It is asked only for a shard that has
-            so many generations of descendants that its records may be a day old.
+        since: Records older than this time are not needed; None means that no bound is known.
+        is_trimmed: A function that asks whether the oldest records of a shard no longer exist. The function
+            is called only for a shard with so many generations of descendants that its records may be a day
+            old.
     """
     heights = _heights(missed)
     return [
@@ -267,7 +268,7 @@ def _start_of_missed(
 
 
 def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """How many generations of shards follow each of these."""
+    """Return how many generations of shards follow each of these shards."""
     heights = dict.fromkeys(missed, 0)
     pending = list(missed)
     while pending:
@@ -280,23 +281,23 @@ def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
 
 
 def headroom(place: Place, now: datetime) -> float | None:
-    """The seconds until a position expires; None if the position has no time."""
+    """Return the seconds until a position expires; None if the position has no time."""
     seconds = seconds_at(place)
     return None if seconds is None else max(0.0, seconds + _RETENTION_SECONDS - now.timestamp())
 
 
 def to_partition(shard: Shard) -> Partition:
-    """A shard as the contract lists it."""
+    """Return a shard in the form of the contract."""
     parents = (shard.parent,) if shard.parent is not None else ()
     state = PartitionState.OPEN if shard.last is None else PartitionState.CLOSED
     return Partition(shard.shard_id, parents, state)
 
 
 def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
-    """The table of an address, and its stream.
+    """Return the table of an address, and its stream.
 
     Raises:
-        ProviderFault: `NOT_FOUND` when there is no such table, `INVALID_REQUEST` when it has no stream.
+        ProviderFault: `NOT_FOUND` if the table does not exist, `INVALID_REQUEST` if it has no stream.
         MulticloudDbError: `INVALID_REQUEST` for an address that cannot exist in DynamoDB.
     """
     if address.database is not None:
@@ -324,10 +325,10 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
 
 
 def check_table(table: Table, spec: FeedSpec) -> None:
-    """Refuse a request for items that the stream's records do not hold.
+    """Refuse a request for item images that the stream's records do not contain.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` that names the stream view type.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the stream view type.
     """
     kind = table.view_type
     if kind is None:
@@ -347,19 +348,19 @@ def check_table(table: Table, spec: FeedSpec) -> None:
 
 
 def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> ProviderFault:
-    """The reason why a shard or a record in it is gone: the table, the stream, or the 24 hours.
+    """Return why a shard or a record in it no longer exists: the table, the stream, or the 24 hours.
 
     Raises:
-        Exception: The error of boto3.
+        Exception: The error that boto3 raised.
     """
     found = replaced(calls, address, arn)
     return found or expired_records(f"records after this position in {shard_id} were trimmed")
 
 
 def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
-    """Why a stream no longer belongs to its table: the table or the stream is gone.
+    """Return why a stream no longer belongs to its table: the table or the stream no longer exists.
 
-    Returns None if it still belongs to the table.
+    The result is None if the stream still belongs to the table.
 
     Raises:
         Exception: The error that boto3 raised for this check.

@@ -1,4 +1,4 @@
-"""Positions in a shard, and their form in a token; pure.
+"""Defines positions in a shard, and their form in a token; pure.
 
     [seq, t]               after the record `seq`, whose time was `t`
     ["s", t]               at the start of an unread child shard: no record in it is older
@@ -11,10 +11,11 @@
     ["w", t, it, looks]    as `["n", t]`, and `it` is the progress of a scan from the oldest record
     ["w", t, it, looks, seq]    as `["n", t, null, seq]`, in the same way
 
-`t` is in whole seconds since 1970 (None where the service gave no time), sequence numbers are text of digits.
-`looks` is the number of consecutive readers that have found nothing. It decides how far the next reader
-scans. A start has no sequence number. The starting number listed for a shard may not belong to any record in
-the shard; in that case the service refuses to read from that number, as if the record had been trimmed.
+`t` is in whole seconds since 1970 (None if the service gave no time), and sequence numbers are texts of
+digits. `looks` is the number of consecutive readers that have found no record. `looks` decides how far the
+next reader scans. A start has no sequence number. The starting number listed for a shard may not belong to
+any record in the shard; in that case the service refuses to read from that number, as if the record had been
+trimmed.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ __all__ = [
 ]
 
 EARLY_SECONDS: Final = 120
-"""How much older than `Now` a record must be to be left out when its iterator has expired: DynamoDB rounds
-the time of a record down (to the second, DynamoDB Local to the minute), and two machines' clocks differ."""
+"""How much older than `Now` a record must be to be omitted after the iterator of `Now` has expired: DynamoDB
+rounds the time of a record down (to the second, DynamoDB Local to the minute), and two machines' clocks
+differ.
+"""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SECONDS: Final = 253_402_300_799
@@ -63,11 +66,11 @@ _MOST_ITERATOR: Final = 2048  # the service model's bound
 
 @attrs.frozen
 class Trail:
-    """The progress of a search that has found no record yet. It only saves calls.
+    """The progress of a search that has not found any record yet. This progress only saves calls.
 
     Attributes:
         iterator: The iterator of the last answer; it lives for 15 minutes.
-        looks: The number of consecutive readers that have found nothing; less than 10.
+        looks: The number of consecutive readers that have found no record; less than 10.
     """
 
     iterator: str = attrs.field(repr=False)
@@ -79,9 +82,9 @@ class After:
     """After a record.
 
     Attributes:
-        seq: The record's sequence number.
-        time: Its time, or None.
-        trail: The progress of the search from here, or None.
+        seq: The sequence number of the record.
+        time: The time of the record, or None.
+        trail: The progress of the search from this position, or None.
     """
 
     seq: str
@@ -91,11 +94,11 @@ class After:
 
 @attrs.frozen
 class Start:
-    """At the first record of a shard whose parent was read.
+    """The position at the first record of a shard whose parent was read.
 
     Attributes:
-        time: A time; no record in the shard is older. None if unknown.
-        trail: The progress of the search from here, or None.
+        time: A time; no record in the shard is older than this time. None if unknown.
+        trail: The progress of the search from this position, or None.
     """
 
     time: int | None
@@ -104,11 +107,11 @@ class Start:
 
 @attrs.frozen
 class Horizon:
-    """At the oldest record that a shard held at some time.
+    """The position at the oldest record that a shard contained at some time.
 
     Attributes:
-        since: The time, or None.
-        trail: The progress of the search from here, or None.
+        since: The time of this position, or None.
+        trail: The progress of the search from this position, or None.
     """
 
     since: int | None
@@ -117,13 +120,13 @@ class Horizon:
 
 @attrs.frozen
 class Latest:
-    """After everything that a shard held at some time, if no record marks that place.
+    """The position after everything that a shard contained at some time, if no record marks that place.
 
     Attributes:
-        since: The time, or None.
-        iterator: An iterator that points there, or None.
-        seq: Everything up to this number was already scanned without the iterator, or None.
-        looks: The number of readers with that iterator that have found nothing; less than 10.
+        since: The time of this position, or None.
+        iterator: An iterator that points to this position, or None.
+        seq: The sequence number up to which everything was already scanned without the iterator, or None.
+        looks: The number of readers with that iterator that have found no record; less than 10.
         trail: The progress of a search without the iterator, or None.
     """
 
@@ -138,7 +141,7 @@ Place: TypeAlias = After | Start | Horizon | Latest
 
 
 def cursor_of(place: Place) -> Cursor:
-    """The form in a token."""
+    """Return the position in the form that a token stores."""
     match place:
         case After(seq, time, trail):
             return [seq, time, *_trail_cursor(trail)]
@@ -161,10 +164,10 @@ def _trail_cursor(trail: Trail | None) -> list[Cursor]:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """The inverse of `cursor_of`.
+    """Return the position that was passed to `cursor_of`.
 
     Raises:
-        InvalidCursor: It is not a valid cursor.
+        InvalidCursor: Raised if the value is not a valid cursor.
     """
     match cursor:
         case ["s" | "h" | "n" | "w" as kind, (int() | None) as time, *rest] if _is_time(time):
@@ -212,23 +215,23 @@ def _trail_of(rest: list[Any]) -> Trail | None:
 
 
 def looks_at(place: Place) -> int:
-    """The number of readers at a position that have found nothing."""
+    """Return the number of readers at a position that have found no record."""
     if place.trail is not None:
         return place.trail.looks
     return place.looks if isinstance(place, Latest) else 0
 
 
 def without_iterator(place: Place) -> Place:
-    """The position without its iterator, which it does not need."""
+    """Return the position without its iterator, which it does not need."""
     if isinstance(place, Latest):
         return attrs.evolve(place, iterator=None, looks=0, trail=None)
     return attrs.evolve(place, trail=None)
 
 
 def without_trail(cursor: Cursor) -> Cursor:
-    """The cursor without the parts that only save calls; cheap, and pure.
+    """Return the cursor without the parts that only save calls; cheap, and pure.
 
-    A `Now` keeps them, because two positions of the same second differ only in these parts.
+    A `Now` position keeps these parts, because two positions of the same second differ only in them.
     """
     match cursor:
         case [str() as kind, time, _, _] if kind not in ("n", "w"):
@@ -254,9 +257,9 @@ def _is_iterator(iterator: str) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """-1, 0 or 1 for two positions in one shard; None if only the service knows the order.
+    """Return -1, 0 or 1 for two positions in one shard; None if only the service knows the order.
 
-    Sequence numbers are compared as integers: their length varies.
+    Sequence numbers are compared as integers, because their length varies.
     """
     match a, b:
         case After(left), After(right):
@@ -277,12 +280,18 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def join(places: Iterable[Place]) -> Place:
-    """The start of a child. Its seed or its parent decides, whichever gives the better bound on its age."""
+    """Return the start position of a child.
+
+    The position of its seed or of its parent is used, whichever limits the child's age better.
+    """
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
 
 
 def seconds_at(place: Place) -> int | None:
-    """A time in seconds since 1970; no record after this position is older. None when unknown."""
+    """Return a time in seconds since 1970; no record after this position is older than this time.
+
+    None when unknown.
+    """
     match place:
         case After(_, time) | Start(time):
             return time
@@ -293,7 +302,7 @@ def seconds_at(place: Place) -> int | None:
 
 
 def describe(place: Place) -> Position:
-    """A position as text for a person."""
+    """Return a position as readable text."""
     match place:
         case After(seq):
             text = f"sequence {seq}"

@@ -1,4 +1,4 @@
-"""The provider `dynamo`: feeds over the stream of a DynamoDB table."""
+"""The provider `dynamo`, for feeds that read the stream of a DynamoDB table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
+    ResourceAddress,
     Support,
+    invalid_request,
 )
 from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
@@ -26,7 +28,7 @@ from multiclouddb_spi.connection import checked_native
 __all__ = ["CAPABILITIES", "PLUGIN", "DynamoPlugin", "DynamoProvider"]
 
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
-_NO_WIDER: Final = "a stream is of one table; read each table with EntireCollection()"
+_NO_WIDER: Final = "a stream covers one table; read each table with EntireCollection()"
 
 CAPABILITIES: Final = CapabilitySet(
     {
@@ -47,9 +49,10 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: each item as it is when it is read, so the stream has to catch up before a target "
-            'equals the table; the floor is "00", below every change; needs dynamodb:Scan; consistent reads '
-            "of all items: 2 TB are about 537 million read units (native_charge, max_scan_rate)",
+            "convergent: shows each item as it is when it is read, so a target equals the table only after "
+            'the stream has caught up; the floor is "00", below every change; needs dynamodb:Scan; '
+            "consistent reads of all items: 2 TB are about 537 million read units (native_charge, "
+            "max_scan_rate)",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for streams of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
@@ -67,8 +70,8 @@ class DynamoProvider(Provider):
 
     Args:
         clients: boto3's clients.
-        ours: True when we made them.
-        vendor_retried: True when botocore retries by itself.
+        ours: True if the library made the clients.
+        vendor_retried: True if botocore itself retries failed calls.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -78,31 +81,40 @@ class DynamoProvider(Provider):
         self._vendor_retried = vendor_retried
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a table whose stream is enabled."""
+        """Return the capabilities of a table whose stream is enabled."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> DynamoFeed:
-        """Find the table and its stream, and check the content of the stream's records."""
+        """Find the table and its stream, and check which item images the stream's records contain."""
         table, arn = find_table(self._calls, spec.address)
         check_table(table, spec)
         return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """Return the tables of the region; see `SupportsCollections`."""
+        if database is not None:
+            raise invalid_request("database", f"is {database!r}", "DynamoDB has no databases: leave it out")
+        return [ResourceAddress(collection=name) for name in self._calls.table_names(deadline)]
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of boto3."""
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Free the connections of clients that we made. Calls in flight end by their read timeout of 10 s."""
+        """Free the connections of clients that the library made.
+
+        Running calls end by their read timeout of 10 s.
+        """
         self._calls.close()
 
 
 class DynamoPlugin(ProviderPlugin):
-    """The plugin that the entry point names."""
+    """The plugin under the provider's entry point."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a table whose stream is enabled."""
+        """Return the capabilities of a table whose stream is enabled."""
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
@@ -114,12 +126,12 @@ class DynamoPlugin(ProviderPlugin):
         DynamoConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> DynamoProvider:
-        """Make boto3's clients; nothing is called yet.
+        """Make boto3's clients, without calling the service.
 
         Args:
             config: `connection` contains a `url`, `dynamo://REGION?endpoint_url=…`, or `region` and
-                `endpoint_url`. It may also contain the application's own boto3 `session` and botocore
-                `config`.
+                `endpoint_url`. `connection` may also contain the application's own boto3 `session` and
+                botocore `config`.
             native_client: `DynamoClients`, used unchanged.
         """
         checked = DynamoConfig.from_client(config)

@@ -72,11 +72,11 @@ _UNREAD: Final = "records in {} that were never read may have been trimmed"
 
 
 class DynamoReader(Reader):
-    """Reads one shard forward, one GetRecords per fetch.
+    """Reads one shard forward, with one GetRecords call per fetch.
 
     Args:
-        source: The objects that the readers of the feed share.
-        view: The properties that the shard's events share.
+        source: The objects that all readers of the feed share.
+        view: The properties that all events of the shard share.
         place: The start position.
         until: The position after which to stop, or None.
     """
@@ -95,10 +95,10 @@ class DynamoReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next records. There is no long poll, so the call never waits for new records.
+        """The next records. Fetch records; there is no long poll, so the call never waits for new records.
 
-        An expired iterator is renewed from the position. This is not a retry, because the position is still
-        valid.
+        An expired iterator is renewed from the position. Renewing the iterator is not a retry, because the
+        position is still valid.
         """
         if self._cancelled.is_set():
             raise cancelled()
@@ -118,11 +118,11 @@ class DynamoReader(Reader):
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A call in flight ends by boto3's read timeout of 10 s."""
+        """Prevent another fetch. Do nothing, because a running call ends by boto3's read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """Leave the iterator of an untouched `Now` for the next reader of this shard."""
+        """Keep the iterator of an unread `Now` position for the next reader of this shard."""
         self._source.readers.discard(self)
         if not isinstance(self._place, Latest) or self._place.iterator is not None or self._walks:
             return
@@ -132,11 +132,11 @@ class DynamoReader(Reader):
     # -- Calls
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
-        """A page; None if the shard is gone and no unread record was lost.
+        """A page; Request records; None if the shard no longer exists and no unread record was lost.
 
         Raises:
-            ProviderFault: Records after the position were trimmed, or the stream is another one.
-            Exception: The error of boto3.
+            ProviderFault: Raised if records after the position were trimmed, or the stream is another one.
+            Exception: The error that boto3 raised.
         """
         while True:
             try:
@@ -168,10 +168,10 @@ class DynamoReader(Reader):
                     raise ours from error
 
     def _open(self) -> str:
-        """An iterator at the position.
+        """Return an iterator at the position.
 
         Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` when unread records may have been trimmed.
+            ProviderFault: `CHECKPOINT_EXPIRED` if unread records may have been trimmed.
         """
         shard_id = self._view.shard_id
         kind, seq = "TRIM_HORIZON", None
@@ -199,9 +199,9 @@ class DynamoReader(Reader):
         return self._source.calls.iterator(self._source.arn, shard_id, kind, seq)
 
     def _is_old(self, place: Place) -> bool:
-        """True when the oldest records since this position may have been trimmed.
+        """Return True if the oldest records since this position may have been trimmed.
 
-        The service itself reports this for a sequence number, but not for a start.
+        The service itself reports trimmed records for a sequence number, but not for a start position.
         """
         match place:
             case After():
@@ -214,13 +214,16 @@ class DynamoReader(Reader):
                 return age is not None and age > _RETENTION_SECONDS
 
     def _is_missed(self, place: Horizon) -> bool:
-        """True if missing records are a loss. For a start that was just made, they are not."""
+        """Return True if missing records mean that events were lost.
+
+        At a start position that was just made, missing records are not a loss.
+        """
         if self._source.age_of(place.since) is None:
             return not self._source.has_started()
         return self._is_old(place)
 
     def _is_hinted(self) -> bool:
-        """True if the refused iterator came from the position and not from a new call to the service."""
+        """Return True if the refused iterator came from the position and not from a new call."""
         return not self._fresh and without_iterator(self._place) != self._place
 
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
@@ -270,7 +273,7 @@ class DynamoReader(Reader):
         return self._batch(records, begin, nbytes)
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
-        """The records without those older than a `Now` whose iterator has expired, and the new position."""
+        """After the iterator of a `Now` expired, return the records without older ones, and the position."""
         begin = self._place
         if not isinstance(begin, Latest) or not self._walks:
             return records, begin
@@ -285,10 +288,10 @@ class DynamoReader(Reader):
         return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1]), trail=None)
 
     def _moved(self, begin: Place) -> Place:
-        """The position after an answer without records: the old one with the iterator of the answer.
+        """Return the position after an answer without records: the old position with the answer's iterator.
 
         The iterator may lie far after the last record, and the next reader continues there until it expires.
-        With many shards it is left out, because it would make the token too big.
+        With many shards the iterator is omitted, because it would make the token too large.
         """
         if self._iterator is None:
             return begin
@@ -302,7 +305,7 @@ class DynamoReader(Reader):
         return attrs.evolve(begin, trail=Trail(self._iterator, looks))
 
     def _far(self, readers: int) -> int:
-        """The number of answers without records that are not enough to prove that the shard is empty."""
+        """Return the number of answers without records that do not yet prove that the shard is empty."""
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
             return 0  # an iterator that was just made points to the end
@@ -335,23 +338,23 @@ class DynamoReader(Reader):
         )
 
     def _left(self, seconds: int | None) -> float | None:
-        """The seconds until a position with that time expires."""
+        """Return the seconds until a position with that time expires."""
         now = self._source.calls.now()
         if seconds is None or now is None:
             return None
         return max(0.0, _RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
 
     def _pause(self, empty: int) -> float:
-        """The pause before the next call to an empty shard.
+        """Return the pause before the next call to an empty shard.
 
-        It grows after each call, and with many empty shards.
+        The pause grows after each call, and with the number of empty shards.
         """
         most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
 
 
 def _most_of(shard: Shard) -> int:
-    """A number that no sequence number of the shard exceeds: its last number, or a very large one."""
+    """Return a number that no sequence number of the shard exceeds: its last number, or a very large one."""
     if shard.last is not None:
         return int(shard.last)
     return _GROWTH * max(int(shard.first), _LEAST_NUMBER)
@@ -364,7 +367,7 @@ def _size(answer: Mapping[str, Any], count: int) -> int:
 
 
 def _reached(place: Place, until: Place) -> bool:
-    """True at or after the bound."""
+    """Return True if the position is at or after the bound."""
     match until:
         case After(seq):
             return isinstance(place, After) and int(place.seq) >= int(seq)

@@ -1,15 +1,14 @@
-"""The items of a scan as events and as Arrow, and positions among them; pure.
+"""Maps the items of a scan to events and to Arrow, and defines positions among the items; pure.
 
-A plan's cursor is `[plan id, s, segments, items in a segment, next segment]`. A segment's cursor is `[s,
-segments, …]`: `…` is nothing before the first item, `"."` after the last item, and otherwise the key of the
-last item. The key is one text for each attribute, with the letter of its type and its value. `s` is the
-snapshot's time in seconds since 1970. The segment's id contains the plan's id and the segment's number.
+The cursor of a plan is `[plan id, s, segments, items in a segment, next segment]`. The cursor of a segment is
+`[s, segments, …]`: `…` is nothing before the first item, `"."` after the last item, and otherwise the key of
+the last item. The key contains one text for each attribute, with the letter of its type and its value. `s` is
+the snapshot's time in seconds since 1970. The segment's id contains the plan's id and the segment's number.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import attrs
 import orjson
 
-from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.mapping import View
@@ -32,6 +31,7 @@ from multiclouddb_spi import (
     ProviderFault,
     RecordFault,
     segment_id_of,
+    snapshot_event_ids,
     snapshot_id_of,
 )
 
@@ -41,16 +41,15 @@ if TYPE_CHECKING:
 __all__ = ["FLOOR", "MOST_SEGMENTS", "Item", "Part", "RowMapper", "is_segment", "moment_of"]
 
 FLOOR: Final = "00"
-"""Below the `order_key` of every change, which begins with the count of its digits."""
+"""The floor; every change's `order_key` is greater, because it begins with the count of its digits."""
 MOST_SEGMENTS: Final = 1_000_000
 """The service's bound."""
 
 Item: TypeAlias = Mapping[str, Any]
-"""Attribute → value in typed JSON."""
+"""Maps each attribute to its value in typed JSON."""
 
 _Mapped = TypeVar("_Mapped")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_INT64: Final = 2**63
 _END: Final = "."
 _LETTERS: Final = "SNB"
 _MOST_DIGITS: Final = 8  # of the number of a segment
@@ -66,14 +65,14 @@ def moment_of(seconds: int) -> datetime:
 
 @attrs.frozen
 class Part:
-    """A place in a segment.
+    """A position in a segment of a scan.
 
     Attributes:
         plan_id: The snapshot's id.
-        seconds: Its time, in seconds since 1970.
+        seconds: The time of the snapshot, in seconds since 1970.
         total: The number of segments.
-        segment: The number of this one.
-        key: The last key that was read, in the form of the cursor; empty at the start.
+        segment: The number of this segment.
+        key: The last key that was read, in the form of the cursor; empty at the start of the segment.
     """
 
     plan_id: str
@@ -84,14 +83,14 @@ class Part:
 
     @classmethod
     def of(cls, segment_id: str, cursor: Cursor) -> Part:
-        """The place of a cursor.
+        """Return the position that a cursor represents.
 
         Args:
             segment_id: The segment's id.
             cursor: In this segment.
 
         Raises:
-            InvalidCursor: The cursor does not belong to a segment.
+            InvalidCursor: Raised if the cursor does not belong to a segment.
         """
         plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
         if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
@@ -108,23 +107,23 @@ class Part:
 
     @property
     def cursor(self) -> Cursor:
-        """The form in a token."""
+        """Return the position in the form that a token stores."""
         return [self.seconds, self.total, *self.key]
 
     @property
     def is_over(self) -> bool:
-        """True after the last item."""
+        """Return True after the last item of the segment."""
         return self.key == (_END,)
 
     def at_end(self) -> Part:
-        """The place after the last item."""
+        """Return the position after the last item."""
         return attrs.evolve(self, key=(_END,))
 
     def after(self, item: Item, names: tuple[str, ...]) -> Part:
-        """The place after an item, or after a key.
+        """Return the position after an item, or after a key.
 
         Raises:
-            ProviderFault: The item has no key, so nothing after it can be read.
+            ProviderFault: Raised if the item has no key, so that nothing after it can be read.
         """
         try:
             return attrs.evolve(self, key=tuple(_key_text(item[name]) for name in names))
@@ -135,10 +134,12 @@ class Part:
             ) from None
 
     def start_key(self, names: tuple[str, ...]) -> dict[str, Any] | None:
-        """The key to read after, in typed JSON with binary values as bytes; None at the start.
+        """Return the key after which to read, in typed JSON with binary values as bytes.
+
+        None at the start of the segment.
 
         Raises:
-            InvalidCursor: The table's key has a different number of attributes.
+            InvalidCursor: Raised if the table's key has a different number of attributes.
         """
         if not self.key:
             return None
@@ -153,7 +154,7 @@ class Part:
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """True if a cursor belongs to a segment, not to a shard."""
+    """Return True if a cursor belongs to a segment and not to a shard."""
     match cursor:
         case [int() as seconds, int() as total, *key]:
             return 0 <= seconds <= MOST_SECONDS and 0 < total <= MOST_SEGMENTS and _is_key(key)
@@ -194,15 +195,15 @@ class RowMapper(Mapper):
     """Maps the items of one segment.
 
     Attributes:
-        view: What their events share.
-        part: Their place in the scan.
+        view: The properties that all events of the segment share.
+        part: The position of the items in the scan.
     """
 
     view: View
     part: Part
 
     def cursor_after(self, records: Sequence[Item], count: int) -> Cursor:
-        """The position after the first `count` items."""
+        """Return the position after the first `count` items."""
         return self.part.after(records[count - 1], self.view.key_names).cursor
 
     def events(self, records: Sequence[Item], start: int, stop: int) -> list[ChangeEvent]:
@@ -210,7 +211,7 @@ class RowMapper(Mapper):
         return self._mapped(records, start, stop, self._events)
 
     def arrow(self, records: Sequence[Item], start: int, stop: int) -> pa.RecordBatch:
-        """Map items to Arrow. They become JSON text directly, without events."""
+        """Map items to Arrow. Items are converted to JSON text directly, without events."""
         return self._mapped(records, start, stop, self._arrow)
 
     def _mapped(
@@ -247,10 +248,9 @@ class RowMapper(Mapper):
             components = [{name: document[name] for name in names} for document in found]
         else:
             components = [{name: decode(item[name]) for name in names} for item in items]
-        keys = trusted_keys(components)
         columns: list[Iterable[Any]] = [
-            self._event_ids(components, keys),
-            keys,
+            self._event_ids(components),
+            trusted_keys(components),
             repeat(ChangeType.CREATE),
             repeat(moment_of(self.part.seconds)),
             documents,
@@ -264,17 +264,10 @@ class RowMapper(Mapper):
         ]
         return trusted_events(len(items), columns)
 
-    def _event_ids(self, components: Sequence[dict[str, Any]], keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """The ids that `snapshot_event_id` makes, with fewer calls."""
-        prefix, blake2b, dumps = f"{snapshot_id_of(self.part.plan_id)}:", hashlib.blake2b, orjson.dumps
-        return [
-            prefix
-            + blake2b(
-                dumps([1, list(map(list, names.items()))]) if _is_plain(names) else key.canonical(),
-                digest_size=16,
-            ).hexdigest()
-            for names, key in zip(components, keys, strict=True)
-        ]
+    def _event_ids(self, components: Sequence[dict[str, Any]]) -> list[str]:
+        names = self.view.key_names
+        columns = [[each[name] for each in components] for name in names]
+        return snapshot_event_ids(self.part.plan_id, names, columns)
 
     def _arrow(self, items: Sequence[Item]) -> pa.RecordBatch:
         import pyarrow as pa
@@ -284,7 +277,7 @@ class RowMapper(Mapper):
         view, names, count, text = self.view, self.view.key_names, len(items), pa.string()
         components = [{name: decode(item[name]) for name in names} for item in items]
         columns = [
-            pa.array(self._event_ids(components, trusted_keys(components)), text),
+            pa.array(self._event_ids(components), text),
             pa.repeat(pa.scalar(ChangeType.CREATE.value, text), count),
             pa.array([_json_text({name: item[name] for name in names}) for item in items], text),
             pa.repeat(pa.scalar(moment_of(self.part.seconds), pa.timestamp("us", tz="UTC")), count),
@@ -299,14 +292,6 @@ class RowMapper(Mapper):
             ),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
-
-
-def _is_plain(components: Mapping[str, Any]) -> bool:
-    """True if orjson writes a key in the same way as `MulticloudDbKey.canonical`."""
-    for value in components.values():
-        if type(value) is not str and not (type(value) is int and -_INT64 <= value < _INT64):
-            return False
-    return True
 
 
 def _json_text(attributes: Item) -> bytes:

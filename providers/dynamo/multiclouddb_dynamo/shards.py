@@ -1,4 +1,4 @@
-"""The shards of a stream, as the service lists them."""
+"""Keeps the shards of a stream, as the service lists them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ _SETTLED_SECONDS: Final = 5.0
 
 @attrs.frozen
 class Shard:
-    """One shard as the service lists it.
+    """One shard of a stream, as the service lists it.
 
     Attributes:
         shard_id: Its id.
-        parent: The shard that it descends from, listed or not, or None.
-        last: Its last sequence number; None while it is open.
-        first: Its first sequence number.
-        seen: The time of its listing, in seconds since 1970; None if the service gives no time.
+        parent: The parent shard, listed or not, or None.
+        last: The last sequence number of the shard; None while the shard is open.
+        first: The first sequence number of the shard.
+        seen: The time at which the shard was listed, in seconds since 1970; None if the service gives no
+            time.
     """
 
     shard_id: str
@@ -53,16 +54,17 @@ class Shard:
 
 @attrs.define
 class Listing:
-    """An unfinished listing: after a failure it continues after the last page that was read.
+    """A listing that is not finished: after a failure it continues after the last page that was read.
 
-    Pages show different times. If a shard splits between two pages, one child may be left out.
+    The pages of a listing show the state at different times. If a shard splits between two pages, the listing
+    may not contain one of the children.
 
     Attributes:
-        shards: The shards of its pages so far.
-        pages: The number of these pages.
-        after: The shard after which the next page begins; None before the first and after the last page.
-        number: A number that is higher for a later listing.
-        began: The time when it began, from `time.monotonic`.
+        shards: The shards in the pages read so far.
+        pages: The number of pages read so far.
+        after: The shard after which the next page begins; None before the first page and after the last page.
+        number: A number that is greater for a later listing.
+        began: The time at which the listing began, from `time.monotonic`.
         enabled: False if the stream accepted no more records when the first page was read.
     """
 
@@ -75,16 +77,16 @@ class Listing:
 
     @property
     def is_whole(self) -> bool:
-        """True if its last page was read."""
+        """Return True if the last page of the listing was read."""
         return self.pages > 0 and self.after is None
 
 
 class Looks:
-    """Decides for which drained shards to ask for children now, so that a stream does not get too many calls.
+    """Decides for which ended shards to request children now, to limit the calls to a stream.
 
     The children of a shard that has just ended are requested immediately. If a shard has no children yet, the
     request is repeated after growing pauses, which begin again when another shard ends. All repeated calls
-    share an allowance.
+    share one allowance.
     """
 
     def __init__(self) -> None:
@@ -93,11 +95,11 @@ class Looks:
         self._pause, self._next = 0.0, 0.0
 
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
-        """The shards to ask for now.
+        """Return the shards whose children to request now.
 
         Args:
-            shard_ids: All shards that may be asked for.
-            childless: The shards among them that have no known child.
+            shard_ids: All shards whose children may be requested.
+            childless: Those of the shards that have no known child.
         """
         now = time.monotonic()
         self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
@@ -115,11 +117,11 @@ class Looks:
         return fresh + order[:most]
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
-        """Record that these shards were asked for.
+        """Record that the children of these shards were requested.
 
         Args:
             shard_ids: The shards.
-            childless: The shards among them that still have no known child.
+            childless: Those of the shards that still have no known child.
         """
         for name in shard_ids:
             self._asked[name] = None
@@ -136,7 +138,9 @@ class Looks:
 
 
 class ShardMap:
-    """The shards of one stream: listed completely once, then only as needed; for several threads.
+    """The shards of one stream: listed completely once, then only as needed.
+
+    Several threads can use this class.
 
     Args:
         calls: Makes the calls.
@@ -160,12 +164,12 @@ class ShardMap:
         self.pages = 0
 
     def read(self, deadline: Deadline, listing: Listing | None = None) -> Listing:
-        """Every shard that the service lists; a parent may come on a later page than its child.
+        """Return every shard that the service lists; a parent may be on a later page than its child.
 
         Args:
             deadline: The time limit.
-            listing: The part that an earlier attempt of the same call has read, changed in place. By default,
-                everything is listed now.
+            listing: The partial listing of an earlier attempt of the same call, which is changed in place. By
+                default, everything is listed now.
         """
         listing = listing or Listing()
         if not listing.is_whole:
@@ -173,7 +177,7 @@ class ShardMap:
         return listing
 
     def _go_on(self, listing: Listing, deadline: Deadline, seconds: float | None = None) -> None:
-        """Read pages up to the last one, and then store the listing.
+        """Read the remaining pages, and then store the listing.
 
         Args:
             listing: Changed in place.
@@ -240,15 +244,15 @@ class ShardMap:
         ]
 
     def age(self) -> float:
-        """The seconds since the last complete listing."""
+        """Return the seconds since the last complete listing."""
         return time.monotonic() - self._read_at
 
     def listed(self) -> Mapping[str, Shard]:
-        """The shards of the last complete listing."""
+        """Return the shards of the last complete listing."""
         return self._listed
 
     def has_settled(self) -> bool:
-        """True if the stream has accepted no records for so long that no more children will be listed.
+        """Return True if the stream has accepted no records for so long that no more children will be listed.
 
         The last complete listing decides this.
         """
@@ -256,17 +260,17 @@ class ShardMap:
             return self._settled
 
     def find(self, shard_id: str) -> Shard | None:
-        """A shard, from memory."""
+        """Return a shard, from the memory of this process."""
         with self._lock:
             return self._shards.get(shard_id)
 
     def children(self, shard_id: str) -> tuple[Shard, ...]:
-        """The children of a shard as far as they are known, from memory."""
+        """Return the known children of a shard, from the memory of this process."""
         with self._lock:
             return self._children.get(shard_id, ())
 
     def is_gone(self, shard_id: str) -> bool:
-        """Ask if a shard that is not listed is gone, because a listing may be incomplete."""
+        """Ask whether a shard that is not listed no longer exists, because a listing may be incomplete."""
         if shard_id not in self._gone:
             try:
                 self._calls.iterator(self._arn, shard_id, "TRIM_HORIZON")
@@ -277,7 +281,7 @@ class ShardMap:
         return shard_id in self._gone
 
     def can_be_read(self, shard: Shard) -> bool:
-        """Ask if a listed shard can still be read, because DynamoDB Local never stops listing a shard."""
+        """Ask whether a listed shard can be read, because DynamoDB Local never stops listing a shard."""
         try:
             self._calls.records(
                 self._calls.iterator(self._arn, shard.shard_id, "TRIM_HORIZON"), 1, native=True
@@ -289,7 +293,7 @@ class ShardMap:
         return True
 
     def is_trimmed(self, shard: Shard) -> bool:
-        """Ask if the oldest records of a shard are gone."""
+        """Ask whether the oldest records of a shard no longer exist."""
         try:
             self._calls.iterator(self._arn, shard.shard_id, "AT_SEQUENCE_NUMBER", shard.first)
         except ClientError as error:
@@ -299,17 +303,17 @@ class ShardMap:
         return False
 
     def discover(self, shard_ids: Iterable[str], deadline: Deadline) -> dict[str, tuple[Shard, ...]]:
-        """The children of drained shards, requested now as far as the allowance permits.
+        """Return the children of ended shards, requested now as far as the allowance permits.
 
-        It makes one call per shard, or lists all shards if that takes fewer calls. The next call continues a
-        listing that was not finished.
+        The method makes one call per shard, or lists all shards if that takes fewer calls. The next call
+        continues a listing that was not finished.
 
         Args:
             shard_ids: The shards.
             deadline: The time limit.
 
         Returns:
-            For each id that was asked for, the known children. An empty answer means that no child is known
+            Maps each requested id to its known children. An empty answer means that no child is known
                 yet.
         """
         if not self._looking.acquire(blocking=False):
@@ -324,7 +328,7 @@ class ShardMap:
             self._looking.release()
 
     def _look(self, names: Sequence[str], deadline: Deadline) -> Collection[str]:
-        """Ask for some of these, or continue a listing; returns those with an answer."""
+        """Request the children of some of these shards, or continue a listing; return the answered shards."""
         asked = self._looks.choose(names, [name for name in names if not self.children(name)])
         if self._unread is None:
             if not asked:
@@ -336,7 +340,7 @@ class ShardMap:
         return self._list_on(deadline)
 
     def _list_on(self, deadline: Deadline) -> Collection[str]:
-        """Continue a listing; returns the shards with an answer, none before its last page is read."""
+        """Continue a listing; return the answered shards, which are none until the last page is read."""
         assert self._unread is not None
         listing, names = self._unread
         before = listing.pages
@@ -350,7 +354,7 @@ class ShardMap:
         return names
 
     def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
-        """Ask for the children of each; False when the service does not know the filter, or not the shard."""
+        """Request the children of each shard; False if the service does not know the filter or the shard."""
         series = Series(self._calls)
         for name in shard_ids:
             after, first = None, True

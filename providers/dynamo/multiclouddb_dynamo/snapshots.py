@@ -1,4 +1,4 @@
-"""Scans a table for `Snapshot()`: the plan, its segments, and the reader of one.
+"""Scans a table for `Snapshot()`: the plan, its segments, and the reader of one segment.
 
 A segment is one of DynamoDB's own segments: `Scan` with `Segment` and `TotalSegments`, which the plan fixes.
 The key of any item is a position in the segment, even if the item is deleted. The service keeps no state for
@@ -51,13 +51,13 @@ _ITEM_BYTES: Final = 4096
 
 
 class SameTable:
-    """Proves that a table is still the table of a feed. Several threads can use it.
+    """Checks that a table is still the table of a feed. Several threads can use one check.
 
     A call that began after an answer was received proves that the answer is from this table, because a
     stream's ARN is never used again. Readers that wait at the same time share one call.
 
     Args:
-        source: What the readers of the feed share.
+        source: The objects that all readers of the feed share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -66,10 +66,10 @@ class SameTable:
         self._proved_at = -1.0
 
     def check(self) -> None:
-        """Ask, or use the answer to a question that was asked after this call began.
+        """Ask the service, or use the answer to a request that was made after this call began.
 
         Raises:
-            ProviderFault: The table or its stream was replaced, or the table was deleted.
+            ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
             Exception: The error that boto3 raised.
         """
         since = time.monotonic()
@@ -84,10 +84,10 @@ class SameTable:
 
 
 def segments_of(wanted: int | None, table: Table) -> int:
-    """The number of segments of a scan.
+    """Return the number of segments of a scan.
 
     Args:
-        wanted: The number that the application wants, or None.
+        wanted: The number that the application requests, or None.
         table: The table, whose size may be six hours old.
     """
     if wanted is None:
@@ -96,12 +96,12 @@ def segments_of(wanted: int | None, table: Table) -> int:
 
 
 def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan:
-    """Plan a scan, and read one item to find out early if the identity may scan the table.
+    """Plan a scan, and read one item to find out early whether the identity may scan the table.
 
     Args:
-        source: What the readers of the feed share.
-        seeds: Where the stream starts; they were made before this call.
-        wanted: The number of segments that the application wants, or None.
+        source: The objects that all readers of the feed share.
+        seeds: The start positions of the stream, which were made before this call.
+        wanted: The number of segments that the application requests, or None.
     """
     _scan(source.calls, str(source.spec.address.collection), Part("", 0, 1, 0), source.table, 1)
     seconds = source.seconds()
@@ -114,10 +114,10 @@ def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan
 
 
 def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Take segments from a plan; pure.
+    """Take the next segments from a plan; pure.
 
     Raises:
-        InvalidCursor: The cursor is not a plan.
+        InvalidCursor: Raised if the cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, int() as seconds, int() as total, int() as items, int() as number] if (
@@ -138,12 +138,12 @@ def _scan(calls: Calls, name: str, part: Part, table: Table, limit: int, native:
 
 
 class SegmentReader(Reader):
-    """Reads the items of one segment, one `Scan` per fetch.
+    """Reads the items of one segment, with one `Scan` call per fetch.
 
     Args:
-        source: What the readers of the feed share.
-        same: Proves that the table is still the one of the feed.
-        view: What the segment's events share.
+        source: The objects that all readers of the feed share.
+        same: Checks that the table is still the table of the feed.
+        view: The properties that all events of the segment share.
         part: The start position.
     """
 
@@ -153,10 +153,10 @@ class SegmentReader(Reader):
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next items. An answer of the service contains at most a megabyte.
+        """The next items. Fetch items; an answer of the service contains at most a megabyte.
 
         Raises:
-            ProviderFault: The table or its stream was replaced, or the table was deleted.
+            ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
             Exception: The error that boto3 raised.
         """
         if self._cancelled.is_set():
@@ -176,7 +176,7 @@ class SegmentReader(Reader):
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A call in flight ends by boto3's read timeout of 10 s."""
+        """Prevent another fetch. Do nothing, because a running call ends by boto3's read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -214,6 +214,6 @@ class SegmentReader(Reader):
 
 
 def _size(answer: Any, count: int) -> int:
-    """The approximate memory of an answer."""
+    """Estimate the memory size of an answer."""
     length = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-length", "")
     return _SWELLING * int(length) if count and length.isdecimal() else _ITEM_BYTES * count

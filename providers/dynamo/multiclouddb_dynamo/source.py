@@ -1,4 +1,4 @@
-"""The objects that the readers of one stream share."""
+"""Holds the objects that the readers of one stream share."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 __all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Source"]
 
 MOST_ITERATORS: Final = 64
-"""With more open shards than this, a token holds no iterators: each has hundreds of bytes."""
+"""The number of open shards above which a token contains no iterators, because each takes hundreds of bytes.
+"""
 
 _ITERATOR_SECONDS: Final = 15 * 60  # the lifetime of an iterator
 START_SECONDS: Final = 3600
-"""A start at Beginning has to reach each shard in this time: records trimmed meanwhile are no gap."""
+"""The time in which a start at Beginning must reach each shard.
+
+Records trimmed in that time are not a gap.
+"""
 _LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 600.0
 
 
 class KeptIterators:
-    """Iterators that point to the end of shards at a `Now`, used if there are too many for its token.
+    """Keeps iterators to the ends of shards at a `Now` position, if there are too many for its token.
 
-    They belong to one process and are valid until the service lets them expire. A shard without its iterator
-    is scanned from its oldest record.
+    These iterators belong to one process and are valid until the service lets them expire. A shard whose
+    iterator is missing is scanned from its oldest record.
     """
 
     def __init__(self) -> None:
@@ -42,7 +46,10 @@ class KeptIterators:
         self._lock = threading.Lock()
 
     def name_start(self, since: int) -> int:
-        """The second of a start, or a slightly earlier one. No two starts may use each other's iterators."""
+        """Return the second of a start, or a slightly earlier one.
+
+        Two starts must never use each other's iterators.
+        """
         with self._lock:
             self._starts = {start for start in self._starts if start > since - _ITERATOR_SECONDS}
             while since in self._starts:
@@ -59,7 +66,7 @@ class KeptIterators:
                 self._iterators.popitem(last=False)
 
     def take(self, shard_id: str, since: int) -> str | None:
-        """The iterator of a position, for one reader."""
+        """Return the iterator of a position, for one reader."""
         with self._lock:
             return self._iterators.pop((shard_id, since), (None, 0.0))[0]
 
@@ -72,10 +79,11 @@ class Source:
         calls: Makes the calls.
         spec: The spec of the feed.
         table: The table.
-        arn: Its stream; another stream of the table, made before or after it, has another ARN.
+        arn: The stream of the table; another stream of the same table, made earlier or later, has another
+            ARN.
         shards: The stream's shards.
-        kept: Iterators of `Now` that are in no token.
-        readers: The readers that are in use.
+        kept: Iterators of `Now` positions that are in no token.
+        readers: The readers that are currently in use.
     """
 
     calls: Calls
@@ -90,17 +98,20 @@ class Source:
     _listing: threading.Lock = attrs.field(factory=threading.Lock)
 
     def seconds(self) -> int | None:
-        """The service's time, in whole seconds since 1970; None if the service gives no time."""
+        """Return the service's time, in whole seconds since 1970; None if the service gives no time."""
         now = self.calls.now()
         return None if now is None else int(now.timestamp())
 
     def age_of(self, seconds: int | None) -> int | None:
-        """The age of a time by the service's clock; None if the service gives no time."""
+        """Return the age of a time by the service's clock; None if the service gives no time."""
         now = self.seconds()
         return None if now is None or seconds is None else now - seconds
 
     def shard(self, shard_id: str, deadline: Deadline) -> Shard | None:
-        """A shard, listed now if no listing of this process contains it; None if it does not exist."""
+        """Return a shard, listed now if no listing of this process contains it.
+
+        None if the shard does not exist.
+        """
         if self.shards.find(shard_id) is None:
             self._list(deadline)
         return self.shards.find(shard_id)
@@ -114,14 +125,14 @@ class Source:
                     self.shards.read(deadline)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
-        """True when a shard is known to have ended, so that its end can be found.
+        """Return True if a shard is known to have ended, so that its end can be found.
 
         If the position is older than the lifetime of a shard, the service is asked, at most every ten
         minutes.
 
         Args:
             shard_id: The shard.
-            since: No record after the position is older, or None.
+            since: A time; no record after the position is older than this time. None if it is not known.
             deadline: The time limit.
         """
         shard = self.shards.find(shard_id)
@@ -136,11 +147,11 @@ class Source:
         self._starts.append(time.monotonic())
 
     def has_started(self) -> bool:
-        """True if this process made a start at `Beginning` in the last hour."""
+        """Return True if this process made a start at `Beginning` in the last hour."""
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:
-        """True if the last long scan of a shard was some time ago; records that one is made now."""
+        """Return True if the last long scan of a shard was some time ago, and record that one is made now."""
         now = time.monotonic()
         if now - self._looked.get(shard_id, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return False

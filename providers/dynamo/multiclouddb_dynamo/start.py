@@ -1,4 +1,4 @@
-"""Resolves a start to the shards, and for `Now` to the end of each shard."""
+"""Resolves a start to positions in the shards, and for `Now` to the end of each shard."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LATEST_AT_ONCE: Final = 16
 
 
 class Resolution:
-    """One start, over all attempts of the engine.
+    """Resolves one start, over all attempts of the engine.
 
-    It takes a call for each hundred shards and, for `Now`, one for each open shard. An attempt reuses the
-    results of earlier attempts, so a throttled call costs one more call and not the whole start. Every
-    request is made after the call began, so a position may be earlier than the end of the call, but never
-    later.
+    A start takes one call for each hundred shards and, for `Now`, one call for each open shard. An attempt
+    reuses the results of earlier attempts, so a throttled call costs only one more call and not the whole
+    start. Every request is made after the call began, so a position may be earlier than the end of the call,
+    but never later.
 
     Args:
-        source: The objects that the readers of the feed share.
+        source: The objects that all readers of the feed share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -44,7 +44,7 @@ class Resolution:
         self._iterators: dict[str, str] = {}
 
     def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """The seeds to read from.
+        """Return the seeds (start positions) from which to read.
 
         The seeds of `Now` include a shard that has ended and whose children are not listed yet, because
         nothing else would lead to these children. If there are not too many, they also include a shard that
@@ -52,11 +52,11 @@ class Resolution:
 
         Args:
             position: The start position.
-            partition_id: Only this shard, or None for all.
+            partition_id: The only shard to start, or None for all shards.
             deadline: The time limit.
 
         Raises:
-            TimeoutError: The deadline has passed.
+            TimeoutError: Raised if the deadline has passed.
             Exception: The error of boto3; the next attempt continues from here.
         """
         self._source.shards.read(deadline, self._first)
@@ -80,7 +80,7 @@ class Resolution:
                 )
 
     def _unlisted(self, shards: Mapping[str, Shard], deadline: Deadline) -> list[str]:
-        """The parents that exist but are missing from the listing, which may be incomplete."""
+        """Return the parents that exist but are missing from the listing, which may be incomplete."""
         parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
         names = sorted(parents)
         pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-parents")
@@ -91,7 +91,7 @@ class Resolution:
         return [name for name, is_gone in zip(names, gone, strict=True) if not is_gone]
 
     def _late(self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline) -> list[Seed]:
-        """The shards that a listing of several pages may have left out."""
+        """Return the shards that a listing with several pages may have left out."""
         if self._first.pages == 1:
             return []
         self._source.shards.read(deadline, self._second)
@@ -124,13 +124,13 @@ class Resolution:
         return [seed_at_end(shard, since) for shard in ended] + seeds + watches
 
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
-        """Take an iterator at the end of each shard; one call each, several at a time.
+        """Request an iterator at the end of each shard; this takes one call each, several calls at a time.
 
         A shard whose call failed is left to the next attempt, and the other shards are still asked. No more
-        shards are asked after a refusal, or while more calls fail than succeed.
+        shards are requested after a refusal, or while more calls fail than succeed.
 
         Raises:
-            TimeoutError: The deadline has passed, and no call had failed.
+            TimeoutError: Raised if the deadline has passed, and no call had failed.
             Exception: The error of boto3; a refusal takes precedence over a temporary error.
         """
         failures: list[Exception] = []

@@ -1,7 +1,7 @@
-"""DynamoDB's typed attribute values as Python values, and as our JSON; pure.
+"""Converts DynamoDB's typed attribute values to Python values and to the library's JSON; pure.
 
-The stream has values like `{"N": "1.5"}`. Both forms are accepted: the form on the wire (binary as base64
-text) and the form that boto3 parses (binary as bytes).
+The stream has values like `{"N": "1.5"}`. Both formats are accepted: the wire format (binary as base64 text)
+and the format that boto3 parses (binary as bytes).
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _MOST_POWER: Final = 400
 
 
 def decode(value: Mapping[str, Any]) -> Any:
-    """One attribute value: str, int, Decimal, bytes, bool, None, list, dict or frozenset.
+    """Decode one attribute value to str, int, Decimal, bytes, bool, None, list, dict or frozenset.
 
-    A whole number is an int, and any other number is a Decimal. It is never a float, so that all 38 digits
-    are kept.
+    A whole number is an int, and any other number is a Decimal. A number is never decoded to a float, so that
+    all 38 digits are kept.
 
     Raises:
-        ValueError: The input is not an attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
+        ValueError: Raised if the input is not an attribute value (or `KeyError`, `TypeError`,
+            `ArithmeticError`).
     """
     (tag,) = value
     return _DECODERS[tag](value[tag])
 
 
 def decode_map(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """A document or a key: name → value."""
+    """Decode a document or a key to a mapping from name to value."""
     found = {}
     for name, value in attributes.items():
         (tag,) = value
@@ -116,7 +117,7 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def json_map(attributes: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """The result of `orjson.loads(encode_json(decode_map(attributes)))`, made directly."""
+    """Return the result of `orjson.loads(encode_json(decode_map(attributes)))`, made directly."""
     found = {}
     marked = False
     for name, value in attributes.items():

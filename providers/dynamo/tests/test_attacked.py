@@ -1,4 +1,7 @@
-"""Losses that a model of the feed has found; each of them once happened silently."""
+"""Tests losses of events that a model of the feed has found.
+
+In each of these cases, events were once lost silently.
+"""
 
 import pytest
 
@@ -27,7 +30,7 @@ def native(name):
 
 
 def public(world, shard):
-    """The public id of an open shard."""
+    """Return the public id of an open shard."""
     return next(name for name in world.client().list_physical_partitions(ADDRESS) if native(name) == shard)
 
 
@@ -102,7 +105,10 @@ def test_nor_is_it_when_it_is_read_alone():
 
 
 def hidden_parent(world):
-    """A closed shard that is not listed although its children are. Returns its changes and theirs."""
+    """Hide a closed shard from listings, although its children are listed.
+
+    Return the changes of the shard and of its children.
+    """
     first, second = world.script.split(world.chain())
     found = world.put_in(first) + world.put_in(second, 2)
     children = world.script.split(second)
@@ -143,8 +149,8 @@ def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
 
 @pytest.mark.parametrize("retired", [False, True], ids=["planned", "retired"])
 def test_a_watch_that_is_looked_at_after_a_day_does_not_say_that_all_was_read(retired):
-    """The other half can no longer be named. The shards that may be its children are named, and reading them
-    reports the loss."""
+    """The service can no longer name the other half of the split. The shards that may be its children are
+    named, and reading them reports the loss."""
     with World() as world:
         world.put("a")
         parent = world.chain()

@@ -1,4 +1,4 @@
-"""The command line on DynamoDB: real processes that are killed and started again."""
+"""Tests the command line on DynamoDB: real processes that are killed and started again."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def open_shards(server):
 
 
 def split(server, into):
-    """Close the first open shard: a rollover has one child, a split has two."""
+    """Close the first open shard: a rollover makes one child, a split makes two."""
     shard = open_shards(server)[0]
     if isinstance(server, LocalDynamo):
         server.split(shard, into)
@@ -77,7 +77,7 @@ class TestTail:
     @pytest.mark.parametrize("minutes", [0, 20])
     @pytest.mark.parametrize("steps", [(None, None), (None, 1, 2)], ids=["one shard", "roll-over and split"])
     def test_killed_before_the_first_event_it_misses_nothing(self, scripted, tmp_path, steps, minutes):
-        """It is killed many times, for longer than an iterator lives."""
+        """The command is killed many times, over a longer time than an iterator is valid."""
         put(scripted, "before")
         scripted.script.advance(300)
         tail = tail_of(scripted, tmp_path)
@@ -122,7 +122,7 @@ class TestTail:
         found = {}
         for item in json.loads(said("partitions", url_of(scripted), TABLE, "--json")):
             scope = f"partition:{item['partition_id']}"
-            words = ("--from", "beginning", "--until-idle", "--json", "--scope", scope)
+            words = ("--from", "beginning", "--until-idle", "--exact", "--scope", scope)
             lines = said("tail", url_of(scripted), TABLE, *words).splitlines()
             found[item["native_id"]] = {event_from_json(line).key.components["pk"] for line in lines}
         for number in range(20):
@@ -145,7 +145,7 @@ class TestPartitions:
 class TestToken:
     @pytest.fixture
     def token(self, scripted, tmp_path):
-        """A token of `now`, before the first event, as an argument."""
+        """Return a token of `now`, before the first event, as an argument."""
         said("tail", url_of(scripted), TABLE, "--until-idle", "--checkpoint", tmp_path / "position")
         return f"@{tmp_path}/position"
 
@@ -244,7 +244,9 @@ ANSWERS = {
 
 
 class TestFailures:
-    """One line on stderr, the exit code of the category, a way out, and no secret."""
+    """Each failure prints one line on stderr, with the exit code of the category, a way out, and no
+    secret.
+    """
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET, "a-hidden-key"])
@@ -260,7 +262,10 @@ class TestFailures:
         self.check(run("partitions", url_of(scripted), "no-such"), 4, "NOT_FOUND", "no-such")
 
     def test_of_a_stream_that_was_switched_off(self, scripted, tmp_path):
-        """A new read cannot start. A checkpoint is read to the end, and then the feed has ended."""
+        """Checks that a new read cannot start.
+
+        A checkpoint can be read to the end, and then the feed has ended.
+        """
         words, kept = ("tail", url_of(scripted), TABLE), ("--checkpoint", tmp_path / "position")
         said(*words, *kept, "--until-idle")
         put(scripted, "o-1")
@@ -285,7 +290,7 @@ class TestFailures:
         put(scripted, "o-1")
         words = (
             "tail", url_of(scripted), TABLE, "--from", "beginning", "--until-idle",
-            "--checkpoint", tmp_path / "position", "--json",
+            "--checkpoint", tmp_path / "position", "--exact",
         )  # fmt: skip
         said(*words)
         put(scripted, "o-2")

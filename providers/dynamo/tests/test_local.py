@@ -1,4 +1,4 @@
-"""What DynamoDB Local does by itself, as the provider sees it."""
+"""Tests the provider with what DynamoDB Local does by itself."""
 
 import time
 
@@ -27,7 +27,7 @@ def client_of(server):
 
 
 def read(client, table, count):
-    """This many events from the beginning, in order of delivery."""
+    """Read the given number of events from the beginning, in the order of delivery."""
     position, events, until = Beginning(), [], time.monotonic() + PATIENCE
     while len(events) < count and time.monotonic() < until:
         request = ChangeFeedRequest(ResourceAddress(collection=table), position)

@@ -1,4 +1,6 @@
-"""Nothing is lost, wherever a consumer is killed, under everything that a stream can do to a reader."""
+"""Tests that nothing is lost, wherever a consumer is killed, under everything that a stream can do to a
+reader.
+"""
 
 import itertools
 from contextlib import contextmanager
@@ -30,7 +32,7 @@ TABLES = itertools.count()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """No pauses, because the scripts are long and other tests cover the poll rate."""
+    """Switches pauses off, because the scripts are long and other tests cover the poll rate."""
     monkeypatch.setattr(reader, "_MOST_PAUSE", 0.001)
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
     monkeypatch.setattr(shards, "_MOST_PAUSE", 0.001)
@@ -85,7 +87,7 @@ def above(parent):
 
 
 def habit(**values):
-    """Change the server's settings from here on."""
+    """Change the server's settings from this point on."""
 
     def change(world):
         for name, value in values.items():
@@ -107,13 +109,13 @@ SPLIT = Act("split", lambda world: world.split())
 
 
 def day_passes():
-    """A day of the service: shards roll over every four hours, and old records are trimmed."""
+    """Let a day pass for the service: shards roll over every four hours, and old records are trimmed."""
     hours = Act("four hours pass", lambda world: world.pass_hours(4), forgets=True)
     return [ROLL_OVER, hours, ReadUntilIdle()] * 7
 
 
 def scripted_life():
-    """Everything that the scripted server can do."""
+    """Return a script with everything that the scripted server can do."""
     write = Author(keys=KEYS).write
     return [
         # A Now whose iterator has expired may repeat two minutes.
@@ -143,7 +145,8 @@ def scripted_world():
 
 
 def assert_kept(report):
-    """No loss and no other broken promise, except idle pages, about which the service was made to lie."""
+    """Check that nothing is lost and no promise is broken. Idle pages are not checked, because the script
+    makes the service answer wrongly about them."""
     report.assert_nothing_lost()
     for run in report.runs:
         assert not [text for text in run.broken_promises() if not text.startswith("hasty")], str(report)
@@ -180,7 +183,7 @@ class LocalWorld:
     """One table on DynamoDB Local.
 
     Attributes:
-        server: The server, which outlives the script.
+        server: The server, which runs longer than the script.
         table: The table's name.
     """
 
@@ -222,7 +225,9 @@ class LocalWorld:
 
 
 def local_life():
-    """What DynamoDB Local does by itself, and the splits that are written into its file."""
+    """Return a script with what DynamoDB Local does by itself, and with splits that are written into its
+    file.
+    """
     write = Author(keys=KEYS).write
     hour = Act("an hour passes, iterators expire", lambda world: world.pass_hours(1))
     day = Act("a day passes", lambda world: world.pass_hours(25), forgets=True)

@@ -34,7 +34,10 @@ def world():
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    """Two listings of a disabled stream may follow at once; `test_late_listing` tests the pause."""
+    """Allow two listings of a disabled stream without a pause between them.
+
+    `test_late_listing` tests the pause.
+    """
     monkeypatch.setattr("multiclouddb_dynamo.shards._SETTLED_SECONDS", 0.0)
 
 
@@ -48,12 +51,12 @@ def enable(world):
 
 
 def states(token):
-    """The state of each shard in a token."""
+    """Return the state of each shard in a token."""
     return decode_token(token).state["p"]
 
 
 def assert_parents_first(events, world):
-    """No event of a shard comes after an event of its child."""
+    """Check that no event of a shard comes after an event of the shard's child."""
     parents = {shard.shard_id: shard.parent for shard in world.script.shards(TABLE)}
     seen = set()
     for event in events:
@@ -64,7 +67,7 @@ def assert_parents_first(events, world):
 
 
 class TestLateChildren:
-    """A shard has ended, and the service does not list its children yet."""
+    """Tests a shard that has ended while the service does not list its children yet."""
 
     @FILTERS
     @pytest.mark.parametrize("calls", [1, 2, 5])
@@ -143,7 +146,7 @@ class TestLateChildren:
         assert consumer.until_idle() == last
 
     def test_children_that_were_trimmed_before_they_were_seen_are_an_expired_checkpoint(self, world):
-        """The read does not wait for ever: the shard is no longer listed, but its grandchildren are."""
+        """The read does not wait forever if the shard is no longer listed but its grandchildren are."""
         consumer = self.left_for_two_days(world)
         with pytest.raises(MulticloudDbError) as caught:
             consumer.until_idle(10)
@@ -179,7 +182,7 @@ class TestLateChildren:
 
 
 class TestListing:
-    """Pages of shards in any order, from a stream that changes meanwhile."""
+    """Tests pages of shards in any order, from a stream that changes in the meantime."""
 
     @pytest.mark.parametrize("order", Order)
     @pytest.mark.parametrize("size", [1, 3, 100])
@@ -218,7 +221,8 @@ class TestListing:
 
     @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
     def test_shards_that_split_while_they_are_listed(self, start):
-        """One page was read before the split and one after it: the first page shows half of the children."""
+        """One page of the listing was read before the split and one after it, so the listing shows half of
+        the children."""
         with World(shards=60, order=Order.SHUFFLED, shards_per_page=10) as world:
             world.troubles.act(
                 lambda: [world.script.split(shard) for shard in world.open()[:20]], operation="DescribeStream"
@@ -288,7 +292,7 @@ class TestListing:
 
 
 class TestTrimmed:
-    """Shards and records that have expired."""
+    """Tests shards and records that have expired."""
 
     @pytest.mark.parametrize("remains", Remains)
     def test_shards_that_are_trimmed_when_reading_at_the_beginning_starts(self, remains):
@@ -326,7 +330,10 @@ class TestTrimmed:
             assert caught.value.detail.oldest_position
 
     def test_a_branch_is_not_left_to_a_lost_shard_whose_end_was_read_before(self):
-        """`right` is read to its end, but not returned, when both shards are dropped; `left` has expired."""
+        """`right` is read to its end, but its records are not returned, when both shards are dropped.
+
+        `left` has expired.
+        """
         with World(shards=2) as world:
             consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
             left, right = world.open()
@@ -344,7 +351,7 @@ class TestTrimmed:
             assert set(written) <= set(consumer.until_idle())
 
     def test_a_branch_is_not_left_to_a_drained_shard_whose_children_are_named_later(self):
-        """`right` waits for its children, which cannot be asked for in the call in which `left` is lost."""
+        """`right` waits for its children, which cannot be requested in the call in which `left` is lost."""
         with World(shards=2) as world:
             consumer = world.consumer(on_expired=SkipToOldest())
             left, right = world.open()
@@ -367,7 +374,8 @@ class TestTrimmed:
 
     @pytest.mark.parametrize("remains", Remains)
     def test_skipping_loses_nothing_of_what_is_left(self, remains):
-        """One branch was read up to now; in the other one, only the remaining records can be read."""
+        """One branch was read up to the present time. In the other branch, only the remaining records can be
+        read."""
         with World(shards=2, remains=remains) as world:
             consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
             left, right = world.open()
@@ -384,7 +392,7 @@ class TestTrimmed:
             assert Gap in {type(notice) for notice in consumer.notices}
 
     def test_a_child_found_at_now_that_nobody_read_for_a_day_is_an_expired_checkpoint(self, world):
-        """Its parent has no time, because no record of it was read: the loss must still be reported."""
+        """The parent's time is unknown, because no record of it was read. The loss must still be reported."""
         world.put("a")
         world.habits.late_children = 2
         world.roll_over()
@@ -421,7 +429,7 @@ class TestTrimmed:
 
 
 class TestIncarnations:
-    """Streams that are disabled, enabled again, deleted or recreated."""
+    """Tests streams that are disabled, enabled again, deleted or recreated."""
 
     def test_a_disabled_stream_ends_the_feed_when_all_of_it_is_read(self):
         with World(shards=2) as world:

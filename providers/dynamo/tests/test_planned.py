@@ -1,4 +1,4 @@
-"""Bounded reads of a stream, as Spark makes them."""
+"""Tests bounded reads of a stream, as Spark makes them."""
 
 import pytest
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 
 class Job:
-    """Steps of one feed, each planned and then read."""
+    """Plans steps of one feed and reads each of them."""
 
     def __init__(self, world, on_expired=None):
         self.on_expired = on_expired
@@ -36,7 +36,7 @@ class Job:
 
 @pytest.fixture
 def expired():
-    """A job whose position in the only shard is at a record that is now trimmed."""
+    """Return a job whose position in the only shard is at a record that is now trimmed."""
     with World() as world:
         job = Job(world)
         written = world.put("a", "b")
@@ -45,7 +45,7 @@ def expired():
 
 
 def trimmed(world):
-    """After the position come a trimmed record and a kept one."""
+    """A trimmed record and a kept one come after the position."""
     world.put("c")
     world.script.advance(25 * HOUR)
     return world.put("d")

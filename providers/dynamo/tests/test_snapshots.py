@@ -1,4 +1,4 @@
-"""A snapshot of a table on the scripted server: the rows, their positions, and what may go wrong."""
+"""Tests a snapshot of a table on the scripted server: its rows, their positions, and possible failures."""
 
 import itertools
 import random
@@ -54,7 +54,7 @@ def request(start, **settings):
 
 
 def walk(client, start, size=0, most=3000, **settings):
-    """Pages to the first idle one."""
+    """Read pages up to the first idle page."""
     for _ in range(most):
         page = client.read_changes(request(start, max_page_size=size, **settings), seconds(60))
         yield page
@@ -77,7 +77,7 @@ def is_done(page):
 
 
 class Source:
-    """What has to be in the table."""
+    """Records the items that must be in the table."""
 
     def __init__(self, world):
         self.world, self.items, self.numbers = world, {}, itertools.count()
@@ -129,7 +129,10 @@ ITEMS = 12
 
 @pytest.fixture(params=list(TYPES))
 def typed(request):
-    """A table with items whose key has such types: the world, the address, and the keys' attributes."""
+    """Make a table whose keys have the given types.
+
+    Return the world, the address, and the attributes of the keys.
+    """
     kinds, key_of = TYPES[request.param]
     with World() as made:
         names = list(kinds)
@@ -153,7 +156,7 @@ def all_segments(feed, plan, count=3):
 
 
 def rest_of(feed, segment, cursor, limit=1000):
-    """Every row after a position, and the positions after each of them."""
+    """Return every row after a position, and the positions after each of them."""
     reader, events, cursors = feed.open(segment.segment_id, cursor), [], []
     while True:
         batch = reader.fetch(limit, 1 << 20, 0.0, soon())
@@ -495,7 +498,7 @@ def replacement(request):
 
 
 class TestAnotherTable:
-    """Never rows of another table, whenever it comes."""
+    """Rows of another table never come, whenever the table was recreated."""
 
     def test_between_two_pages(self, world, replacement):
         replace, category, text = replacement
@@ -520,7 +523,7 @@ class TestAnotherTable:
 
     @pytest.mark.parametrize("call", [2, 3, 5])
     def test_between_a_question_and_an_answer(self, world, call):
-        """The table is another one just before the service reads for the answer."""
+        """The table is replaced just before the service reads the rows for the answer."""
         Source(world).fill(20)
         client, calls = world.client(), itertools.count(1)
 
@@ -547,7 +550,7 @@ class TestAnotherTable:
 
 
 def scan_for_days(world, start, between):
-    """A scan that waits an hour after each page with rows; the sink, and the pages."""
+    """Run a scan that waits for an hour after each page with rows; return the sink and the pages."""
     sink, pages, hours = Sink(), [], 0
     while not pages or not pages[-1].idle:
         assert len(pages) < 500
@@ -564,7 +567,7 @@ def scan_for_days(world, start, between):
 
 
 class TestTimePasses:
-    """The scan takes longer than the stream is kept."""
+    """The scan takes longer than the stream keeps its records."""
 
     @pytest.fixture
     def source(self, world, hasty):
@@ -574,7 +577,7 @@ class TestTimePasses:
         return source
 
     def load(self, source):
-        """Changes, and shards that live for four hours, as the service's do."""
+        """Write changes while shards live for four hours, like those of the service."""
 
         def between(number):
             source.put(f"k{number * 7 % ITEMS_OF_DAYS}")

@@ -1,6 +1,8 @@
-"""A snapshot of a table in DynamoDB Local: under load, with roll-overs, and longer than its stream is kept.
+"""Tests a snapshot of a table in DynamoDB Local: under load, with rollovers, and longer than its stream is
+kept.
 
-Its answers have no time, so `AUTO` stays `ORDERED` here; see test_snapshots.py for the change-over.
+The answers of DynamoDB Local contain no time, so `AUTO` stays `ORDERED`. test_snapshots.py tests the change
+to `INTERLEAVED`.
 """
 
 import itertools
@@ -40,7 +42,7 @@ def local():
 
 
 class Table:
-    """A table, and what has to be in it."""
+    """A table with a record of the items that must be in it."""
 
     def __init__(self, server):
         self.server, self.items, self.numbers = server, {}, itertools.count()
@@ -58,7 +60,7 @@ class Table:
 
     @staticmethod
     def key(key):
-        """Three sort keys for each partition key."""
+        """Write three sort keys for each partition key."""
         return {"id": {"S": f"c{key // 3}"}, "at": {"N": str(key % 3)}}
 
     def is_in(self, sink):
@@ -67,7 +69,7 @@ class Table:
 
 
 def read(server, start, size, between):
-    """Pages to the first idle one, each read by another process."""
+    """Read pages up to the first idle page, each in another process."""
     session = new_session()
     for number in range(500):
         position = FromContinuationToken(start) if isinstance(start, str) else start

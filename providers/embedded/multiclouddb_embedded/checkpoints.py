@@ -1,4 +1,4 @@
-"""Checkpoints of many workers in one SQLite file."""
+"""Stores checkpoints of many workers in one SQLite file."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from multiclouddb_api.checkpoint import (
     sync_folder,
     unusable,
 )
+from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_embedded.store.connection import connect
 from multiclouddb_embedded.store.forking import using_sqlite
 
@@ -45,18 +46,18 @@ CREATE TABLE checkpoints (
 
 
 class SqliteCheckpointStore:
-    """Checkpoints by name in one SQLite file on a local disk: a `CheckpointStore`.
+    """Stores checkpoints by name in one SQLite file on a local disk; implements `CheckpointStore`.
 
-    Several threads and processes may share the file; each call opens it, and flushes what it saves to the
-    disk. It is readable by its owner only, because a token may hold the key of a document. It may not be the
-    file of an `EmbeddedStore`.
+    Several threads and processes may share the file; each call opens the file, and flushes what it saves to
+    disk. Only the owner of the file can read it, because a token may contain the key of a document. The file
+    must not be the file of an `EmbeddedStore`.
 
     Args:
-        path: The file; the first `save` creates it and its folder.
+        path: The path of the file; the first `save` creates the file and its folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path).absolute()
+        self._path = Path(local_path("path", path)).absolute()
 
     @property
     def path(self) -> Path:
@@ -64,15 +65,15 @@ class SqliteCheckpointStore:
         return self._path
 
     def load(self, name: str) -> Checkpoint | None:
-        """The checkpoint, or None if there is no checkpoint of that name, or no file yet.
+        """Return the checkpoint, or None if no checkpoint has that name or the file does not exist yet.
 
         Args:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, empty, of another kind or of a
-                newer version; `PERMANENT_FAILURE` if it cannot be read; `TRANSIENT_FAILURE` if it stays
-                locked. The message names the file.
+            MulticloudDbError: `INVALID_REQUEST` if the file is damaged, empty, of another kind or of a newer
+                format version; `PERMANENT_FAILURE` if the file cannot be read; `TRANSIENT_FAILURE` if the
+                file stays locked. The message names the file.
         """
         check_name(name)
         with self._opened("read") as connection:
@@ -82,23 +83,24 @@ class SqliteCheckpointStore:
             return self._find(connection, name)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if its version is still the expected one.
+        """Replace the checkpoint if it still has the expected version.
 
-        It is durable when the call returns.
+        The checkpoint is durable when the call returns.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
             expected: The version that `load` or the last `save` returned; None means that no checkpoint may
-                exist.
+                exist yet.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if another worker has written it; the errors of `load` for a file
-                that cannot be used; `PERMANENT_FAILURE` if the disk refuses the write. In this last case
-                nothing has changed.
+            MulticloudDbError: `CONFLICT` if another worker has written the checkpoint; the errors of `load`
+                if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write. In the case of
+                such an error nothing has changed.
         """
         check_name(name)
         _check_token(token)
+        check_type("expected", expected, str, type(None))
         with self._opened("written", create=True) as connection:
             assert connection is not None
             connection.execute("BEGIN IMMEDIATE")
@@ -112,7 +114,9 @@ class SqliteCheckpointStore:
             return checkpoint
 
     def delete(self, name: str) -> bool:
-        """Delete a checkpoint, even a damaged one; False if there is none. A `save` that expects it fails.
+        """Delete a checkpoint, even a damaged one; False if the checkpoint does not exist.
+
+        A later `save` that expects this checkpoint fails.
 
         Args:
             name: The name of the checkpoint.
@@ -128,7 +132,10 @@ class SqliteCheckpointStore:
 
     @contextmanager
     def _opened(self, verb: str, *, create: bool = False) -> Iterator[sqlite3.Connection | None]:
-        """A connection for one call, in autocommit mode; None if the file is missing and not created."""
+        """Open a connection for one call, in autocommit mode.
+
+        None if the file does not exist and is not created.
+        """
         with using_sqlite(), self._errors(verb):
             if not self._path.exists():
                 if not create:
@@ -145,7 +152,7 @@ class SqliteCheckpointStore:
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
-        """Turns every error inside into a `MulticloudDbError` that names the file."""
+        """Convert every error inside the block to a `MulticloudDbError` that names the file."""
         try:
             yield
         except OSError as error:
@@ -158,7 +165,10 @@ class SqliteCheckpointStore:
             raise broken(self._path, verb, error, str(error), name, busy=busy) from error
 
     def _make(self) -> None:
-        """Create a complete file, unless another process has done so. An empty file always means damage."""
+        """Create a complete file, unless another process has already created it.
+
+        An empty file always means that the file is damaged.
+        """
         folder = self._path.parent
         make_folder(folder)
         draft = folder / f".{self._path.name}.{secrets.token_hex(4)}.tmp"
@@ -187,7 +197,7 @@ class SqliteCheckpointStore:
             raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
-        """The row of a name, read inside a transaction, so no other process changes the file meanwhile."""
+        """Return the row of a name, inside a transaction, so that no other process changes the file."""
         row = connection.execute(
             "SELECT version, token, sha256 FROM checkpoints WHERE name = ?", (name,)
         ).fetchone()
@@ -223,7 +233,7 @@ class SqliteCheckpointStore:
 
 
 def _make_durable(connection: sqlite3.Connection) -> None:
-    """A commit is on the disk when it returns, on macOS too."""
+    """Make each commit reach the disk before it returns, on macOS too."""
     connection.execute("PRAGMA synchronous = EXTRA")
     connection.execute("PRAGMA fullfsync = 1")
 
@@ -233,14 +243,14 @@ def _to_text(raw: bytes) -> str:
 
 
 def _matches(name: object, version: object, token: object, checksum: object) -> bool:
-    """True if a row is as it was written. Damage can also change types."""
+    """Return True if a row is unchanged since it was written. Damage to the file can also change types."""
     if not (isinstance(name, str) and isinstance(version, str) and isinstance(token, str)):
         return False
     return checksum == _checksum(name, version, token)
 
 
 def _code(error: sqlite3.Error) -> int | None:
-    """The primary result code; None for an error that Python itself raised."""
+    """Return the primary result code of SQLite; None for an error that Python itself raised."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 

@@ -1,4 +1,4 @@
-"""The category of each failure of SQLite or of the file."""
+"""Maps each failure of SQLite or of the file to its category."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ _CODES: Final[dict[int, Row]] = {
 
 
 def classify(error: Exception, path: str = "") -> Fault:
-    """Classify an exception. This raises nothing, even for unknown exceptions.
+    """Classify an exception. Classify a failure; this function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.
-        path: The file, for the message. If SQLite does not say why it cannot open the file, this function
-            examines the file; without a path it is pure.
+        path: The path of the file, for the message. If SQLite does not report why it cannot open the file,
+            this function examines the file; without a path it is pure.
     """
     match error:
         case sqlite3.Error():
@@ -108,7 +108,7 @@ def _sqlite_fault(error: sqlite3.Error, path: str) -> Fault:
 
 
 def _unopened(path: str) -> Row:
-    """Why SQLite cannot open a file; SQLite itself does not say."""
+    """Return the reason why SQLite cannot open a file; SQLite itself does not report the reason."""
     folder = Path(path).parent
     locked = os.access(folder, os.F_OK) and not os.access(folder, os.W_OK, effective_ids=True)
     if not os.access(path, os.F_OK, effective_ids=True):
@@ -119,12 +119,12 @@ def _unopened(path: str) -> Row:
 
 
 def failure(category: ErrorCategory, message: str) -> MulticloudDbError:
-    """The error for a problem that the store itself found."""
+    """Make the error for a problem that the store itself found."""
     return MulticloudDbError(message, ErrorDetail(category, provider=PROVIDER_ID))
 
 
 def missing_file(path: str) -> ProviderFault:
-    """The fault for a store that was not created yet."""
+    """Make the fault for a store that was not created yet."""
     return ProviderFault.of(
         ErrorCategory.NOT_FOUND, f"there is no store at {path}; EmbeddedStore(path) creates it"
     )
@@ -132,7 +132,7 @@ def missing_file(path: str) -> ProviderFault:
 
 @contextmanager
 def store_errors(operation: str, path: str = "") -> Iterator[None]:
-    """Turns every error inside into a `MulticloudDbError` that names the file."""
+    """Convert every error inside the block to a `MulticloudDbError` that names the file."""
     try:
         yield
     except MulticloudDbError:

@@ -1,4 +1,4 @@
-"""The log of one collection, as a feed."""
+"""Implements a feed that reads the log of one collection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 
-from multiclouddb_api import AtTime, Beginning, Now
+from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
 from multiclouddb_embedded.partitions import (
@@ -23,6 +23,7 @@ from multiclouddb_embedded.profile import check_start
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_embedded.snapshots import SegmentReader, cut, plan_scan
 from multiclouddb_embedded.source import Source
+from multiclouddb_embedded.store.collection import check_kind
 from multiclouddb_embedded.store.retention import seq_before
 from multiclouddb_spi import (
     Cursor,
@@ -48,10 +49,10 @@ __all__ = ["EmbeddedFeed"]
 
 
 class EmbeddedFeed(Feed):
-    """The log of one collection.
+    """A feed that reads the log of one collection.
 
     Args:
-        source: The objects that its readers share.
+        source: The objects that all readers of the feed share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -60,15 +61,16 @@ class EmbeddedFeed(Feed):
         self._source, self._scope, self._store = source, source.scope, source.store
 
     def clock(self, deadline: Deadline) -> datetime:
-        """The store's time, which is the time that a commit would get now."""
+        """Return the store's time, which is the time that a commit would get now."""
         with self._store.reading(deadline) as connection:
             return from_micros(max(self._store.now(), read_head(connection)[1]))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Resolve a start; a partition that was split or merged can be started too."""
+        """Resolve a start; a partition that was split or merged can also be started."""
         profile = self._store.profile
         check_start(profile, position, self.spec.options)
         with self._store.reading(deadline) as connection:
+            self._check_key(connection)
             family = read_family(connection, self._scope)
             match position:
                 case Beginning():
@@ -82,12 +84,12 @@ class EmbeddedFeed(Feed):
         return family.beginning() if where is None else family.at(*where)
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Every partition that the collection ever had, parents before children."""
+        """Return every partition that the collection ever had, parents before children."""
         with self._store.reading(deadline) as connection:
             return [to_partition(row) for row in read_family(connection, self._scope).all()]
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """A reader of one partition, or of one segment of a snapshot."""
+        """Open a reader of one partition, or of one segment of a snapshot."""
         spec = self.spec
         view = View(
             spec.address,
@@ -103,7 +105,7 @@ class EmbeddedFeed(Feed):
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """The children of closed partitions; a reader has named them already."""
+        """Return the children of closed partitions; a reader has already named them."""
         found: dict[str, Outcome] = {}
         with self._store.reading(deadline) as connection:
             for name, cursor in awaiting.items():
@@ -116,7 +118,7 @@ class EmbeddedFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """Find missed partitions by their parents. The store knows every partition that ever existed."""
+        """Find missed partitions from their parents. The store knows every partition that ever existed."""
         with self._store.reading(deadline) as connection:
             family = read_family(connection, self._scope)
             listed = [to_partition(row) for row in family.all()]
@@ -125,51 +127,54 @@ class EmbeddedFeed(Feed):
         return family.missed(missed, where)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """The last of the parents' ends, because all parents end where the child starts."""
+        """Return the last of the parents' ends, because all parents end where the child starts."""
         return max(cursors, key=position_of)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By sequence number; positions in a scan cannot be compared."""
+        """Compare sequence numbers; positions in a scan cannot be compared."""
         if is_scan(a) or is_scan(b):
             return 0 if a == b else None
         left, right = position_of(a)[0], position_of(b)[0]
         return (left > right) - (left < right)
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """The collection's retention minus the age of the position."""
+        """Return the collection's retention minus the age of the position."""
         retention = self._scope.collection.retention
         if retention is None or is_scan(cursor):
             return None
         return max(0, retention - (to_micros(now) - position_of(cursor)[1])) / 1_000_000
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """The positions, the floor and the plan, all as of the same time."""
+        """Return the stream positions, the floor and the plan, all as of the same time."""
         with self._store.reading(deadline) as connection:
+            self._check_key(connection)
             family = read_family(connection, self._scope)
             head = read_head(connection)
             return plan_scan(connection, self._scope, head, family.at(*head), segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Divide the plan by counting rows."""
+        """Divide the plan into segments by counting rows."""
         with self._store.reading(deadline) as connection:
             return cut(connection, self._scope, cursor, count)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The partitions among these that still have changes, or their descendants."""
+        """Return those of these partitions that still have changes, or their descendants."""
         with self._store.reading(deadline) as connection:
             return read_family(connection, self._scope).oldest(partition_ids)
 
     def describe(self, cursor: Cursor) -> Position:
-        """`sequence 4711`, and a time; no change after the position is older than this time."""
+        """Return `sequence 4711`, and a time; no change after the position is older than this time."""
         return describe(cursor)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The present end of each partition, all as of the same time. Counts are exact and need no scan.
+        """Return the present end of each partition, all as of the same time.
+
+        The record counts are exact and need no scan.
 
         Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` when one of the cursors has expired.
+            ProviderFault: `CHECKPOINT_EXPIRED` if one of the cursors has expired.
         """
         with self._store.reading(deadline) as connection:
             return {
@@ -178,15 +183,19 @@ class EmbeddedFeed(Feed):
             }
 
     def change_mark(self, deadline: Deadline) -> Hashable:
-        """The last change of the store, and the state of the collection's partitions and log."""
+        """Return the last change of the store, and the state of the collection's partitions and log."""
         with self._store.reading(deadline) as connection:
             return read_head(connection), read_shape(connection, self._scope)
+
+    def _check_key(self, connection: sqlite3.Connection) -> None:
+        if isinstance(self.spec.scope, LogicalPartition):
+            check_kind(connection, self._scope.collection, self.spec.scope.key)
 
 
 def _place_at(
     connection: sqlite3.Connection, family: Family, utc: datetime, precision: int
 ) -> tuple[int, int]:
-    """The position before the first change at or after a time, which is rounded down."""
+    """Return the position before the first change at or after a time, which is rounded down."""
     ts = max(0, to_micros(utc))
     if seq_before(connection, ts) < family.trimmed:
         raise expired(f"changes since {utc.isoformat()} were trimmed")

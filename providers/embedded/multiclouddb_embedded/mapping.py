@@ -1,4 +1,4 @@
-"""Rows of the log as events, as Arrow and as positions; pure."""
+"""Maps rows of the log to events, to Arrow and to positions; pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 CHANGE_TYPES: Final = (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE)
-"""Indexed by the number in the log."""
+"""The change types, indexed by their number in the log."""
 
 _KINDS: Final = dict(enumerate(CHANGE_TYPES))
 _SEPARATOR: Final = SEPARATOR.encode()
@@ -47,25 +47,25 @@ _MAX_SEQ: Final = 2**63 - 1
 
 
 def from_micros(micros: int) -> datetime:
-    """Microseconds since 1970 as an aware datetime."""
+    """Convert microseconds since 1970 to an aware datetime."""
     return _EPOCH + timedelta(0, 0, micros)
 
 
 def to_micros(moment: datetime) -> int:
-    """An aware datetime as microseconds since 1970."""
+    """Convert an aware datetime to microseconds since 1970."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
 def cursor_of(seq: int, ts: int) -> Cursor:
-    """The position after change `seq`; no change after it was committed before `ts`."""
+    """Return the position after change `seq`; no change after this position was committed before `ts`."""
     return [seq, ts]
 
 
 def position_of(cursor: Cursor) -> tuple[int, int]:
-    """The inverse of `cursor_of`.
+    """Return the position that was passed to `cursor_of`.
 
     Raises:
-        InvalidCursor: It is not a valid cursor.
+        InvalidCursor: Raised if the value is not a valid cursor.
     """
     match cursor:
         case [seq, ts] if type(seq) is int and type(ts) is int:
@@ -80,7 +80,7 @@ def is_scan(cursor: Cursor) -> bool:
 
 
 def describe(cursor: Cursor) -> Position:
-    """A cursor as text for a person."""
+    """Return a cursor as readable text."""
     if is_scan(cursor):
         return Position("part of a snapshot", None)
     seq, ts = position_of(cursor)
@@ -92,12 +92,12 @@ class View:
     """The properties that all events of one partition share.
 
     Attributes:
-        address: The collection of the documents.
+        address: The collection that contains the documents.
         partition_id: The public id of the partition.
-        partition_components: How many leading components of a key are the partition key.
-        native: True when events carry the row.
-        with_new: True when events have the new document.
-        with_old: True when events have the old document.
+        partition_components: The number of first components in a key that form the partition key.
+        native: True if events include the row.
+        with_new: True if events include the new document.
+        with_old: True if events include the old document.
     """
 
     address: ResourceAddress
@@ -112,7 +112,7 @@ def to_events(records: Records, start: int, stop: int, view: View) -> list[Chang
     """Map rows to events.
 
     Raises:
-        RecordFault: The first row that cannot be decoded.
+        RecordFault: For the first row that cannot be decoded.
     """
     try:
         return _map(records, start, stop, view)
@@ -141,7 +141,7 @@ def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEven
 
 
 def _timestamps(times: Iterable[int]) -> list[datetime]:
-    """Commit times. The changes of a transaction share one time."""
+    """Commit times. Convert times; the changes of a transaction share one time object."""
     epoch, delta, previous, moment = _EPOCH, timedelta, 0, _EPOCH
     moments = []
     for ts in times:
@@ -152,11 +152,11 @@ def _timestamps(times: Iterable[int]) -> list[datetime]:
 
 
 def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[Any]:
-    """A column's values; all None when it was not read.
+    """Return the values of a column; all None if the column was not read.
 
     Raises:
-        ValueError: One of them is not a JSON object.
-        MulticloudDbError: One of them is damaged.
+        ValueError: Raised if one of the values is not a JSON object.
+        MulticloudDbError: Raised if one of the values is damaged.
     """
     column = records.column(name)
     if column is None:
@@ -189,10 +189,10 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map rows to Arrow. Stored texts are checked for completeness and passed on without parsing.
+    """Map rows to Arrow. Stored texts are checked for completeness and passed on without being parsed.
 
     Raises:
-        RecordFault: The first row that is damaged.
+        RecordFault: For the first row that is damaged.
     """
     if start == stop:
         return _no_rows()
@@ -255,10 +255,10 @@ def _split(text: str | bytes, separator: str, count: int) -> pa.Array:
 
 
 def _texts(records: Records, name: Column) -> pa.Array:
-    """A column of JSON objects or nulls.
+    """Return a column of JSON objects or nulls.
 
     Raises:
-        ValueError: A text is neither of these, or is not UTF-8.
+        ValueError: Raised if a text is neither a JSON object nor null, or is not UTF-8.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -277,7 +277,7 @@ def _texts(records: Records, name: Column) -> pa.Array:
 
 
 def _first_fault(records: Records, start: int, stop: int) -> RecordFault:
-    """The fault of the first row that cannot be mapped by itself."""
+    """Return the fault of the first row that cannot be mapped alone."""
     for index in range(start, stop):
         reason = _flaw(records, index)
         if reason is not None:
@@ -291,7 +291,7 @@ def _fault(records: Records, index: int, reason: str) -> RecordFault:
 
 
 def _flaw(records: Records, index: int) -> str | None:
-    """The problem of one row, without the row's content."""
+    """Describe the problem of one row, without the row's content."""
     names: Sequence[tuple[Column, str]] = (("keys", "key"), ("docs", "document"), ("olds", "old document"))
     for name, title in names:
         try:
@@ -310,13 +310,13 @@ class EmbeddedMapper(Mapper):
     """Maps the rows of one partition.
 
     Attributes:
-        view: The properties that their events share.
+        view: The properties that all events of the partition share.
     """
 
     view: View
 
     def cursor_after(self, records: Records, count: int) -> Cursor:
-        """The position after the first `count` rows."""
+        """Return the position after the first `count` rows."""
         return cursor_of(records.seqs[count - 1], records.times[count - 1])
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
@@ -324,7 +324,7 @@ class EmbeddedMapper(Mapper):
         return to_events(records, start, stop, self.view)
 
     def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
-        """Map rows to Arrow without parsing the documents. A part is a slice of all rows."""
+        """Map rows to Arrow without parsing the documents. A part of the batch is a slice of all rows."""
         whole = records.arrow
         if whole is None and stop - start < records.count:
             with suppress(RecordFault):  # it may lie outside the part

@@ -53,12 +53,12 @@ __all__ = [
 
 @attrs.frozen
 class Standing:
-    """The heads of the store and of one partition, as of one moment.
+    """The newest changes of the store and of one partition, as of one moment.
 
     Attributes:
-        head_seq: The store's last change.
-        head_ts: The time of its last commit. No later commit is older.
-        before: The last change of the store before the requested time.
+        head_seq: The sequence number of the store's last change.
+        head_ts: The time of the store's last commit. No later commit is older than this time.
+        before: The sequence number of the store's last change before the requested time.
         row: The partition.
     """
 
@@ -69,7 +69,7 @@ class Standing:
 
     @property
     def end(self) -> tuple[int, int]:
-        """The position up to which the partition is complete, and its time."""
+        """Return the position up to which the partition is complete, and its time."""
         if self.row.end_seq is None or self.row.end_ts is None:
             return self.head_seq, self.head_ts
         return self.row.end_seq, self.row.end_ts
@@ -88,12 +88,11 @@ _STANDING_WHOLE = _STANDING.format(partitions=WHOLE, parent="id")
 
 
 def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int]) -> Standing:
-    """The state of a partition, for a reader at a position.
+    """Return the state of a partition, for a reader at a position.
 
     Raises:
-        ProviderFault: `NOT_FOUND` when the collection was dropped; `INVALID_REQUEST` for a partition that
-            never existed in it; `CHECKPOINT_EXPIRED` when changes after the position were removed.
-        InvalidCursor: The position lies ahead of the store.
+        ProviderFault: `NOT_FOUND`, `INVALID_REQUEST` for an unknown partition, or `CHECKPOINT_EXPIRED`.
+        InvalidCursor: Raised if the position lies ahead of the store.
     """
     seq, ts = position
     collection = scope.collection
@@ -131,7 +130,7 @@ def _missing(connection: sqlite3.Connection, collection: Collection, name: str) 
 
 
 def check_there(connection: sqlite3.Connection, collection: Collection) -> None:
-    """Refuse a collection that was dropped.
+    """Refuse to read a collection that was dropped.
 
     Raises:
         ProviderFault: `NOT_FOUND`.
@@ -154,13 +153,14 @@ def _dropped(collection: Collection) -> ProviderFault:
 def outcome_of(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, position: tuple[int, int]
 ) -> Outcome:
-    """The outcome after a partition's last change.
+    """Return the outcome after the last change of a partition.
 
     Args:
-        connection: Inside the snapshot that `row` is from.
-        scope: With a key, only the child that holds it counts, and only parents that held it.
+        connection: The function must run inside the snapshot of the file from which `row` was read.
+        scope: With a key, only the child that contains the key is returned, and only parents that contained
+            it.
         row: The partition.
-        position: The position where reading ends; children are also read only after that.
+        position: The position at which reading ends; children are read only after this position.
     """
     if row.is_open:
         return Continue()
@@ -183,7 +183,7 @@ def outcome_of(
 
 
 def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
-    """The cursor to read a partition after a position, but not before its own start."""
+    """Return the cursor to read a partition after a position, but not before the partition's own start."""
     return cursor_of(max(seq, row.start_seq), max(ts, row.start_ts))
 
 
@@ -192,8 +192,8 @@ class Family:
 
     Args:
         rows: All partitions that ever existed, parents before children.
-        created: The head of the store when the collection was created.
-        trimmed: The highest seq that was removed from the collection's log.
+        created: The sequence number of the store's last change when the collection was created.
+        trimmed: The highest sequence number that was removed from the collection's log.
     """
 
     def __init__(self, rows: Sequence[PartitionRow], created: int = 0, trimmed: int = 0) -> None:
@@ -201,18 +201,16 @@ class Family:
         self.created, self.trimmed = created, trimmed
 
     def all(self) -> list[PartitionRow]:
-        """Every partition, also those whose changes were trimmed long ago.
+        """Return every partition, even if its changes were trimmed long ago.
 
-        A reader that lags far behind needs the whole lineage, because it must distinguish a parent that it
-        will still read from a parent that is gone.
+        A lagging reader must distinguish a parent that it will still read from one that no longer exists.
         """
         return list(self._rows.values())
 
     def unread(self) -> list[PartitionRow]:
-        """The partitions that have something to read, or will have something later.
+        """Return the partitions that have changes to read, or will have some later.
 
-        They include an empty partition between a parent with changes and its children, because its children
-        must wait for it.
+        The result includes an empty partition between a parent with changes and its waiting children.
         """
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
@@ -221,11 +219,11 @@ class Family:
         return list(found.values())
 
     def beginning(self) -> list[Seed]:
-        """A start at the oldest change of each unread partition."""
+        """Return a start at the oldest change of each unread partition."""
         return [self._oldest(row) for row in self.unread()]
 
     def at(self, seq: int, ts: int) -> list[Seed]:
-        """A start after a position in each partition that was open then."""
+        """Return a start after a position in each partition that was open at that position."""
         return [
             self._seed(row, seq, ts)
             for row in self._rows.values()
@@ -233,14 +231,14 @@ class Family:
         ]
 
     def one(self, name: str, position: tuple[int, int] | None) -> list[Seed]:
-        """A start in one partition, after a position or at its oldest change; none if it is unknown."""
+        """Return a start in one partition, after a position or at its oldest change; [] if it is unknown."""
         row = self._rows.get(name)
         if row is None:
             return []
         return [self._oldest(row) if position is None else self._seed(row, *position)]
 
     def oldest(self, names: Iterable[str]) -> list[Seed]:
-        """The positions where these partitions can be resumed.
+        """Return the positions at which reading these partitions can resume.
 
         A lost partition resumes in its first unread descendants.
         """
@@ -259,11 +257,11 @@ class Family:
         return [found[name] for name in self._rows if name in found]
 
     def missed(self, missed: Mapping[str, tuple[str, ...]], position: tuple[int, int]) -> list[Seed]:
-        """A start in each partition that an audit found; not before a position or the oldest change.
+        """Return a start in each partition that an audit found, not before a position or the oldest change.
 
         Args:
-            missed: The partitions, each with those of its parents that were missed too.
-            position: Changes before it are not wanted.
+            missed: The missed partitions, each with those of its parents that were also missed.
+            position: Changes before this position are not needed.
         """
         seeds = [self._oldest(row) for name, row in self._rows.items() if name in missed]
         return [
@@ -284,10 +282,10 @@ class Family:
 
 
 def read_family(connection: sqlite3.Connection, scope: Scope) -> Family:
-    """The partitions that a feed covers.
+    """Return the partitions that a feed covers.
 
     Raises:
-        ProviderFault: `NOT_FOUND` when the collection was dropped.
+        ProviderFault: `NOT_FOUND` if the collection was dropped.
     """
     collection = scope.collection
     found = connection.execute(
@@ -308,13 +306,13 @@ def _rows(connection: sqlite3.Connection, scope: Scope) -> list[PartitionRow]:
 
 
 def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
-    """The store's last change, and the time of its last commit."""
+    """Return the number of the store's last change, and the time of its last commit."""
     seq, ts = connection.execute("SELECT head_seq, head_ts FROM store").fetchone()
     return seq, ts
 
 
 def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ...] | None:
-    """A value that changes when the collection is split, merged, trimmed or dropped; None once it is gone."""
+    """Return a value that changes at a split, merge or trim of the collection; None after a drop."""
     found: tuple[object, ...] | None = connection.execute(
         "SELECT * FROM collections WHERE id = ?", (scope.collection.id,)
     ).fetchone()
@@ -322,14 +320,14 @@ def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ..
 
 
 def to_partition(row: PartitionRow) -> Partition:
-    """A partition as the contract lists it."""
+    """Return a partition in the form of the contract."""
     return Partition(row.name, row.parents, PartitionState.OPEN if row.is_open else PartitionState.CLOSED)
 
 
 def find_head(
     connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int], most: int | None
 ) -> Head:
-    """The present end of a partition, or the position `most` records after another; the count is exact.
+    """Return the present end of a partition, or the position `most` records after another. It counts exactly.
 
     Raises:
         ProviderFault: As `standing` does.
@@ -348,7 +346,7 @@ def find_head(
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """The number of records that follow, and the seq and time of the last one if `most` limited them."""
+    """Count the following records; also return the seq and time of the last if `most` limited them."""
     if scope.whole:
         return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:
@@ -381,10 +379,10 @@ def _count_hash(
 
 
 def check_images(collection: Collection, spec: FeedSpec) -> None:
-    """Refuse a request for documents that the log does not keep.
+    """Refuse a request for documents that the log does not contain.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` that names the setting.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the setting.
     """
     name, images = collection.name, collection.images
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE and images == "keys":

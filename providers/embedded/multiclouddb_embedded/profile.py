@@ -1,14 +1,14 @@
-"""Profiles, which make a store behave like one of the services when its feed is read.
+"""Defines profiles, which make a store behave like one of the services when its feed is read.
 
-Portable code that runs against a store with `profile="dynamo"` meets the same refusals as on DynamoDB, on a
-laptop. A profile limits the requests that the store accepts. It changes neither the file nor the content of
-the log.
+Portable code that reads a store with `profile="dynamo"` gets the same refusals as from DynamoDB, even on a
+laptop. A profile limits the requests that the store accepts. A profile changes neither the file nor the
+content of the log.
 
 Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
 `spanner`, `cosmos` or no profile is valid under the others, if the rest of the request is allowed there.
-`mongo` has one partition for the whole collection, whereas the others have the store's partitions. Therefore
-a token or partition id from `mongo` is `INVALID_REQUEST` under the others, and their tokens and ids are
-`INVALID_REQUEST` under `mongo`.
+Under `mongo`, the whole collection is one partition, whereas the other profiles show the store's partitions.
+Therefore a token or partition id made under `mongo` is `INVALID_REQUEST` under the other profiles, and their
+tokens and ids are `INVALID_REQUEST` under `mongo`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MICROSECOND: Final = 1
 _SECOND: Final = 1_000_000
 
 _PLAIN: Final = {
-    Capability.CHANGE_FEED: CapabilityNote(Support.NATIVE, "several processes write and read one file"),
+    Capability.CHANGE_FEED: CapabilityNote(Support.NATIVE, "several processes can use the same file"),
     Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
         Support.NATIVE, "changes are kept until EmbeddedStore.trim removes them"
     ),
@@ -46,10 +46,10 @@ _PLAIN: Final = {
         Support.NATIVE, "exact to the microsecond of the commit"
     ),
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-        Support.NATIVE, "an index finds the changes of one partition key"
+        Support.NATIVE, "uses an index on the partition key"
     ),
     Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
-        Support.NATIVE, "convergent: a row is as it is when its page is read; costs one read of every row"
+        Support.NATIVE, "convergent: shows each row as it is when its page is read; reads every row once"
     ),
     Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
         Support.NATIVE, 'for collections created with images="new_and_old"'
@@ -72,9 +72,9 @@ class Profile:
 
     Attributes:
         name: The value of `profile=`; empty for no limits.
-        capabilities: The capabilities under the profile.
-        precision: `AtTime` is rounded down to a multiple of this many microseconds. It may be early by less
-            than that, and is never late.
+        capabilities: The capabilities of the provider under this profile.
+        precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded time may be
+            early by less than that, and is never late.
         whole: True if a collection is shown as one partition, `0`, regardless of the store's splits and
             merges.
     """
@@ -116,7 +116,7 @@ _DYNAMO: Final = _profile(
     {
         Capability.CHANGE_FEED_BEGINNING: (
             _NATIVE,
-            "a stream keeps 24 hours; here EmbeddedStore.trim decides",
+            "DynamoDB keeps changes for 24 hours; a store keeps them until EmbeddedStore.trim",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _UNSUPPORTED,
@@ -126,7 +126,7 @@ _DYNAMO: Final = _profile(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _NATIVE,
-            'for streams of type NEW_AND_OLD_IMAGES; here for images="new_and_old"',
+            'DynamoDB: for streams of type NEW_AND_OLD_IMAGES; a store: for images="new_and_old"',
         ),
     },
 )
@@ -135,12 +135,13 @@ _SPANNER: Final = _profile(
     {
         Capability.CHANGE_FEED_BEGINNING: (
             _NATIVE,
-            "a change stream keeps 1 day unless retention_period says more; here EmbeddedStore.trim decides",
+            "Spanner keeps changes for retention_period, a day by default; a store keeps them until "
+            "EmbeddedStore.trim",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _NATIVE,
-            "for change streams with value_capture_type NEW_ROW_AND_OLD_VALUES; here for "
+            "Spanner: for change streams with value_capture_type NEW_ROW_AND_OLD_VALUES; a store: for "
             'images="new_and_old"',
         ),
     },
@@ -150,7 +151,7 @@ _COSMOS: Final = _profile(
     {
         Capability.CHANGE_FEED_BEGINNING: (
             _EMULATED,
-            f"{_BACKFILL}{_OPT_IN}; there that gives present items, here the changes themselves",
+            f"{_BACKFILL}{_OPT_IN}; Cosmos DB then returns the present items, a store returns the changes",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _EMULATED,
@@ -162,7 +163,7 @@ _COSMOS: Final = _profile(
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _UNSUPPORTED,
-            "its feed has no previous items; keep what you need of them from earlier events",
+            "the feed contains no previous items; keep what you need from earlier events",
         ),
     },
     precision=_SECOND,
@@ -170,34 +171,38 @@ _COSMOS: Final = _profile(
 _MONGO: Final = _profile(
     "mongo",
     {
-        Capability.CHANGE_FEED: (_NATIVE, "a collection is one stream: one physical partition, 0"),
+        Capability.CHANGE_FEED: (
+            _NATIVE,
+            "a collection has one stream, which is its only physical partition, 0",
+        ),
         Capability.CHANGE_FEED_BEGINNING: (
             _NATIVE,
-            "the oplog keeps what its size allows; here EmbeddedStore.trim decides",
+            "MongoDB keeps changes as long as the oplog has room; a store keeps them until "
+            "EmbeddedStore.trim",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _NATIVE,
-            "in whole seconds, early by less than one here and by less than 1.1 there",
+            "in whole seconds; early by less than 1 second in a store, and by less than 1.1 in MongoDB",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: (
             _NATIVE,
-            "there the server matches every change, here an index finds them",
+            "MongoDB matches every change in the server; a store uses an index",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _NATIVE,
-            'for collections with changeStreamPreAndPostImages; here for images="new_and_old"',
+            'MongoDB: for collections with changeStreamPreAndPostImages; a store: for images="new_and_old"',
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: (
             _UNSUPPORTED,
-            "MongoDB itself has it, but a store does not; read each collection with EntireCollection()",
+            "MongoDB can do this, but a store cannot; read each collection with EntireCollection()",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: (
             _UNSUPPORTED,
-            "MongoDB itself has it, but a store does not; read each collection with EntireCollection()",
+            "MongoDB can do this, but a store cannot; read each collection with EntireCollection()",
         ),
         Capability.RUN_COMMAND: (
             _UNSUPPORTED,
-            "MongoDB itself has it, a store has no commands; write with EmbeddedStore",
+            "MongoDB can do this, but a store has no commands; write with EmbeddedStore",
         ),
     },
     precision=_SECOND,
@@ -205,14 +210,14 @@ _MONGO: Final = _profile(
 )
 
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, _DYNAMO, _MONGO, _SPANNER)}
-"""The profiles by name; `PLAIN` has no name."""
+"""Maps the name of each profile to the profile; `PLAIN` has no name and is not included."""
 
 
 def check_spec(profile: Profile, spec: FeedSpec) -> None:
     """Refuse a feed that the profile does not support, even if the engine's `gate` did not check it.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
     """
     match spec.scope:
         case EntireDatabase():
@@ -234,7 +239,7 @@ def check_start(profile: Profile, position: FeedStart, options: ProviderOptions 
     """Refuse a start that the profile does not support, or supports only with an option.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
     """
     match position:
         case Beginning():

@@ -1,4 +1,4 @@
-"""The provider `embedded`: feeds over the log of an `EmbeddedStore`."""
+"""The provider `embedded`, for feeds that read the log of an `EmbeddedStore`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
 
-from multiclouddb_api import CapabilitySet, ClientConfig, invalid_request
+from multiclouddb_api import CapabilitySet, ClientConfig, ResourceAddress, invalid_request
 from multiclouddb_embedded.config import EmbeddedConfig, EmbeddedOptions
 from multiclouddb_embedded.errors import PROVIDER_ID, classify, missing_file
 from multiclouddb_embedded.feed import EmbeddedFeed
@@ -16,7 +16,7 @@ from multiclouddb_embedded.partitions import check_images
 from multiclouddb_embedded.profile import PLAIN, Profile, check_spec
 from multiclouddb_embedded.source import OpenStore, Source, scope_of
 from multiclouddb_embedded.store import EmbeddedStore
-from multiclouddb_embedded.store.collection import MAIN, find_collection
+from multiclouddb_embedded.store.collection import MAIN, find_collection, list_collections
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor
 from multiclouddb_embedded.store.schema import check_store
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
@@ -31,12 +31,12 @@ CAPABILITIES: Final = PLAIN.capabilities
 
 
 class EmbeddedProvider(Provider):
-    """One store, opened for reading. Connections are made when they are needed.
+    """One store, opened for reading. Connections are opened when they are needed.
 
     Args:
         path: The file.
         now: The store's clock.
-        profile: The service that the store behaves like.
+        profile: The profile, which names the service that the store imitates.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -52,11 +52,11 @@ class EmbeddedProvider(Provider):
         )
 
     def capabilities(self) -> CapabilitySet:
-        """Everything except wider scopes and commands, as far as the profile allows."""
+        """Return all capabilities except wider scopes and commands, as far as the profile allows them."""
         return self._store.profile.capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
-        """Find the collection and check that its log keeps what the spec asks for."""
+        """Find the collection, and check that its log contains what the spec requires."""
         store = self._store
         check_spec(store.profile, spec)
         if spec.address.collection is None:
@@ -66,6 +66,11 @@ class EmbeddedProvider(Provider):
             collection = find_collection(connection, database, spec.address.collection)
         check_images(collection, spec)
         return EmbeddedFeed(Source(store, spec, scope_of(collection, spec, store.profile)))
+
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """Return the collections of the store; see `SupportsCollections`."""
+        with self._store.reading(deadline) as connection:
+            return list_collections(connection, database)
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of SQLite or the file system."""
@@ -77,10 +82,10 @@ class EmbeddedProvider(Provider):
 
 
 class EmbeddedPlugin(ProviderPlugin):
-    """The plugin that the entry point names.
+    """The plugin under the provider's entry point.
 
     Args:
-        profile: The profile of a store if the connection names none.
+        profile: The profile of a store, used if the connection does not name one.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -89,7 +94,7 @@ class EmbeddedPlugin(ProviderPlugin):
         self._profile = profile
 
     def capabilities(self) -> CapabilitySet:
-        """Everything except wider scopes and commands, as far as the profile allows."""
+        """Return all capabilities except wider scopes and commands, as far as the profile allows them."""
         return self._profile.capabilities
 
     def check(self, config: ClientConfig) -> None:
@@ -101,12 +106,13 @@ class EmbeddedPlugin(ProviderPlugin):
         EmbeddedConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
-        """Check the configuration. The store must exist; it is never created here.
+        """Check the configuration. Connect to a store, which must already exist.
 
         Args:
-            config: `connection` has a `url` or a `path`; neither is needed with a store. It may have a
-                `profile`, `embedded:///path/store.db?profile=dynamo` in a URL.
-            native_client: An open `EmbeddedStore`, whose clock is used; never closed.
+            config: The `connection` contains a `url` or a `path`; neither is needed if a store is passed.
+                `connection` may also contain a `profile`, which is `embedded:///path/store.db?profile=dynamo`
+                in a URL.
+            native_client: An open `EmbeddedStore`, whose clock is used and which is never closed.
         """
         if native_client is not None:
             return _provider_of(config, native_client, self._profile)

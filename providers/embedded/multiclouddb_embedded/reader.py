@@ -66,14 +66,14 @@ _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 class EmbeddedReader(Reader):
     """Reads one partition forward.
 
-    A fetch is one read transaction. It sees the head of the store, the partition and its rows as of one
-    moment, so a split cannot come between "nothing more" and "closed".
+    Each fetch is one read transaction. A fetch sees the last change of the store, the partition and its rows
+    as of one moment, so a split cannot happen between the answers "no more changes" and "closed".
 
     Args:
-        source: The objects that the readers of the feed share.
+        source: The objects that all readers of the feed share.
         name: The partition.
-        view: The properties that its events share.
-        position: Read after this seq and time.
+        view: The properties that all events of the partition share.
+        position: The sequence number and time after which to read.
         until: The position after which to stop, or None.
     """
 
@@ -98,7 +98,7 @@ class EmbeddedReader(Reader):
         )
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows. While there are none, it checks for commits every few milliseconds."""
+        """The next rows. Fetch records; while there are none, check for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
             version = self._source.store.monitor.version()
@@ -116,11 +116,11 @@ class EmbeddedReader(Reader):
         self._interrupt.cancel()
 
     def close(self) -> None:
-        """Forget the last answer; connections belong to the pool."""
+        """Forget the last answer; the connections belong to the pool."""
         self._idle = None
 
     def _sleep(self, patience: Deadline) -> bool:
-        """Wait a moment; returns False if the caller's time is over."""
+        """Wait a moment; return False if the caller's time is over."""
         left = patience.remaining()
         return left > 0 and not self._interrupt.cancelled.wait(min(self._source.options.poll_seconds, left))
 
@@ -168,7 +168,7 @@ class EmbeddedReader(Reader):
     def _select(
         self, connection: sqlite3.Connection, part: dict[str, int | None]
     ) -> tuple[Records, tuple[int, int] | None]:
-        """The next rows, and the position after them if there are more."""
+        """Return the next rows, and the position after them if there are more."""
         bound = connection.execute(self._bound, part).fetchone()
         if bound is None or bound[0] is None:
             return _NOTHING, None
@@ -182,7 +182,7 @@ class EmbeddedReader(Reader):
         return records, (last, last_ts) if more else None
 
     def _end(self, connection: sqlite3.Connection, state: Standing) -> tuple[tuple[int, int], Outcome]:
-        """The position when there is nothing more to read, and how the partition continues."""
+        """Return the position if there are no more rows, and how the partition continues."""
         seq, ts = self._position
         end_seq, end_ts = state.end
         if self._until is not None and self._until[0] <= end_seq:
@@ -191,7 +191,7 @@ class EmbeddedReader(Reader):
         return position, outcome_of(connection, self._source.scope, state.row, position)
 
     def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
-        """How long the position is kept; at the end of the log nothing can be removed yet."""
+        """Return how long the position is kept; at the end of the log no change can be removed yet."""
         retention = self._source.scope.collection.retention
         if retention is None:
             return None
@@ -203,7 +203,10 @@ _NOTHING: Final = Records(0, "", "", "", b"", None, None)
 
 
 def _matching(records: Records, canonical: bytes, components: int) -> Records:
-    """The rows with this partition key. The check is needed because two keys can have the same hash."""
+    """Return the rows with this partition key.
+
+    The check is needed because two keys can have the same hash.
+    """
 
     def is_other(text: bytes) -> bool:
         try:

@@ -1,7 +1,8 @@
-"""Rows of the log as SQLite returns them: by column.
+"""Holds rows of the log as SQLite returns them: by column.
 
-A whole batch is one step of SQLite, with one text per column. Reading row by row takes and releases the
-interpreter's lock for each row. That makes a reader about a hundred times slower when another thread is busy.
+A whole batch is read in one step of SQLite, with one text per column. Reading row by row would take and
+release the interpreter's lock for each row. That would make a reader about a hundred times slower while
+another thread is busy.
 """
 
 from __future__ import annotations
@@ -18,28 +19,31 @@ if TYPE_CHECKING:
 __all__ = ["ORDER_DIGITS", "SEPARATOR", "Column", "Records"]
 
 SEPARATOR: Final = "\x1e"
-"""Separates the rows of a column of JSON texts, which contain it only in escaped form."""
+"""The character between the rows in a column of JSON texts, which contain this character only in escaped
+form.
+"""
 
 ORDER_DIGITS: Final = 19
-"""Digits of the highest sequence number, so that texts sort like numbers."""
+"""The number of digits in the highest sequence number, so that texts sort like numbers."""
 
 Column: TypeAlias = Literal["keys", "docs", "olds"]
 
 
 class Records:
-    """Rows of one partition by column; numbers are parsed when they are asked for.
+    """Rows of one partition by column; numbers are parsed only when they are needed.
 
     Args:
         count: The number of rows.
-        seqs: Sequence numbers, ascending, with commas between them.
-        times: Commit times in microseconds since 1970, likewise.
-        types: Numbers of change types, likewise.
-        keys: Keys as JSON with `SEPARATOR` between them.
-        docs: New documents likewise, `null` where there is none; None when they were not read.
+        seqs: The sequence numbers in ascending order, separated by commas.
+        times: The commit times in microseconds since 1970, separated by commas.
+        types: The numbers of the change types, separated by commas.
+        keys: The keys as JSON, separated by `SEPARATOR`.
+        docs: The new documents as JSON, separated by `SEPARATOR`; `null` for a missing document. None if the
+            new documents were not read.
         olds: Old documents, in the same form as `docs`.
 
     Attributes:
-        arrow: All rows as Arrow, once a part was requested.
+        arrow: All rows as Arrow, after a part was requested.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class Records:
 
     @cached_property
     def orders(self) -> list[str]:
-        """Sequence numbers as text that sorts like them."""
+        """Return the sequence numbers as texts that sort like the numbers."""
         first, last = self.seqs_text.partition(",")[0], self.seqs_text.rpartition(",")[2]
         if len(first) < len(last):
             return [text.zfill(ORDER_DIGITS) for text in self.seqs_text.split(",")]
@@ -77,29 +81,29 @@ class Records:
 
     @cached_property
     def times(self) -> list[int]:
-        """Commit times in microseconds since 1970."""
+        """Return the commit times in microseconds since 1970."""
         return _numbers(self.times_text)
 
     @cached_property
     def types(self) -> list[int]:
-        """Numbers of change types."""
+        """Return the numbers of the change types."""
         return _numbers(self.types_text)
 
     @property
     def nbytes(self) -> int:
-        """The size of the rows in bytes, including numbers as Python integers."""
+        """Return the size of the rows in bytes, including numbers as Python integers."""
         return len(self.keys) + len(self.docs or b"") + len(self.olds or b"") + 128 * self.count
 
     def column(self, name: Column) -> bytes | None:
-        """A column of JSON texts, or None when it was not read."""
+        """Return a column of JSON texts, or None if the column was not read."""
         text: bytes | None = getattr(self, name)
         return text
 
     def texts(self, name: Column, start: int, stop: int) -> list[bytes]:
-        """The JSON texts of a column that was read, from `start` to `stop`.
+        """Return the JSON texts of a column that was read, from `start` to `stop`.
 
         Raises:
-            ValueError: A row's text holds the separator.
+            ValueError: Raised if the text of a row contains the separator.
         """
         texts = self._texts.get(name)
         if texts is None:
@@ -110,7 +114,7 @@ class Records:
         return texts[start:stop]
 
     def select(self, indexes: Iterable[int]) -> Records:
-        """Some of the rows."""
+        """Return some of the rows."""
         chosen = list(indexes)
 
         def numbers(values: list[int]) -> str:

@@ -1,11 +1,12 @@
-"""Scans the documents of a collection for `Snapshot()`: the plan, its segments, and the reader of one.
+"""Scans the documents of a collection for `Snapshot()`: the plan, its segments, and the reader of a segment.
 
 A segment is a range of the keys' canonical JSON, which is the order of the table `documents`. The last
 segment ends at the highest key that existed when the snapshot began. The scan therefore ends even if a
 collection grows at its end, and the stream contains the later changes.
 
-A plan's cursor is `[plan id, seq, µs, rows in a segment, number of the next segment, read after, end]`; a
-segment's is `[plan id, seq, µs, read after, end]`. Both bounds are keys, and the end is included.
+The cursor of a plan is `[plan id, seq, µs, rows in a segment, number of the next segment, read after, end]`;
+the cursor of a segment is `[plan id, seq, µs, read after, end]`. Both bounds (`read after` and `end`) are
+keys, and the end is included.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ def plan_scan(
     """Plan a scan.
 
     Args:
-        connection: Inside a snapshot of the file.
+        connection: Plan a scan; this must run inside a snapshot of the file.
         scope: The part of the collection that the feed covers.
-        head: The head of the store.
-        seeds: The start of the stream, at that head.
-        segments: The number of segments that the application wants, or None.
+        head: The newest change of the store.
+        seeds: The start positions of the stream, at the newest change.
+        segments: The number of segments that the application requests, or None.
     """
     seq, ts = head
     bounds = _bounds(scope)
@@ -93,7 +94,7 @@ def plan_scan(
 
 
 def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
-    """The keys between which every key with the one partition key lies; None for a whole collection."""
+    """Return the keys between which every key with this partition key lies; None for a whole collection."""
     if scope.key is None:
         return None
     # After `[1,[["id","a"]` comes `]` or, with more components, `,`: both sort before `^`.
@@ -104,17 +105,17 @@ def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
 def cut(
     connection: sqlite3.Connection, scope: Scope, cursor: Cursor, count: int
 ) -> tuple[list[Segment], Cursor | None]:
-    """Take segments from a plan.
+    """Take the next segments from a plan.
 
     Args:
-        connection: Inside a snapshot of the file.
+        connection: This must run inside a snapshot of the file.
         scope: The part of the collection that the feed covers.
         cursor: The plan.
         count: The maximum number of segments.
 
     Raises:
-        InvalidCursor: The cursor is not a plan.
-        ProviderFault: `NOT_FOUND` when the collection was dropped.
+        InvalidCursor: Raised if the cursor is not a plan.
+        ProviderFault: `NOT_FOUND` if the collection was dropped.
     """
     plan_id, seq, ts, rows, number, after, end = _plan_of(cursor)
     check_there(connection, scope.collection)
@@ -143,7 +144,7 @@ def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str, str]:
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """True if a cursor belongs to a segment."""
+    """Return True if a cursor belongs to a segment."""
     match cursor:
         case [str(), seq, ts, str(), str()]:
             return all(type(value) is int and 0 <= value < 2**62 for value in (seq, ts))
@@ -152,7 +153,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def _floor(seq: int) -> str:
-    """After the change `seq`, before the next one."""
+    """Return the floor, which lies after the change `seq` and before the next one."""
     return f"{seq:0{ORDER_DIGITS}d}~"
 
 
@@ -161,7 +162,7 @@ def _text(canonical: bytes) -> str:
 
 
 Row: TypeAlias = tuple[bytes, str, str | None]
-"""The key's canonical JSON, key and document."""
+"""The key's canonical JSON, the key and the document."""
 
 
 @attrs.frozen(eq=False)
@@ -213,11 +214,11 @@ class _Mapper(Mapper):
 
 
 def _values(texts: list[str]) -> list[Any]:
-    """JSON objects and nulls.
+    """Return JSON objects and nulls.
 
     Raises:
-        ValueError: A text is something else.
-        MulticloudDbError: A text is damaged.
+        ValueError: Raised if a text is neither a JSON object nor null.
+        MulticloudDbError: Raised if a text is damaged.
     """
     joined = ",".join(texts).encode()
     values = [decode_json(text) for text in texts] if _MARKED in joined else orjson.loads(b"[%b]" % joined)
@@ -227,15 +228,15 @@ def _values(texts: list[str]) -> list[Any]:
 
 
 class SegmentReader(Reader):
-    """Reads the rows of one segment. A fetch is one read transaction, so it shows one point in time.
+    """Reads the rows of one segment. Each fetch is one read transaction, so it shows one point in time.
 
     Args:
-        source: The objects that the readers of the feed share.
-        view: The properties that its events share.
+        source: The objects that all readers of the feed share.
+        view: The properties that all events of the segment share.
         cursor: The start position.
 
     Raises:
-        InvalidCursor: The cursor does not belong to a segment.
+        InvalidCursor: Raised if the cursor does not belong to a segment.
     """
 
     def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
@@ -245,7 +246,7 @@ class SegmentReader(Reader):
         plan_id, seq, ts, self._after, self._end = cast("tuple[str, int, int, str, str]", cursor)
         self._mapper = _Mapper(view, plan_id, seq, ts, self._end)
         self._interrupt = Interrupt()
-        self._rows = _ROWS if view.with_new else _KEYS
+        self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next rows."""
@@ -263,7 +264,7 @@ class SegmentReader(Reader):
         self._interrupt.cancel()
 
     def close(self) -> None:
-        """Nothing is held; connections belong to the pool."""
+        """Do nothing, because a reader holds no resources and the connections belong to the pool."""
 
     def _fetch(self, connection: sqlite3.Connection, max_records: int, max_bytes: int) -> Batch:
         begin = self._cursor()
@@ -277,7 +278,9 @@ class SegmentReader(Reader):
         while len(rows) <= max_records and nbytes < max_bytes and more:
             taken = cursor.fetchmany(_PART)
             rows += taken
-            nbytes += sum(len(row[0]) + len(row[1]) + len(row[2] or "") + _ROW_BYTES for row in taken)
+            nbytes += _ROW_BYTES * len(taken)
+            for column in list(zip(*taken, strict=True))[: self._texts]:
+                nbytes += sum(map(len, column))
             more = len(taken) == _PART
         if len(rows) > max_records:
             del rows[max_records:]

@@ -1,4 +1,4 @@
-"""The objects that the readers of one feed share: the store, the scope and the options."""
+"""Holds the objects that the readers of one feed share: the store, the scope and the options."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["OpenStore", "Scope", "Source", "scope_of"]
 
 @attrs.frozen(eq=False)
 class OpenStore:
-    """One store, opened for reading. Connections are made when they are needed.
+    """One store, opened for reading. Connections are opened when they are needed.
 
     Attributes:
         path: The file.
         pool: Lends connections.
         monitor: Reports commits.
-        now: The store's clock, in microseconds since 1970.
-        profile: The service that the store behaves like.
+        now: A function that returns the store's time, in microseconds since 1970.
+        profile: The profile, which names the service that the store imitates.
     """
 
     path: str
@@ -41,10 +41,10 @@ class OpenStore:
 
     @contextmanager
     def reading(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """A connection inside a read transaction.
+        """Provide a connection inside a read transaction.
 
         Raises:
-            ProviderFault: `NOT_FOUND` when there is no file.
+            ProviderFault: `NOT_FOUND` if the file does not exist.
         """
         if not Path(self.path).exists():
             raise missing_file(self.path)
@@ -63,9 +63,9 @@ class Scope:
 
     Attributes:
         collection: The collection.
-        key: The only canonical partition key to read, or None for all.
+        key: The only partition key to read, in canonical form, or None for all keys.
         hash: Its hash.
-        whole: True to show the collection as one partition.
+        whole: True to show the whole collection as one partition.
     """
 
     collection: Collection
@@ -75,7 +75,7 @@ class Scope:
 
 
 def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
-    """The scope of a feed."""
+    """Return the scope of a feed."""
     if not isinstance(spec.scope, LogicalPartition):
         return Scope(collection, whole=profile.whole)
     collection.check_key(spec.scope.key)
@@ -90,7 +90,7 @@ class Source:
     Attributes:
         store: The store.
         spec: The spec of the feed.
-        scope: The part of the collection that it covers.
+        scope: The part of the collection that the feed covers.
     """
 
     store: OpenStore
@@ -99,5 +99,5 @@ class Source:
 
     @property
     def options(self) -> EmbeddedOptions:
-        """The request's own options."""
+        """Return the options of the request."""
         return self.spec.options if isinstance(self.spec.options, EmbeddedOptions) else EmbeddedOptions()

@@ -1,7 +1,7 @@
 """Shows a collection as one partition, with all changes in commit order.
 
 `profile="mongo"` reads this. The store numbers the changes of all its partitions in one sequence, so a
-position in the sequence is also a position in the collection. Splits and merges cannot be seen.
+position in this sequence is also a position in the collection. A reader does not see splits and merges.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from multiclouddb_embedded.store.retention import ordinal_at
 __all__ = ["WHOLE", "WHOLE_NAME", "WHOLE_STATEMENTS", "count_whole", "whole_row"]
 
 WHOLE_NAME: Final = "0"
-"""The id of the partition."""
+"""The id of the one partition."""
 
 WHOLE: Final = f"""(
 SELECT collection AS id, '{WHOLE_NAME}' AS name, min(low) AS low, max(high) AS high,
@@ -27,8 +27,9 @@ FROM partitions
 WHERE collection = :collection AND (:hash IS NULL OR (low <= :hash AND :hash < high))
 GROUP BY collection
 )"""
-"""A row like one of `partitions`, for `:collection` and, unless it is null, one `:hash`; its `id` is the
-collection's."""
+"""A query for a row like one of the table `partitions`, for `:collection` and, unless it is null, one
+`:hash`; the row's `id` is the id of the collection.
+"""
 
 # Like the reader's own statements, but `:partition` is the collection. No change after the `:most`th change
 # of its partition can be among the first `:most` of all.
@@ -66,12 +67,13 @@ WHOLE_STATEMENTS: Final = (
     _ROWS,
     _MORE,
 )
-"""They replace the reader's own: the last of the next rows, the same for one `:hash`, the rows
-by column, and whether there are more."""
+"""The statements that replace the reader's own: the last of the next rows, the same for one `:hash`, the rows
+by column, and whether there are more rows.
+"""
 
 
 def whole_row(connection: sqlite3.Connection, collection: int, number: int | None) -> PartitionRow | None:
-    """The partition that represents all of a collection, or those that hold a hash."""
+    """Return the partition that represents the whole collection, or the partitions that contain a hash."""
     row = connection.execute(
         f"SELECT {PARTITION_COLUMNS} FROM {WHOLE}", {"collection": collection, "hash": number}
     ).fetchone()
@@ -81,7 +83,7 @@ def whole_row(connection: sqlite3.Connection, collection: int, number: int | Non
 def count_whole(
     connection: sqlite3.Connection, row: PartitionRow, number: int | None, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """The number of changes that follow, and the seq and time of the last one if `most` limited them."""
+    """Count the following changes; also return the seq and time of the last if `most` limited them."""
     if number is not None:
         return _count_hash(connection, row, number, first, most)
     rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]

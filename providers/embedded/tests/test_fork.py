@@ -144,7 +144,7 @@ def sql(path, statement):
 
 
 def documents(path):
-    """The number of documents in the store and in its log, read by a separate process."""
+    """Return the number of documents in the store and in its log, read by a separate process."""
     assert sql(path, "PRAGMA integrity_check") == [("ok",)]
     ((count,),) = sql(path, "SELECT count(*) FROM documents")
     assert sql(path, "SELECT count(*), max(seq) FROM log") == [(count, count)]
@@ -376,7 +376,7 @@ with EmbeddedStore(path) as other:
 """)
 
     def test_four_busy_readers_and_four_busy_writers(self, run, path):
-        """Every child reads everything, and both processes continue."""
+        """Every child reads everything, and both processes continue to work."""
         told = run("""
 def read(thread, n):
     assert seen(client)[0] >= 1
@@ -395,7 +395,7 @@ assert seen(client)[0] == total
         assert documents(path) == 1 + 200 + int(told)
 
     def test_an_iterator_that_waits_in_a_thread_wakes_after_a_fork(self, run, path):
-        """The commit between closing and reopening must not be mistaken for the earlier state."""
+        """The reader must see a commit that happens between closing and reopening."""
         run("""
 import queue
 got = queue.Queue()
@@ -447,7 +447,7 @@ provider.close()
 
 
 class TestRefused:
-    """What SQLite cannot do in a child is refused there; the parent is not affected."""
+    """If SQLite cannot do something in a child process, the child is refused; the parent is not affected."""
 
     LONG = """
 forking._PATIENCE_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""Profiles of the store: refused requests, precision, and MongoDB's one partition."""
+"""Tests profiles of the store: refused requests, precision, and MongoDB's one partition."""
 
 import pickle
 import random
@@ -64,7 +64,7 @@ def faulty(category, *words):
 
 @pytest.fixture
 def under(world):
-    """The world as one profile shows it."""
+    """Provide a store that is read under one profile."""
 
     def under(name):
         world.provider.close()
@@ -76,7 +76,7 @@ def under(world):
 
 @pytest.fixture
 def open_client(store):
-    """A client with a profile."""
+    """Open a client with a profile."""
     clients = []
 
     def open_client(name):
@@ -166,7 +166,7 @@ class TestNaming:
 @pytest.mark.parametrize("name", NAMES)
 class TestGates:
     def outcomes(self, call):
-        """True when it works; the words of the refusal when it is refused as expected."""
+        """Return True if the call works, or the message if it is refused as expected."""
         try:
             call()
         except (MulticloudDbError, ProviderFault) as error:
@@ -176,7 +176,7 @@ class TestGates:
         return True
 
     def check(self, support, asked, unasked, note, name):
-        """Check a call's result with the opt-in and without."""
+        """Check the result of a call with the opt-in and without it."""
         assert (asked is True) == (support is not UNSUPPORTED)
         assert (unasked is True) == (support is NATIVE)
         for told in {asked, unasked} - {True}:
@@ -508,7 +508,7 @@ class TestOnePartition:
         assert empty.watermark <= batch.events(0, 1)[0].timestamp == batch.watermark
 
     def test_nothing_is_lost_in_random_lives(self, items, store):
-        """Checked against the log: all splits and merges, read in pages of any size."""
+        """The test compares reads with the log, through all splits and merges, in pages of any size."""
         lots = random.Random(7)
         feed = items.feed()
         (seed,) = items.start(feed)
@@ -539,7 +539,8 @@ class TestOnePartition:
 
 
 class TestTokens:
-    """A position is a place in the log under every profile; only its partition differs for MongoDB."""
+    """Under every profile a position is a place in the log. Under MongoDB's profile only the partition
+    differs."""
 
     def test_they_are_good_under_the_others_but_mongo(self, store, open_client):
         store.create_collection("items")

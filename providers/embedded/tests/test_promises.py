@@ -1,4 +1,6 @@
-"""Promises that depend on one line each: durability, waking up, starts at an edge, pooled connections."""
+"""Tests promises that depend on one line of code each: durability, waking up, starts at an edge, pooled
+connections.
+"""
 
 import os
 import sqlite3
@@ -37,7 +39,7 @@ def refusal(call, *arguments, **options):
 
 
 class TestDurable:
-    """A connection's settings are checked when it is closed."""
+    """The settings of a connection are checked when it is closed."""
 
     @pytest.fixture
     def settings(self, monkeypatch):
@@ -91,7 +93,7 @@ class TestDurable:
 
 class TestWaking:
     def test_a_write_between_a_batch_and_the_next_look_is_seen(self, world, monkeypatch):
-        """A reader that kept the later state with the earlier batch would stay idle for ever."""
+        """A reader that combined the later state with the earlier batch would stay idle forever."""
         world.store.create_collection("items", partitions=1)
         feed = world.feed()
         reader = feed.open("p0", world.start(feed)[0].cursor)
@@ -108,7 +110,7 @@ class TestWaking:
         assert len(world.fetch(reader)) == 1
 
     def test_a_connection_that_was_opened_again_is_another_state(self, world):
-        """SQLite's counter starts again with a new connection."""
+        """SQLite's counter of changes starts at the beginning with each new connection."""
         world.store.create_collection("items", partitions=1)
         monitor = world.provider._store.monitor
         before = monitor.version()
@@ -121,7 +123,7 @@ class TestWaking:
 class TestEdges:
     @pytest.fixture
     def stamps(self, world):
-        """Ten changes, one a second; those before the fifth were trimmed."""
+        """Make ten changes, one per second; those before the fifth are trimmed."""
         world.store.create_collection("items", partitions=1)
         found = []
         for n in range(10):
@@ -278,7 +280,7 @@ class TestDamagedCheckpoints:
             assert not [text for text in shown if "tell-nobody" in text]
 
     def test_a_damaged_name_is_no_checkpoint_that_was_never_saved(self, store):
-        """A reader that mistook it for a missing checkpoint would silently start again."""
+        """A reader that took the damaged checkpoint for a missing one would silently start again."""
         whole = store.path.read_bytes()
         place = whole.index(b"orders")
         store.path.write_bytes(whole[:place] + b"orderz" + whole[place + 6 :])

@@ -1,4 +1,4 @@
-"""Writes to a store, and writes that are refused before anything is stored."""
+"""Tests writes to a store, and writes that are refused before anything is stored."""
 
 import pickle
 import sqlite3
@@ -213,6 +213,24 @@ class TestCollections:
         assert store.get("items", "a") is None
         assert log(store) == []
         assert len(store.partitions("items")) == 2
+
+    def test_one_that_may_exist_is_kept_with_all_it_has(self, store):
+        address = store.create_collection("items", partitions=2, exist_ok=True)
+        store.put("items", "a", {})
+        before = rows(store, "SELECT id, incarnation FROM collections")
+        assert store.create_collection("items", exist_ok=True) == address
+        assert rows(store, "SELECT id, incarnation FROM collections") == before
+        assert len(log(store)) == 1
+        assert len(store.partitions("items")) == 2
+
+    def test_one_that_may_exist_has_the_form_that_is_asked_for(self, store):
+        store.create_collection("items", partition_key=["tenant"])
+        with refused(ErrorCategory.CONFLICT, "partition_key=", "recreate=True"):
+            store.create_collection("items", exist_ok=True)
+        with refused(ErrorCategory.CONFLICT, "images='new'"):
+            store.create_collection("items", images="keys", partition_key=["tenant"], exist_ok=True)
+        with refused(ErrorCategory.INVALID_REQUEST, "exist_ok", "pass one of them"):
+            store.create_collection("items", recreate=True, exist_ok=True)
 
     def test_dropped_leaves_nothing_behind(self, store):
         store.create_collection("items")
@@ -462,7 +480,7 @@ class TestFile:
         assert path.read_bytes() == before
 
     def test_it_waits_for_another_process_that_makes_the_store(self, tmp_path):
-        """SQLite does not wait by itself while the file changes to WAL mode."""
+        """SQLite itself does not wait while the file changes to WAL mode."""
         path = tmp_path / "s.db"
         made = []
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -478,7 +496,9 @@ class TestFile:
         made[0].close()
 
     def test_it_tries_again_where_sqlite_gives_up_at_once(self):
-        """Without the retry, about one of fifty processes that created one store together was refused."""
+        """Without the retry, about one in fifty processes that created a store at the same time was
+        refused.
+        """
 
         class Contended:
             def __init__(self):

@@ -1,6 +1,6 @@
 """The multiclouddb provider for MongoDB change streams.
 
-Applications need this package only for MongoDB's own options:
+Applications need to import this package only for MongoDB's own options:
 
     from multiclouddb_mongo import MongoOptions
 

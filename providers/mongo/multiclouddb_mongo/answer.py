@@ -1,4 +1,4 @@
-"""The content that one fetch takes from a stream: changes of documents, and notices."""
+"""Collects what one fetch takes from a stream: changes of documents, and notices."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Taken:
     """The result of one fetch.
 
     Attributes:
-        place: The position after it.
+        place: The position after the taken changes.
         changes: Changes of documents.
-        notices: Notices about collections and databases; they stand after the last change.
+        notices: The notices about collections and databases, which come after the last change.
         gone: The reason why the stream has ended, or None.
-        reached: True when the bound is reached.
-        caught_up: True when the server had no more to send.
-        at_end: True when the last answer was empty: the whole log was scanned.
-        requests: Answers that were requested.
+        reached: True if the bound of the read is reached.
+        caught_up: True if the server had no more changes to send.
+        at_end: True if the last answer was empty, which means that the server scanned the whole log.
+        requests: The number of answers that were requested.
     """
 
     place: Place
@@ -58,34 +58,34 @@ class Taken:
     requests: int = 0
 
     def over(self) -> bool:
-        """True if nothing more may be taken."""
+        """Return True if nothing more may be taken."""
         return self.gone is not None or self.reached
 
     def note(self, notice: Notice) -> None:
-        """Keep a notice, which ends the batch.
+        """Keep a notice; the notice ends the batch.
 
-        The changes that the server sent after it belong to the next batch.
+        The changes that the server sent after the notice belong to the next batch.
         """
         self.notices.append(notice)
         self.caught_up = False
 
     def enough(self) -> bool:
-        """True when the batch ends: with changes in hand, at a notice, or at the end of the stream."""
+        """Return True if the batch ends: with taken changes, at a notice, or at the end of the stream."""
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
-        """Set the position after the taken changes when the next answer has failed."""
+        """Set the position after the taken changes if the next answer has failed."""
         if self.changes:
             self.place = place_of_change(self.changes[-1])
 
     def end(self, place: Place, reason: str) -> None:
-        """Record that the watched resource no longer exists; the position is after its end in any case."""
+        """Record that the watched resource no longer exists; the position moves after the stream's end."""
         self.gone = reason
         self.place = After("i", place.data) if isinstance(place, After) else place
 
 
 class Taker:
-    """Takes changes from the streams of a reader, one stream after the other.
+    """Takes changes from the streams of a reader, one stream after another.
 
     Args:
         source: The watched resource.
@@ -100,11 +100,11 @@ class Taker:
         self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
 
     def begin(self) -> None:
-        """Begin a stream at a position, where no change is split into parts."""
+        """Begin a stream at a position at which no change is split into parts."""
         self._parts = {}
 
     def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
-        """Take the rest of an answer, or the next answer.
+        """Take the remaining changes of an answer, or the next answer.
 
         Args:
             stream: The stream.
@@ -113,11 +113,11 @@ class Taker:
             batch_size: The batch size of the stream.
 
         Returns:
-            False when the answer was empty.
+            False if the answer was empty.
 
         Raises:
-            PyMongoError: A refusal of the server, or a network error.
-            ProviderFault: The caller's pipeline has removed a required field.
+            PyMongoError: Raised if the server refuses the request, or for a network error.
+            ProviderFault: Raised if the caller's pipeline has removed a required field.
         """
         fresh = not buffered(stream)
         if fresh and not getattr(inner_cursor(stream), "alive", True):
@@ -155,10 +155,10 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Take one change of any kind; returns False if reading ends with it.
+        """Take one change of any kind; return False if reading ends with it.
 
         Raises:
-            ProviderFault: The caller's pipeline has removed a required field.
+            ProviderFault: Raised if the caller's pipeline has removed a required field.
         """
         place = place_of_change(change.raw)
         if self._until is not None:
@@ -176,20 +176,20 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """An answer with fewer changes than requested contains all available ones.
+        """Return True if the answer had fewer changes than requested, and so contains all available ones.
 
-        A `mongos` may send only a part.
+        A `mongos` may send only a part of the available changes.
         """
         if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
             taken.caught_up = True
 
     def _follow(self, stream: Stream, taken: Taken, last: str | None) -> None:
-        """Go to the stream's own position, which also moves without a change.
+        """Move to the stream's own position, which also advances without a change.
 
         Args:
             stream: The stream.
             taken: Receives the position.
-            last: The text of the token of the last change, or None.
+            last: The text of the last change's token, or None.
         """
         token = stream.resume_token
         if self._parts:
@@ -204,13 +204,13 @@ class Taker:
             self._end_with(stream, taken)
 
     def _end_with(self, stream: Stream, taken: Taken) -> None:
-        """The server has closed the stream, and the caller's pipeline hides why."""
+        """Record that the server has closed the stream, although the caller's pipeline hides the reason."""
         token = stream.resume_token
         place = taken.place if token is None else After("i", token_text(token))
         taken.end(place, "the pipeline hides how it ended")
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
-        """Take anything that is not a plain change of a document; False for the end of the stream."""
+        """Handle anything that is not a plain change of a document; False for the end of the stream."""
         try:
             fields = decoded(change.raw)
         except BSONError:
@@ -238,7 +238,7 @@ class Taker:
         return True
 
     def _join(self, part: dict[str, Any], taken: Taken) -> None:
-        """Join the parts of a large change; the position moves only after its last part."""
+        """Join the parts of a large change; the position moves only after the last part."""
         split = part.pop("splitEvent")
         self._parts.update(part)
         if split["fragment"] == split["of"]:
@@ -247,7 +247,10 @@ class Taker:
 
 
 def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
-    """The `database/collection` of a change; a question mark for a name that a pipeline has removed."""
+    """Return the `database/collection` of a change.
+
+    A question mark replaces a name that a pipeline has removed.
+    """
     namespace = change.get(field)
     names = namespace if isinstance(namespace, Mapping) else {}
     return f"{names.get('db', '?')}/{names.get('coll', '?')}"
@@ -262,7 +265,7 @@ def _altered(name: str) -> Exception:
 
 
 def _surely_before(until: Place) -> bytes:
-    """A text that decides about the bound: a change whose token sorts before it is before the bound.
+    """Return a text for comparing tokens: a change whose token sorts before this text is before the bound.
 
     No token sorts before an empty text.
     """

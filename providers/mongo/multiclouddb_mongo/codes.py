@@ -1,4 +1,4 @@
-"""The meaning of each code of the server; data."""
+"""Lists the meaning of each of the server's error codes, as data."""
 
 from __future__ import annotations
 
@@ -39,14 +39,19 @@ NOT_AUTHORIZED: Final = 13
 IMAGE_MISSING: Final = 47
 TIME_LIMIT: Final = 50
 OVERTAKEN: Final = 136
-"""The oplog has dropped what a live cursor was about to read; opening again shows if the token is lost."""
+"""The code with which the server reports that the oplog has dropped what a live cursor was about to read.
+
+Opening the stream again shows whether the token is lost.
+"""
 INVALIDATED_TOKEN: Final = 260
 TOKEN_NOT_FOUND: Final = 280
 HISTORY_LOST: Final = 286
 EVENT_TOO_LARGE: Final = 10334
 
 FIRST_LOCATION: Final = 15000
-"""From here on most codes have no name: each identifies a place in the server that refuses a request."""
+"""The first location code: from here on most codes have no name, because each identifies a place in the
+server that refuses a request.
+"""
 
 REPORT: Final = (
     "MongoDB's list of error codes says what it means; if neither the pipeline nor the command is to blame, "
@@ -57,10 +62,10 @@ _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 
 @attrs.frozen
 class Row(error_table.Row):
-    """The meaning of one code.
+    """The meaning of one error code.
 
-    It is confidential if the server's text may quote a document, a document's key, a whole command, or a
-    resume token, which contains a key.
+    The code is confidential if the server's text may quote a document, a document's key, a whole command, or
+    a resume token, which contains a key.
 
     Attributes:
         quoted: True if the message quotes the server's text, because only this text says what to change.

@@ -1,4 +1,4 @@
-"""The options of MongoDB's own commands, checked."""
+"""The options of MongoDB's own commands, with checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _session(instance: object, attribute: attrs.Attribute[Any], value: object) -
 
 
 def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    """The value is a whole number of at least `low` that MongoDB can hold, or None."""
+    """Check that the value is a whole number of at least `low` that MongoDB can store, or None."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is None:
@@ -59,7 +59,7 @@ def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 
 
 def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    """The value is one of the names, or None."""
+    """Check that the value is one of the names, or None."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is None or value in names:
@@ -73,61 +73,57 @@ def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 
 @attrs.frozen
 class RunCommandOptions:
-    """The options of `run_command`; None, the default, is the same as leaving one out.
+    """The options of `run_command`; None, the default, is the same as omitting the option.
 
-    There is no read concern and no write concern among them, and none is inherited: write them
-    into the command.
-
-    Attributes:
-        read_preference: The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
-            `pymongo.read_preferences.Nearest(…)`. Every command counts as a read here. Without it: the
-            primary, whatever the client's own preference is, or, in a transaction, the transaction's.
-        session: A `ClientSession` of the client that runs the command (that is, of your own `native_client`).
-            It may be in a transaction. You must end it yourself. Without it, pymongo uses a session of its
-            own for the call.
-        timeout_ms: Milliseconds for the whole call, selecting a server and connecting included;
-            0 = no limit. Without it the connection string's `timeoutMS` counts. The time that is
-            left is sent as the command's `maxTimeMS` and replaces one in the command.
+    The options contain no read concern and no write concern, and the command inherits none: write them into
+    the command.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
+    """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
+    `pymongo.read_preferences.Nearest(…)`. Every command counts as a read for this option. Without this
+    option, the primary is used, whatever the client's own preference is. In a transaction, the
+    transaction's preference is used."""
     session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
+    """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
+    session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
+    its own session for the call."""
     timeout_ms: int | None = attrs.field(default=None, validator=_whole(0))
+    """The time limit of the whole call in milliseconds, including selecting a server and connecting; 0
+    means no limit. Without this option, the connection string's `timeoutMS` applies. The remaining time
+    is sent as the command's `maxTimeMS` and replaces a `maxTimeMS` in the command."""
 
 
 @attrs.frozen
 class RunCursorCommandOptions(RunCommandOptions):
-    """Like `RunCommandOptions`, for `run_cursor_command`, and with these.
+    """The options of `run_cursor_command`. See also `RunCommandOptions`, whose options apply too.
 
-    `batch_size`, `max_time_ms` and `comment` belong to the `getMore` commands that follow; write the first
+    `batch_size`, `max_time_ms` and `comment` apply to the `getMore` commands that follow; write the first
     command's own values into the command.
-
-    Attributes:
-        timeout_mode: What `timeout_ms` limits. `"cursor_lifetime"`: the command and everything
-            read from the cursor, together; the default, and for non-tailable cursors only.
-            `"iteration"`: the command, and then again each step of the iteration; the default of
-            tailable cursors. With "iteration" the command of a cursor that does not await data is
-            sent without the time that is left, because the server would apply it to the cursor's
-            whole life. A `maxTimeMS` in the command itself is then kept.
-        cursor_type: `"non_tailable"` (the default), `"tailable"` or `"tailable_await"`. It has to
-            say what the command asks for by its `tailable` and `awaitData` fields; where the two
-            differ the behaviour is undefined.
-        batch_size: Documents in one reply, 1 or more; the server's own choice without it. pymongo
-            asks for 2 when told 1.
-        max_time_ms: How long the server waits for a document, for `"tailable_await"`; the server
-            refuses it for other cursors. Not together with `timeout_ms`: that is not supported.
-        comment: Any BSON value, for the server's logs and profiler.
     """
 
     timeout_mode: Literal["cursor_lifetime", "iteration"] | None = attrs.field(
         default=None, validator=_one_of(*_MODES)
     )
+    """What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and everything read
+    from the cursor, together. This is the default, and is possible for non-tailable cursors only.
+    `"iteration"`: the limit applies to the command, and then again to each step of the iteration. This
+    is the default of tailable cursors. With "iteration", the command of a cursor that does not await
+    data is sent without a time limit, because the server would apply the limit to the cursor's whole
+    lifetime. In this case a `maxTimeMS` in the command itself is kept."""
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
         default=None, validator=_one_of(*_TYPES)
     )
+    """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`. The value must match the fields
+    `tailable` and `awaitData` of the command; if they differ, the behaviour is undefined."""
     batch_size: int | None = attrs.field(default=None, validator=_whole(1))
+    """The number of documents in one reply, 1 or more; without this option the server chooses. pymongo
+    requests 2 if the value is 1."""
     max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
+    """How long the server waits for a document, for `"tailable_await"`; the server refuses this option for
+    other cursors. Using it together with `timeout_ms` is not supported."""
     comment: Any = attrs.field(default=None, repr=False)
+    """Any BSON value; it appears in the server's logs and profiler."""
 
     def __attrs_post_init__(self) -> None:
         if self.tailable and self.timeout_mode == "cursor_lifetime":
@@ -145,21 +141,21 @@ class RunCursorCommandOptions(RunCommandOptions):
 
     @property
     def tailable(self) -> bool:
-        """True for both kinds of tailable cursors."""
+        """Return True for both kinds of tailable cursors."""
         return self.cursor_type in ("tailable", "tailable_await")
 
     @property
     def iteration(self) -> bool:
-        """True when each step of the iteration has the whole timeout."""
+        """Return True if each step of the iteration has the whole timeout."""
         return self.timeout_mode == "iteration" or self.tailable
 
 
 def checked_options(kind: type[_Options], operation: str, options: Mapping[str, Any]) -> _Options:
-    """The options by name as an object.
+    """Return the options by name as an object.
 
     Args:
         kind: The class of the options.
-        operation: The name of the call, for messages.
+        operation: The name of the call, used in messages.
         options: Name → value.
 
     Raises:

@@ -1,14 +1,14 @@
-"""MongoDB's own commands, passed through unchanged, once.
+"""Passes MongoDB's own commands to the server, unchanged and only once.
 
-The rules are those of MongoDB's "Run Command" and "Client Side Operations Timeout" specifications.
-pymongo implements most of them. The rest is done here: `timeout_ms` and `timeout_mode`, a command
-document that is not changed, options that exclude each other, and a cursor whose replies are all
-decoded in the same way, from the first batch to the last.
+The rules come from MongoDB's "Run Command" and "Client Side Operations Timeout" specifications. pymongo
+implements most of them. This module implements the rest: `timeout_ms` and `timeout_mode`, a command document
+that is not changed, options that exclude each other, and a cursor whose replies are all decoded in the same
+way, from the first batch to the last.
 
-The command itself is *not* examined: no field is checked, added, corrected or removed here.
-pymongo adds what every command carries (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the
-fields of a transaction and of the Stable API). A command that holds one of these itself has
-undefined behaviour; at present pymongo's value replaces it.
+This module does *not* examine the command itself: it checks, adds, corrects or removes no field. pymongo adds
+what every command contains (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the fields of a transaction and
+of the Stable API). If a command itself contains one of these fields, the behaviour is undefined; at present
+pymongo's value replaces it.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _CLOSE_SECONDS: Final = 0.5
 
 
 class RunCommandCursor(Iterator[Any]):
-    """The documents of a command's cursor, one per step.
+    """Iterates over the documents of a command's cursor, one document per step.
 
     An iterator and a context manager, for one thread at a time; any thread may call `close`.
-    All batches come from the server that ran the command, in one session. The cursor is closed
-    when the server has sent everything, by `close`, and when the client is closed. Otherwise it is
-    closed when it is garbage-collected. Nothing is retried: after a failure every further step
+    All batches come from the server that ran the command, in one session. The cursor is closed when the
+    server has sent everything, when `close` is called, or when the client is closed. Otherwise the cursor is
+    closed when it is garbage-collected. Failed steps are not retried: after a failure every further step
     fails too, so that an incomplete read never looks like a complete one.
 
     Documents are decoded as the client decodes everything, but without type decoders, in all
@@ -61,8 +61,8 @@ class RunCommandCursor(Iterator[Any]):
 
     Args:
         cursor: PyMongo's cursor.
-        seconds: How long each step may take, or None.
-        ends: Monotonic time at which the cursor's whole lifetime ends, or None.
+        seconds: How long each step may take in seconds, or None.
+        ends: The monotonic time at which the cursor's whole lifetime ends, or None.
     """
 
     def __init__(self, cursor: CommandCursor[Any], seconds: float | None, ends: float | None) -> None:
@@ -76,18 +76,18 @@ class RunCommandCursor(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """The next document; asks the server until there is one, or until there are no more.
+        """Return the next document; ask the server until there is one, or until there are no more.
 
         Raises:
-            StopIteration: The server has sent all.
+            StopIteration: Raised if the server has sent all documents.
             MulticloudDbError: By category. `INVALID_REQUEST` after `close`.
         """
         return self._step(self._cursor.next)
 
     def try_next(self) -> Any:
-        """The next document, or None when the server has none after one more question.
+        """Return the next document, or None if the server has none after one more request.
 
-        For tailable cursors, where `next` never stops asking.
+        Use this method for tailable cursors, on which `next` never stops asking.
 
         Raises:
             MulticloudDbError: As `next` does.
@@ -95,7 +95,7 @@ class RunCommandCursor(Iterator[Any]):
         return self._step(self._cursor.try_next)
 
     def batch_size(self, size: int | None) -> None:
-        """Change the batch size from the next `getMore` on; the other options do not change.
+        """Change the batch size from the next `getMore` on; the other options stay the same.
 
         Args:
             size: As `RunCursorCommandOptions.batch_size`.
@@ -111,8 +111,8 @@ class RunCommandCursor(Iterator[Any]):
     def close(self) -> None:
         """Make the server close its cursor (`killCursors`), and release the session; idempotent.
 
-        It raises nothing: a server that does not answer drops the cursor by itself later. The whole
-        `timeout_ms` applies to it again.
+        The method raises nothing: if the server does not answer, it drops the cursor later by itself. The
+        whole `timeout_ms` applies again to this call.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):
@@ -159,7 +159,7 @@ class Commands:
     """Runs commands on one client and keeps track of open cursors.
 
     Args:
-        client: Our client or the application's; not closed here.
+        client: The library's client or the application's client, which is not closed here.
     """
 
     def __init__(self, client: pymongo.MongoClient[Any]) -> None:
@@ -171,11 +171,12 @@ class Commands:
         self._closed = False
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Run one command, once.
+        """Run one command once.
 
         Args:
-            database: The database; it is sent as the command's `$db`.
-            command: The command's document, its name first. It is not changed.
+            database: The database, which is sent as the command's `$db`.
+            command: The command's document, which begins with the command's name. The document is not
+                changed.
             options: Fields of `RunCommandOptions`.
 
         Returns:
@@ -183,12 +184,13 @@ class Commands:
             Decimal128 stays a Decimal128.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a command that cannot be sent.
+            MulticloudDbError: `INVALID_REQUEST` if the command cannot be sent.
             ProviderFault: As `MulticloudDbError`.
-            Exception: The error of pymongo, for `classify`. A command is tried once, with one
-                exception: if the server says that it is overloaded and that the command was not
-                run (labels `SystemOverloadedError` and `RetryableError`), pymongo asks it again,
-                unless the connection string says `maxAdaptiveRetries=0`.
+            Exception: The error that pymongo raised, for `classify`. A command is sent only once, with one
+                exception. If the server says that it is overloaded and that it did not run the command
+                (labels `SystemOverloadedError` and `RetryableError`), pymongo sends it again, unless the
+                connection string contains `maxAdaptiveRetries=0`.
+
         """
         chosen = checked_options(RunCommandOptions, "run_command", options)
         document = _document(command)
@@ -212,7 +214,7 @@ class Commands:
 
         Raises:
             MulticloudDbError: As `run_command`, also when two options exclude each other.
-            ProviderFault: As `run_command`, also `INVALID_REQUEST` when the reply is no cursor.
+            ProviderFault: The errors of `run_command`, and `INVALID_REQUEST` if the reply is not a cursor.
             Exception: As `run_command`.
         """
         chosen = checked_options(RunCursorCommandOptions, "run_cursor_command", options)
@@ -243,7 +245,7 @@ class Commands:
     def close(self) -> None:
         """Close every cursor that is still open; idempotent, from any thread, within a second.
 
-        A step that waits at the server in another thread ends when the server gives up waiting.
+        If a step in another thread waits at the server, it ends when the server stops waiting.
         """
         with self._lock:
             self._closed = True
@@ -261,7 +263,10 @@ class Commands:
         return self._client.get_database(name, codec_options=self._codec)
 
     def _seconds(self, chosen: RunCursorCommandOptions) -> float | None:
-        """The timeout that applies, from the call or the client; 0 = no limit, None = none was given."""
+        """Return the timeout that applies, from the call or the client.
+
+        0 means no limit, None that none was given.
+        """
         inherited = self._client.options.timeout
         seconds = inherited if chosen.timeout_ms is None else chosen.timeout_ms / 1000
         if seconds is None and chosen.timeout_mode is not None:
@@ -288,10 +293,10 @@ class Commands:
 
 
 class _Untimed(SON[str, Any]):
-    """A copy of a command into which pymongo writes no time limit, though one is set.
+    """A copy of a command into which pymongo writes no time limit, although a limit is set.
 
-    pymongo writes the time that is left into every first command. A server applies that to the whole
-    life of the cursor, which contradicts "iteration". The command's own `maxTimeMS` stays.
+    pymongo writes the remaining time into every first command. A server applies that limit to the whole
+    lifetime of the cursor, which contradicts "iteration". The command's own `maxTimeMS` is kept.
     """
 
     _copied = False
@@ -306,7 +311,10 @@ class _Untimed(SON[str, Any]):
 
 
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
-    """Calls of pymongo inside end within `seconds`; 0 = no limit, None = the limit outside applies."""
+    """End calls of pymongo inside the block within `seconds`.
+
+    0 means no limit, None keeps the outer limit.
+    """
     return nullcontext() if seconds is None else pymongo.timeout(seconds)
 
 

@@ -76,7 +76,7 @@ _COMMON: Final = (
 
 
 def _shown(url: str) -> str:
-    """The hosts and the database, without user, password and options."""
+    """Return the hosts and the database, without user, password and options."""
     front, query, _ = redact_url(url).partition("?")
     return repr(f"{front}?…" if query else front)
 
@@ -86,12 +86,13 @@ class MongoConfig:
     """The checked configuration of a client; its repr shows no secret.
 
     Attributes:
-        url: The connection string as it was given. PyMongo gets it unchanged, so that every option in it
+        url: The connection string, as the user gave it. PyMongo gets it unchanged, so that every option in it
             has the meaning that MongoDB defines.
         username: The user, if it is not in the `url`, or None.
         password: The password, if it is not in the `url`, or None.
-        app_name: Our name in the server's log and `currentOp`, if the `url` has no `appName`, or None.
-        options: The options in the `url`: name in lower case → checked value.
+        app_name: The client's name in the server's log and `currentOp`, if the `url` has no `appName`, or
+            None.
+        options: Maps the options in the `url`, with names in lower case, to their checked values.
         database: The database that the `url` names, or None.
     """
 
@@ -109,22 +110,22 @@ class MongoConfig:
         """Check the `connection` of a client; no I/O, and for `mongodb+srv://` no DNS either.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution, and does not
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out, and does not
                 quote anything that may be part of a secret.
         """
         return settled(_checked, cls, config)
 
     @property
     def timeout_ms(self) -> int | None:
-        """`timeoutMS` of the `url`, in milliseconds: the bound of each call, or None.
+        """Return the `timeoutMS` of the `url`, in milliseconds, which limits each call, or None.
 
-        The time that one call waits at the server has to stay below it.
+        The time that one call waits at the server must stay below this limit.
         """
         seconds = self.options.get("timeoutms")
         return round(seconds * 1000) if seconds else None
 
     def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
-        """Make PyMongo's client; it connects, and asks DNS, when it is first used.
+        """Make PyMongo's client; it connects, and queries DNS, when it is first used.
 
         The `url` takes precedence, except for the decoding of values: dates have a time zone and may be out
         of Python's range, UUIDs are those of subtype 4 (see `values.CODEC`). If the `url` does not set them,
@@ -135,7 +136,7 @@ class MongoConfig:
             concurrency: The number of calls that run at the same time.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for options that PyMongo does not accept together.
+            MulticloudDbError: `INVALID_REQUEST` if PyMongo does not accept the options together.
         """
         ours: dict[str, Any] = {
             "username": self.username,
@@ -168,7 +169,7 @@ class MongoConfig:
         )
 
     def _secrets(self) -> Iterator[str]:
-        """Every part that must not be shown."""
+        """Return every part that must not be shown."""
         hosts, _, query = _parts(self.url)
         userinfo = hosts.rpartition("@")[0]
         password = userinfo.partition(":")[2]
@@ -211,7 +212,7 @@ def _check_texts(given: Mapping[str, Any]) -> None:
 
 
 def _parts(url: str) -> tuple[str, str | None, str]:
-    """Hosts with the user before them, database, and options, cut where PyMongo cuts."""
+    """Return hosts (with the user before them), database and options, split as PyMongo splits them."""
     scheme = next((known for known in _SCHEMES if url.startswith(known)), None)
     if scheme is None:
         raise invalid_request("connection.url", "is no connection string of MongoDB", _URL)
@@ -243,7 +244,7 @@ def _check_hosts(hosts: str, *, srv: bool) -> None:
 
 
 def _pairs(query: str) -> list[tuple[str, str]]:
-    """The options as PyMongo separates them."""
+    """Return the options, separated as PyMongo separates them."""
     found = []
     for option in query.split("&" if "&" in query else ";") if query else []:
         name, _, value = option.partition("=")
@@ -254,9 +255,9 @@ def _pairs(query: str) -> list[tuple[str, str]]:
 
 
 def _checked_options(query: str) -> dict[str, Any]:
-    """Name in lower case → value.
+    """Return the options by name in lower case.
 
-    PyMongo checks each; by itself, it would only warn and ignore an invalid one.
+    PyMongo checks each option; by itself, it would only warn about an invalid option and ignore it.
     """
     known: dict[str, Any] = {}
     # With an @ in it, it may be the end of a password.
@@ -275,7 +276,7 @@ def _checked_options(query: str) -> dict[str, Any]:
 
 
 def _validated(name: str, value: str) -> tuple[Any] | str:
-    """PyMongo's value of one option, or the way out of its refusal."""
+    """Return PyMongo's value of one option, or raise an error with the way out."""
     try:
         found = split_options(f"{name}={value}")
     except OSError:

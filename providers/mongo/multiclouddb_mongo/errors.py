@@ -1,4 +1,4 @@
-"""The category of each failure of PyMongo or of the server; pure."""
+"""Maps each failure of PyMongo or of the server to its category; pure."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _NO_BSON: Final = Fault(
 
 
 def code_of(error: BaseException) -> int | None:
-    """The server's code, or None for a failure that is not an answer from a server."""
+    """Return the server's code, or None for a failure that is not an answer from a server."""
     if isinstance(error, OperationFailure):
         return error.code
     code = _details(error).get("code")
@@ -94,10 +94,10 @@ def code_of(error: BaseException) -> int | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Classify an exception. This raises nothing, even for unknown exceptions.
+    """Classify an exception. Classify a failure; this function raises nothing, even for unknown exceptions.
 
     `vendor_retried` is always set: PyMongo itself retries a read once and resumes a change stream once, and
-    our retries would multiply these.
+    the library's retries would multiply these.
     """
     try:
         found = _classified(error)
@@ -119,7 +119,7 @@ def _classified(error: Exception) -> Fault:
 
 
 def _of_connection(error: Exception, code: int | None) -> Fault | None:
-    """The fault of a failure without a server."""
+    """Return the fault of a failure that does not come from a server."""
     match error:
         case ServerSelectionTimeoutError():
             return _plain(
@@ -145,7 +145,7 @@ def _of_connection(error: Exception, code: int | None) -> Fault | None:
 
 
 def _of_use(error: Exception, code: int | None) -> Fault | None:
-    """The fault for data that PyMongo refuses to send or cannot read."""
+    """Return the fault for data that PyMongo refuses to send or cannot read."""
     match error:
         case InvalidBSON():
             return _plain(
@@ -213,7 +213,10 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
 
 
 def _configuration(error: ConfigurationError) -> Fault:
-    """PyMongo's refusals. Most of them may quote the connection string, including a password."""
+    """PyMongo's refusals. Return the fault for a configuration error.
+
+    The texts of most such errors may quote the connection string, including a password.
+    """
     cause = error.__cause__
     if cause is not None and type(cause).__module__.startswith("dns."):
         if type(cause).__name__ in ("NXDOMAIN", "NoAnswer"):
@@ -257,7 +260,7 @@ def _plain(
 
 
 def _details(error: BaseException) -> Mapping[str, Any]:
-    """The server's reply, if there was one."""
+    """Return the server's reply, if there was one."""
     details = getattr(error, "details", None)
     return details if isinstance(details, Mapping) else {}
 
@@ -269,18 +272,19 @@ def _labels(error: BaseException) -> frozenset[str]:
 
 
 def _backoff(error: BaseException) -> float | None:
-    """The number of seconds that the server asked us to wait."""
+    """Return the number of seconds that the server asked the client to wait."""
     asked = _details(error).get("baseBackoffMS")
     return max(0.0, asked / 1000) if isinstance(asked, int | float) else None
 
 
 def _text(error: BaseException) -> str:
-    """The server's message, without the rest of the reply."""
+    """Return the server's message, without the rest of the reply."""
     text = _details(error).get("errmsg")
     return text if isinstance(text, str) else str(error)
 
 
 def _brief(error: Exception) -> str:
-    """The problem with the servers, without the table of all servers that follows."""
+    """Describe the problem with the servers, without the table of all servers that follows."""
     text = str(error).partition(", Topology Description")[0]
-    return one_line(re.sub(r" \(configured timeouts: [^)]*\)", "", text))
+    text = re.sub(r" \(configured timeouts: [^)]*\)", "", text)
+    return one_line(re.sub(r"(Timeout: \d+\.\d)\d+s", r"\1s", text))

@@ -1,4 +1,4 @@
-"""One opened change stream: its start, its readers and its end."""
+"""Implements one opened change stream: its start, its readers and its end."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class MongoFeed(Feed):
 
     Args:
         source: The watched resource.
-        found: The resource at the address when the feed was opened.
-        readers: The set of its readers, which the provider can cancel.
+        found: The resource that had this address when the feed was opened.
+        readers: The readers of the feed, which the provider can cancel.
     """
 
     def __init__(self, source: Source, found: Found, readers: WeakSet[MongoReader | SegmentReader]) -> None:
@@ -103,21 +103,21 @@ class MongoFeed(Feed):
         self._lock = threading.Lock()
 
     def resumes(self, incarnation: str | None) -> bool:
-        """True if this feed can resume a token of this collection.
+        """Return True if this feed can resume a token of this collection.
 
-        The log still holds the last changes of a dropped collection, and the drop itself. So only a token of
-        another collection with the same name is refused.
+        The log still holds the last changes of a dropped collection, and the drop itself. So only a token
+        from another collection with the same name is refused.
         """
         return (
             incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
         )
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The time of the server that answers."""
+        """Return the time of the server that answers."""
         return clock(self._source.client)
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Resolve a start; all are durable positions in the log."""
+        """Resolve a start; all starts are durable positions in the log."""
         if partition_id not in (None, PARTITION_ID):
             return []
         self._source.reach(deadline)
@@ -137,7 +137,7 @@ class MongoFeed(Feed):
     def open(
         self, partition_id: str, cursor: Cursor, until: Cursor | None = None
     ) -> MongoReader | SegmentReader:
-        """A reader at a position, of the stream or of a segment."""
+        """Open a reader at a position in the stream or in a segment."""
         plan_id = plan_id_of(partition_id)
         if plan_id is None:
             return self._reader(partition_id, cursor, until, self._options.batch_size)
@@ -148,7 +148,7 @@ class MongoFeed(Feed):
         return reader
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """The end of the log as the start of the stream, then the plan of the scan."""
+        """Plan a scan, with the end of the log as the start of the stream."""
         seeds = self.start(Now(), None, deadline)
         # Checked only now, because the stream shows everything that is dropped or recreated from here on.
         found = find(self._source.client, self.spec, self._source.address)
@@ -158,7 +158,7 @@ class MongoFeed(Feed):
         return plan_scan(self._scan, self.spec, found, seeds, segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Segments of about as many rows each."""
+        """Return segments with about the same number of rows."""
         rest = rest_of(cursor)
         self._source.reach(deadline)
         return cut(self._scan, rest, count, deadline)
@@ -166,11 +166,12 @@ class MongoFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The end of the log, if there is a change before it. One change is read to check this.
+        """Return the end of the log, if there is a change before it.
 
-        A bounded head, and a head that may lie after the end of a stream, must be found by reading. For a
-        database, and for a collection that need not exist, nothing shows if it was dropped and recreated. For
-        any other collection, its id shows this.
+        The method reads one change to check this. A head with a limit, and a head that may lie after the end
+        of a stream, must be found by reading. For a database, and for a collection that need not exist, the
+        server does not show whether it was dropped and recreated. For any other collection, its id shows
+        whether it was recreated.
         """
         if max_records is not None or not (self._endless or self.identity.incarnation is not None):
             return {}
@@ -184,25 +185,25 @@ class MongoFeed(Feed):
         return []
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare the texts of their tokens, which sort like the changes."""
+        """Compare the texts of the positions' tokens, which sort like the changes."""
         if is_scan_cursor(a) or is_scan_cursor(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The beginning of the oplog.
+        """Return the position at the beginning of the oplog.
 
-        A collection that was dropped there was an earlier one of the same name.
+        If a collection was dropped there, it was an earlier one with the same name.
         """
         now = self._source.now()
         return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest(), ticks_at(now)))]
 
     def describe(self, cursor: Cursor) -> Position:
-        """The cluster time and kind of a position."""
+        """Return the cluster time and the kind of a position."""
         return describe_scan(cursor) if is_scan_cursor(cursor) else describe(place_of(cursor))
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """The seconds from the log's beginning, as last seen by a reader or a snapshot, to a position."""
+        """Return the seconds from the log's beginning, as a reader or snapshot last saw it, to a position."""
         return None if is_scan_cursor(cursor) else self._seconds_kept(place_of(cursor))
 
     def _reader(
@@ -233,7 +234,7 @@ class MongoFeed(Feed):
         )
 
     def _head(self, name: str, cursor: Cursor, deadline: Deadline) -> Head | None:
-        """The head of a partition; None if it must be found by reading."""
+        """Return the head (end position) of a partition; None if the head must be found by reading."""
         first = self._peek(name, cursor, deadline)
         at_end = first.cursor_after(len(first))
         if not isinstance(first.outcome, Continue):
@@ -249,7 +250,7 @@ class MongoFeed(Feed):
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
-        """The first change after a position, or none. The server sends only this change."""
+        """Return the first change after a position, or none. The server sends only this change."""
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
@@ -258,7 +259,10 @@ class MongoFeed(Feed):
                     return batch
 
     def _may_have_ended(self) -> bool:
-        """True if the watched resource may have been dropped or renamed. The primary is asked."""
+        """Return True if the watched resource may have been dropped or renamed.
+
+        The primary server is asked.
+        """
         if self._endless:
             return False
         found = find(self._source.client, self.spec, self._source.address)
@@ -306,17 +310,17 @@ class MongoFeed(Feed):
         return None
 
     def _goes_on(self) -> bool:
-        """True when reading continues after an invalidate."""
+        """Return True if reading continues after an invalidate event."""
         if self._options.after_invalidate != "follow":
             return False
         self._source.images = find(self._source.client, self.spec, self._source.address).images
         return True
 
     def _check(self) -> None:
-        """Refuse a missing collection once the log was read that far, because no change would follow.
+        """Refuse a missing collection after the log was read up to here, because no change would follow.
 
         Raises:
-            ProviderFault: It still does not exist, or another one has its name.
+            ProviderFault: Raised if the collection still does not exist, or another one has its name.
         """
         if self._found.there or not self._bound:
             return
@@ -332,7 +336,10 @@ class MongoFeed(Feed):
         )
 
     def _headroom(self, place: Place) -> float | None:
-        """Seconds from the log's beginning (read twice a minute) to here; None while nothing was removed."""
+        """Return the seconds from the log's beginning (read twice a minute) to this position.
+
+        None while nothing was removed from the log.
+        """
         self._look_at_log()
         return self._seconds_kept(place)
 
@@ -356,16 +363,17 @@ class MongoFeed(Feed):
 
 
 def _is_far(start: Place, mark: Place) -> bool:
-    """True when a position is more than one operation before a mark: see `is_reached`."""
+    """Return True if a position is more than one operation before a mark: see `is_reached`."""
     begin, end = ticks_at(start), ticks_at(mark)
     return begin is not None and end is not None and end - begin > 1
 
 
 def _bound(start: Place, until: Place) -> Place:
-    """The position where a reader stops.
+    """Return the position at which a reader stops.
 
-    At a mark, it stops as soon as no change is left directly before the mark. A lagging member also has no
-    changes at the start. Therefore, the server itself must pass a mark that lies directly after the start.
+    At a mark, the reader stops as soon as no change is left directly before the mark. A lagging replica-set
+    member also has no changes at the start. Therefore, the server itself must pass a mark that lies directly
+    after the start.
     """
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)

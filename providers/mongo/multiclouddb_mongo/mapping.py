@@ -1,4 +1,4 @@
-"""Change documents as events and as Arrow; pure."""
+"""Maps change documents to events and to Arrow; pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ CHANGES: Final = {
     "replace": ChangeType.UPDATE,
     "delete": ChangeType.DELETE,
 }
-"""The operations that change a document. All others are facts about collections, or unknown."""
+"""The operation types that change a document.
+
+All other operation types are facts about collections, or unknown.
+"""
 
 _TEXTS_AT_ONCE: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,13 +61,13 @@ class View:
     """The properties that all events of one feed share.
 
     Attributes:
-        address: The resource of the documents; its collection is None when each event names its own.
+        address: The address of the documents; its collection is None if each event names its own collection.
         partition_id: The public id of the one partition.
-        with_new: True when events have the new document.
-        with_old: True when events have the old document.
-        native: True when events carry the change document.
-        start: The cluster time of the feed's start, in ticks, if it may lie ahead, or None. A resource that
-            ended before this time was a different one of the same name.
+        with_new: True if events include the new document.
+        with_old: True if events include the old document.
+        native: True if events include the change document.
+        start: The cluster time of the feed's start, in ticks, if the start may lie ahead, or None. If a
+            resource ended before this time, it was a different resource with the same name.
     """
 
     address: ResourceAddress
@@ -79,7 +82,7 @@ def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list
     """Map change documents to events.
 
     Raises:
-        RecordFault: The first change that cannot be mapped.
+        RecordFault: For the first change that cannot be mapped.
     """
     try:
         return _events(_decoded(changes[start:stop]), view)
@@ -88,10 +91,10 @@ def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list
 
 
 def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map change documents to Arrow. Documents become JSON text directly, without events.
+    """Map change documents to Arrow. Documents are converted to JSON text directly, without events.
 
     Raises:
-        RecordFault: The first change that cannot be mapped.
+        RecordFault: For the first change that cannot be mapped.
     """
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
@@ -109,7 +112,10 @@ def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC
 
 
 def time_of(change: Change) -> datetime:
-    """The time of the write by the server's clock, to the millisecond; before 6.0 its cluster time."""
+    """Return the time of the write by the server's clock, to the millisecond.
+
+    Before 6.0, its cluster time.
+    """
     moment = change.get("wallTime")
     if isinstance(moment, datetime):
         return moment.replace(tzinfo=UTC)  # it is in UTC; PyMongo has its own class for that
@@ -141,7 +147,7 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 
 
 def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
-    """The keys; `_id` comes after a shard key and is not part of it."""
+    """The keys; Return the keys; `_id` comes after a shard key and is not part of it."""
     settled = [portable(key) for key in keys]
     if not all(settled):
         raise ValueError("a change without a key")
@@ -151,7 +157,10 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 
 
 def _times(changes: Sequence[Change]) -> list[datetime]:
-    """The times. Changes of one millisecond share an object, which costs as much as the rest of an event."""
+    """The times. Convert times.
+
+    Changes of the same millisecond share an object, which costs as much as the rest of an event.
+    """
     previous: object = None
     moment, moments = _EPOCH, []
     for change in changes:
@@ -163,7 +172,7 @@ def _times(changes: Sequence[Change]) -> list[datetime]:
 
 
 def _moments(changes: Sequence[Change]) -> list[datetime]:
-    """The same for Arrow, which interprets a time without a zone as UTC."""
+    """Convert times for Arrow, which interprets a time without a zone as UTC."""
     return [
         moment if isinstance(moment := change.get("wallTime"), datetime) else time_of(change)
         for change in changes
@@ -228,10 +237,10 @@ def _names(changes: Sequence[Change], view: View) -> list[pa.Array]:
 
 
 def _texts(documents: Sequence[Any]) -> pa.Array:
-    """A column of JSON.
+    """Return a column of JSON texts.
 
-    A text takes a kilobyte until it is freed. With all texts of a batch at once, memory would be returned to
-    the system after every batch and allocated again, which costs more than writing the texts.
+    A JSON text takes a kilobyte until it is freed. If all texts of a batch existed at once, memory would be
+    returned to the system after every batch and allocated again, which costs more than writing the texts.
     """
     import pyarrow as pa
 
@@ -252,7 +261,7 @@ def _first_fault(
     view: View,
     mapped: Callable[[Sequence[Change], View], Any],
 ) -> RecordFault:
-    """The fault of the first change that cannot be mapped by itself."""
+    """Return the fault of the first change that cannot be mapped alone."""
     for index in range(start, stop):
         try:
             mapped(_decoded(changes[index : index + 1]), view)
@@ -274,13 +283,13 @@ class MongoMapper(Mapper):
     """Maps the changes of one stream.
 
     Attributes:
-        view: The properties that their events share.
+        view: The properties that all events of the stream share.
     """
 
     view: View
 
     def cursor_after(self, records: Sequence[Raw], count: int) -> Cursor:
-        """The position after the first `count` changes."""
+        """Return the position after the first `count` changes."""
         return cursor_of(place_of_change(records[count - 1]), self.view.start)
 
     def events(self, records: Sequence[Raw], start: int, stop: int) -> list[ChangeEvent]:

@@ -1,4 +1,4 @@
-"""The beginning of the operation log, which is the oldest position that can still be read."""
+"""Finds the beginning of the operation log, which is the oldest position that can still be read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Entry:
 
     Attributes:
         place: Its cluster time.
-        whole: True when it is the first entry that ever existed: nothing has been removed yet.
+        whole: True if this is the first entry that ever existed, so that nothing has been removed yet.
     """
 
     place: At
@@ -37,7 +37,7 @@ class Entry:
 
 
 class Log:
-    """The part of the operation log that a feed has to know: where it begins.
+    """The fact about the operation log that a feed needs: where the log begins.
 
     Args:
         source: The watched resource.
@@ -48,14 +48,14 @@ class Log:
         self._readable = True
 
     def oldest(self) -> At:
-        """The oldest cluster time from which everything is still kept.
+        """Return the oldest cluster time from which everything is still kept.
 
-        With read access to `local`, it is the time of the log's first entry. Without this access, an exact
-        search finds it, with about sixty requests of at most 50 ms each.
+        With read access to `local`, this is the time of the log's first entry. Without this access, an exact
+        search finds the time, with about sixty requests of at most 50 ms each.
 
         Raises:
-            PyMongoError: A refusal of the server, or a network error.
-            ProviderFault: Entries are removed faster than the search can follow.
+            PyMongoError: Raised if the server refuses the request, or for a network error.
+            ProviderFault: Raised if entries are removed faster than the search can follow.
         """
         for _ in range(_TRIES):
             entry = self.first_entry()
@@ -71,7 +71,9 @@ class Log:
         )
 
     def first_entry(self) -> Entry | None:
-        """The log's first entry; None if it cannot be read (no access to `local`, or a `mongos`).
+        """Return the log's first entry.
+
+        None if the entry cannot be read (no access to `local`, or a `mongos`).
 
         Raises:
             PyMongoError: The network fails.

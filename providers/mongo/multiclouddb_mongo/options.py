@@ -1,4 +1,4 @@
-"""The options that only MongoDB has: those of a change stream, typed."""
+"""Typed options that only MongoDB has: those of a change stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _stages(value: object) -> Any:
 
 
 def _exact(value: object) -> object:
-    """A form that only equal values share.
+    """Return a form that only equal values share.
 
     In Python, 1 equals True, and the order of names does not matter.
     """
@@ -47,52 +47,38 @@ class MongoOptions(ProviderOptions):
     """Options of a change stream, named as MongoDB's drivers name them.
 
     An option is sent only if it is given. The server checks its value: what the server refuses is
-    `INVALID_REQUEST` with its code. At most one of the three starts may be given. It replaces `Now()` and
-    cannot be combined with another start position.
-
-    Attributes:
-        full_document: `fullDocument`: where the new document of an update comes from (`"updateLookup"`,
-            `"whenAvailable"`, `"required"`, `"default"` for none). None, the default, lets
-            `ChangeFeedRequest.new_item_state_mode` decide.
-        full_document_before_change: `fullDocumentBeforeChange`, the same for the old document (`"off"`,
-            `"whenAvailable"`, `"required"`); None lets `old_item_state_mode` decide.
-        resume_after: A resume token of MongoDB's own, to continue after.
-        start_after: The same, and also after an invalidate.
-        start_at_operation_time: A `bson.Timestamp`: changes from this cluster time on.
-        max_await_time_ms: How long the server may delay an empty answer, in milliseconds; at least 1. With
-            None, we choose: 10 if nobody waits, 500 in a long poll. A process that ends waits for this time.
-        batch_size: The maximum number of changes in one answer of the server. With None, it is the size of a
-            page, 100 to 500.
-        collation: How a `$match` in `pipeline` compares text.
-        comment: Shown by `currentOp` and the profiler; `"multiclouddb"` unless given.
-        show_expanded_events: True for `showExpandedEvents`. It adds no events here, because the additional
-            events are not changes of documents. Tokens made with and without it are not interchangeable.
-        pipeline: Further stages after `$changeStream`, as a sequence of mappings; passed on unchanged. An
-            event has to keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need.
-            Tokens are bound to it.
-        after_invalidate: `"end"`, the default: a collection that is dropped or renamed (a database that is
-            dropped) ends the feed, with notices. `"follow"`: the same notices, and the feed continues with
-            whatever has that name next.
-        allow_missing: True to start on a collection or database that does not exist yet, False by default:
-            `NOT_FOUND`.
+    `INVALID_REQUEST` with its code. At most one of the three starts may be given. The start replaces `Now()`
+    and cannot be combined with another start position.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for a field of the wrong type, or more than one start.
+        MulticloudDbError: `INVALID_REQUEST` if a field has the wrong type, or more than one start is given.
     """
 
     full_document: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
+    """`fullDocument`: where the new document of an update comes from (`"updateLookup"`, `"whenAvailable"`,
+    `"required"`, `"default"` for none). None, the default, lets `ChangeFeedRequest.new_item_state_mode`
+    decide."""
     full_document_before_change: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
+    """`fullDocumentBeforeChange`: where the old document comes from (`"off"`, `"whenAvailable"`,
+    `"required"`); None lets `old_item_state_mode` decide."""
     resume_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
+    """One of MongoDB's own resume tokens, to continue after it."""
     start_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
+    """One of MongoDB's own resume tokens, to continue after it, even after an invalidate event."""
     start_at_operation_time: Timestamp | None = attrs.field(
         default=None, validator=is_a(Timestamp, type(None))
     )
+    """A `bson.Timestamp`: changes from this cluster time on."""
     max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    """How long the server may delay an empty answer, in milliseconds; at least 1. With None, the library
+    chooses: 10 if no call waits, 500 in a long poll. A process that ends has to wait for this time."""
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    """The maximum number of changes in one answer of the server. With None, the number is the size of a
+    page, 100 to 500."""
     collation: Mapping[str, Any] | None = attrs.field(
         default=None,
         converter=_mapping,
@@ -101,10 +87,15 @@ class MongoOptions(ProviderOptions):
         hash=False,
         metadata={"positions": True},
     )
+    """How a `$match` in `pipeline` compares text."""
     comment: Any = attrs.field(default=None, hash=False)
+    """A text that `currentOp` and the profiler show; `"multiclouddb"` unless given."""
     show_expanded_events: bool | None = attrs.field(
         default=None, validator=is_a(bool, type(None)), metadata={"positions": True}
     )
+    """True for `showExpandedEvents`. The option adds no events here, because the additional events are not
+    changes of documents. Tokens made with this option and tokens made without it are not
+    interchangeable."""
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(),
         converter=_stages,
@@ -112,8 +103,15 @@ class MongoOptions(ProviderOptions):
         hash=False,
         metadata={"positions": True},
     )
+    """Further stages after `$changeStream`, as a sequence of mappings; they are passed on unchanged. An
+    event must keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need.
+    Tokens are valid only with the same pipeline."""
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=is_a(str))
+    """`"end"`, the default: if a collection is dropped or renamed (or a database is dropped), the feed
+    ends, with notices. `"follow"`: the feed reports the same notices, and continues with whatever
+    resource has that name next."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to start on a collection or database that does not exist yet, False by default: `NOT_FOUND`."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_await_time_ms", "batch_size"):
@@ -140,5 +138,5 @@ class MongoOptions(ProviderOptions):
             )
 
     def start(self) -> str | None:
-        """The name of the native start that is given, or None."""
+        """Return the name of the native start that is given, or None."""
         return next((name for name in _STARTS if getattr(self, name) is not None), None)

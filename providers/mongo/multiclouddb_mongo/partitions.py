@@ -1,4 +1,4 @@
-"""The one partition of a change stream: its scope, and the check of its provisioning."""
+"""Defines the one partition of a change stream, and checks the settings of its resource."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
-__all__ = ["PARTITION_ID", "Found", "check_provisioned", "clock", "find", "resolve"]
+__all__ = ["PARTITION_ID", "Found", "check_provisioned", "clock", "find", "list_collections", "resolve"]
 
 PARTITION_ID: Final = "0"
 """A deployment has one change stream, in one order."""
@@ -33,6 +33,7 @@ _IMAGES: Final = (
     "read with INCLUDE_IF_AVAILABLE"
 )
 
+_SERVERS_OWN: Final = ("admin", "config", "local")
 _OTHERWISE: Final = {
     "view": "name the collection that the view reads (viewOn), where that is no view",
     "timeseries": "nor has what MongoDB keeps it in: write to an ordinary collection as well, and name that",
@@ -41,14 +42,14 @@ _OTHERWISE: Final = {
 
 @attrs.frozen
 class Found:
-    """The resource at an address.
+    """The resource that exists at an address.
 
     Attributes:
-        there: False when it does not exist.
-        uuid: The collection's own id, in hexadecimal; None for a wider scope.
-        images: True when the collection keeps pre- and post-images.
+        there: False if the resource does not exist.
+        uuid: The collection's own id in hexadecimal form; None for a wider scope.
+        images: True if the collection keeps pre- and post-images.
         kind: Its kind: `collection`, `view`, `timeseries`.
-        clustered: True when its documents lie in the order of their `_id`, without an index.
+        clustered: True if the collection stores its documents in the order of their `_id`, without an index.
     """
 
     there: bool
@@ -59,10 +60,10 @@ class Found:
 
 
 def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
-    """The address, with the connection string's database if the request names none.
+    """Return the address, with the connection string's database if the request names none.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if neither names a database.
+        MulticloudDbError: `INVALID_REQUEST` if neither of them names a database.
     """
     address = spec.address
     if isinstance(spec.scope, EntireCluster) or address.database is not None:
@@ -77,10 +78,10 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
 
 
 def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> Found:
-    """Look for a collection or database; the role `read` is enough.
+    """Look up a collection or database; the role `read` is sufficient.
 
     Raises:
-        PyMongoError: A refusal of the server, or a network error.
+        PyMongoError: Raised if the server refuses the request, or for a network error.
     """
     if isinstance(spec.scope, EntireCluster):
         return Found(there=True)
@@ -99,8 +100,26 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     return Found(True, text, images, entry.get("type", "collection"), bool(options.get("clusteredIndex")))
 
 
+def list_collections(client: MongoClient[Any], database: str | None) -> list[ResourceAddress]:
+    """Return the ordinary collections of one database, or of all databases except the server's own.
+
+    Raises:
+        PyMongoError: Raised if the server refuses the request, or for a network error.
+    """
+    names = [database] if database is not None else client.list_database_names()
+    return [
+        ResourceAddress(name, each)
+        for name in names
+        if name not in _SERVERS_OWN
+        for each in client[name].list_collection_names(
+            filter={"type": "collection"}, authorizedCollections=True
+        )
+        if not each.startswith("system.")
+    ]
+
+
 def _hexadecimal(uuid: UUID | bytes) -> str:
-    """The text of a UUID, which PyMongo decodes according to the client's codec."""
+    """Return the text of a UUID, which PyMongo decodes according to the client's codec."""
     return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
 
 
@@ -108,7 +127,8 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
     """Refuse a request that this collection cannot serve.
 
     Raises:
-        ProviderFault: It is not a collection, or it keeps no images although they are required.
+        ProviderFault: Raised if the resource is not a collection, or keeps no images although they are
+            required.
     """
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
         return
@@ -136,7 +156,7 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
 
 
 def clock(client: MongoClient[Any]) -> datetime:
-    """The time of the server that answers."""
+    """Return the time of the server that answers."""
     answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
     moment: datetime = answer["localTime"]
     return moment

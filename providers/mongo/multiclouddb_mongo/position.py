@@ -1,4 +1,4 @@
-"""Positions in a change stream, and their form in a token; pure.
+"""Defines positions in a change stream, and their form in a token; pure.
 
     ["e", data]    after the change with this resume token
     ["h", data]    after everything up to a moment: a high-water mark, which is no change's token
@@ -7,12 +7,12 @@
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, its changes included
 
 Each may have one more element: the cluster time of the start (ticks), while the position is before that time.
-What was dropped or renamed before that time was another collection, or database, of the same name.
+A collection or database that was dropped or renamed before that time was another one with the same name.
 
 `data` is the text of a resume token `{"_data": …}`, then a point and its `_typeBits` in hexadecimal if the
 server has added these, which it does for keys of some types. Any other token is written as `"b:"` and the
-base64 of its BSON. The server hardly checks which resource a token belongs to. That is why there is a kind,
-and why the token's envelope is checked.
+base64 of its BSON. The server hardly checks which resource a token belongs to. For this reason the position
+contains a kind, and the token's envelope is checked.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _TEXT: Final = re.compile(r"[0-9A-Za-z]+(\.([0-9a-f]{2})*)?", re.ASCII)
 
 @attrs.frozen
 class After:
-    """After the event that a resume token names.
+    """The position after the event that a resume token names.
 
     Attributes:
-        kind: The kind of the event.
+        kind: The kind of the position.
         data: The token's text.
     """
 
@@ -75,7 +75,7 @@ class After:
     data: str = attrs.field(repr=False)
 
     def token(self) -> Mapping[str, Any]:
-        """The resume token as the server accepts it."""
+        """Return the resume token in the form that the server accepts."""
         if self.data.startswith(_RAW):
             return bson.decode(base64.b64decode(self.data[len(_RAW) :]))
         data, separator, bits = self.data.partition(_BITS)
@@ -84,11 +84,11 @@ class After:
 
 @attrs.frozen
 class At:
-    """At a cluster time.
+    """The position at a cluster time.
 
     Attributes:
         seconds: Since 1970.
-        ordinal: The number of the operation within that second.
+        ordinal: The number of the operation within its second.
     """
 
     seconds: int
@@ -96,11 +96,11 @@ class At:
 
     @classmethod
     def of(cls, ticks: int) -> At:
-        """The cluster time for ticks, as `ticks_at` returns them."""
+        """Return the cluster time for ticks, which `ticks_at` returns."""
         return cls(ticks >> 32, ticks & _MOST)
 
     def timestamp(self) -> Timestamp:
-        """The form that the server accepts."""
+        """Return the cluster time in the form that the server accepts."""
         return Timestamp(self.seconds, self.ordinal)
 
 
@@ -108,7 +108,7 @@ Place: TypeAlias = After | At
 
 
 def token_text(token: Mapping[str, Any]) -> str:
-    """The text of a resume token."""
+    """Return the text of a resume token."""
     data, bits = token.get("_data"), token.get("_typeBits")
     if isinstance(data, str) and _DATA.fullmatch(data):
         if len(token) == 1:
@@ -119,17 +119,20 @@ def token_text(token: Mapping[str, Any]) -> str:
 
 
 def change_text(token: Mapping[str, Any]) -> str:
-    """The name of a change: its resume token's text without the type bits; changes sort by it."""
+    """Return the name of a change: its resume token's text without the type bits.
+
+    Changes sort by this name.
+    """
     data = token.get("_data")
     return data if isinstance(data, str) else token_text(token)
 
 
 def cursor_of(place: Place, start: int | None = None) -> Cursor:
-    """The form in a token.
+    """Return the position in the form that a token stores.
 
     Args:
         place: The position.
-        start: The cluster time of the start, in ticks; left out if it does not lie ahead.
+        start: The cluster time of the start, in ticks; omitted if it does not lie ahead.
     """
     cursor: list[JsonValue]
     match place:
@@ -141,19 +144,19 @@ def cursor_of(place: Place, start: int | None = None) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """The position in a cursor.
+    """Return the position in a cursor.
 
     Raises:
-        InvalidCursor: It contains no position.
+        InvalidCursor: Raised if the cursor contains no position.
     """
     return _parsed(cursor)[0]
 
 
 def start_of(cursor: Cursor) -> int | None:
-    """The cluster time of the start in a cursor, in ticks; None if it does not lie ahead.
+    """Return the cluster time of the start in a cursor, in ticks; None if that time does not lie ahead.
 
     Raises:
-        InvalidCursor: It is not a cursor.
+        InvalidCursor: Raised if the value is not a cursor.
     """
     return _parsed(cursor)[1]
 
@@ -199,7 +202,10 @@ def _is_time(value: int) -> bool:
 
 
 def seconds_at(place: Place) -> int | None:
-    """The cluster time of a position in seconds since 1970; None if its token does not contain it."""
+    """Return the cluster time of a position in seconds since 1970.
+
+    None if the position's token does not contain the time.
+    """
     ticks = ticks_at(place)
     return None if ticks is None else ticks >> 32
 
@@ -207,7 +213,8 @@ def seconds_at(place: Place) -> int | None:
 def compare(a: Place, b: Place) -> int | None:
     """-1, 0 or 1.
 
-    The texts of tokens sort like the events. Returns None if only the server knows the order.
+    Compare the texts of two tokens, which sort like the events. Returns None if only the server knows the
+    order.
     """
     if isinstance(a, After) and isinstance(b, After):
         if a.data.startswith("82") and b.data.startswith("82"):
@@ -221,13 +228,13 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
-    """True if a position lies at or after a bound.
+    """Return True if a position lies at or after a bound.
 
     Args:
         place: The position.
         until: The bound.
-        at_end: True when the whole log was scanned. A mark that was taken at the end of the log names the
-            time of the next operation. No answer names that time before there is such an operation, so
+        at_end: True if the whole log was scanned. A mark that was taken at the end of the log contains the
+            time of the next operation. No answer contains that time before such an operation exists, so
             nothing lies between the position and the mark.
     """
     order = compare(place, until)
@@ -240,7 +247,10 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
 
 
 def ticks_at(place: Place) -> int | None:
-    """A position's cluster time (seconds and ordinal) as one number; None if its token lacks it."""
+    """Return a position's cluster time (seconds and ordinal) as one number.
+
+    None if the position's token does not contain it.
+    """
     if isinstance(place, At):
         return (place.seconds << 32) | place.ordinal
     try:
@@ -250,7 +260,7 @@ def ticks_at(place: Place) -> int | None:
 
 
 def describe(place: Place) -> Position:
-    """A position as text for a person: its time and kind, without any part of a document's key."""
+    """Return a position as readable text: its time and kind, without any part of a document's key."""
     when = time_text(place)
     match place:
         case At(_, ordinal):
@@ -265,7 +275,7 @@ def describe(place: Place) -> Position:
 
 
 def time_text(place: Place) -> str:
-    """The cluster time of a position for a person; at a change, that of the change."""
+    """Return the cluster time of a position as readable text; for a change, the time of the change."""
     moment = _moment(place)
     return "an unknown cluster time" if moment is None else f"cluster time {moment:%Y-%m-%dT%H:%M:%SZ}"
 

@@ -1,4 +1,4 @@
-"""The provider `mongo`: feeds over MongoDB's change streams."""
+"""The provider `mongo`, for feeds that read MongoDB's change streams."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
+    ResourceAddress,
     Support,
 )
 from multiclouddb_mongo.commands import Commands
@@ -25,9 +26,10 @@ from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.partitions import (
     check_provisioned,
     find,
+    list_collections,
     resolve,
 )
-from multiclouddb_mongo.pymongo_internals import Closer, flush, hushed, interrupt, reach, retried
+from multiclouddb_mongo.pymongo_internals import Closer, fail_soon, flush, hushed, interrupt, reach, retried
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.segment_reader import SegmentReader
 from multiclouddb_mongo.source import Source
@@ -61,12 +63,12 @@ CAPABILITIES: Final = CapabilitySet(
             "never late, and early by less than 1.1 seconds: the server counts its start in whole seconds",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "a filter in the server, which scans its whole log for every feed"
+            _NATIVE, "the server filters, and for every feed it scans its whole log"
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: each row is as it was when it was read; needs find on the collection; reads it once "
-            "by _id; the floor, 82 and a cluster time, is above every earlier change",
+            "convergent: shows each row as it is when it is read; needs find on the collection; reads the "
+            "collection once, by _id; the floor, 82 and a cluster time, is above every earlier change",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for collections that keep pre-images (changeStreamPreAndPostImages)"
@@ -91,8 +93,8 @@ class MongoProvider(Provider):
 
     Args:
         client: PyMongo's client.
-        database: The connection string's database, or None.
-        ours: True when we made the client.
+        database: The database in the connection string, or None.
+        ours: True if the library made the client.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -106,16 +108,17 @@ class MongoProvider(Provider):
         self._features: tuple[bool, bool] | None = None
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a replica set."""
+        """Return the capabilities of a replica set."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
-        """Look for the collection and check that it keeps the images that are asked for.
+        """Look up the collection, and check that it keeps the required images.
 
-        A missing collection is an error where a feed is started. After a token, its last changes and its drop
-        are read from the log.
+        If the collection is missing when a feed is started, this is an error. After a token, the last changes
+        of the collection and its drop are read from the log.
         """
         address = resolve(spec, self._database)
+        fail_soon(self._client, deadline)
         reach(self._client, deadline)
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
@@ -125,22 +128,34 @@ class MongoProvider(Provider):
         )
         return MongoFeed(source, found, self._readers)
 
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """Return the collections of a database: the given one, else the connection string's, else all.
+
+        See `SupportsCollections`.
+        """
+        fail_soon(self._client, deadline)
+        reach(self._client, deadline)
+        return retried(self._client, lambda: list_collections(self._client, database or self._database))
+
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of PyMongo."""
         return classify(error)
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """One command, once: see `Commands.run_command`."""
+        """Run one command once: see `Commands.run_command`."""
         return self._commands.run_command(database, command, options)
 
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """One command whose reply is a cursor, once: see `Commands.run_cursor_command`."""
+        """Run one command whose reply is a cursor, once: see `Commands.run_cursor_command`."""
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel every reader, close every cursor and our client, without waiting for a server that hangs."""
+        """Cancel all readers, close all cursors and the library's client.
+
+        Do not wait for a hanging server.
+        """
         self._closer.end()
         readers = list(self._readers)
         for reader in readers:
@@ -161,7 +176,7 @@ class MongoProvider(Provider):
                 self._client.close()
 
     def _server(self) -> tuple[bool, bool]:
-        """True if the server splits large events, and True if it is a `mongos`; asked once."""
+        """Return whether the server splits large events, and whether it is a `mongos`; asked once."""
         if self._features is None:
             hello = retried(self._client, lambda: self._client.admin.command("hello"))
             wire = hello.get("maxWireVersion", 0)
@@ -180,12 +195,12 @@ class MongoProvider(Provider):
 
 
 class MongoPlugin(ProviderPlugin):
-    """The plugin that the entry point names."""
+    """The plugin under the provider's entry point."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a replica set."""
+        """Return the capabilities of a replica set."""
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
@@ -197,12 +212,12 @@ class MongoPlugin(ProviderPlugin):
         MongoConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> MongoProvider:
-        """Make PyMongo's client; nothing is sent yet.
+        """Make PyMongo's client, without sending anything.
 
         Args:
             config: `connection` contains a `url`, the connection string, and optionally `username`,
                 `password` and `app_name`.
-            native_client: A `pymongo.MongoClient`, used unchanged.
+            native_client: A `pymongo.MongoClient`, which is used unchanged.
         """
         if native_client is None:
             checked = MongoConfig.from_client(config)

@@ -1,7 +1,7 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
-Optional internals (`buffered`, `inner_cursor`, `interrupt`) are used with care: if a later PyMongo does not
-have them, reading continues with one more request to the server.
+Optional internals (`buffered`, `inner_cursor`, `interrupt`, `next_answer`) are used with care: if a later
+PyMongo does not have them, reading continues with more requests to the server.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ __all__ = [
     "Rows",
     "Stream",
     "buffered",
+    "fail_soon",
     "flush",
     "hushed",
     "inner_cursor",
     "interrupt",
+    "next_answer",
     "reach",
     "retried",
     "watch_otherwise",
@@ -49,17 +51,18 @@ __all__ = [
 T = TypeVar("T")
 Stream: TypeAlias = ChangeStream[RawChange]
 Rows: TypeAlias = Cursor[Any]
-"""The cursor of a `find`."""
+"""The type of a cursor that `find` returns."""
 
 _CLOSE_SECONDS: Final = 0.5
 _DEAF_SECONDS: Final = 5.0
+_REFUSED_SECONDS: Final = 3.0
 _NO_SECONDS: Final = 0.001
 # PyMongo looks at the time twice a second.
 _TELL_SECONDS: Final = 0.75
 
 
 class Closer:
-    """Closes the streams of one client. A hanging server costs a second once, not once per stream.
+    """Closes the streams of one client. A hanging server costs one second once, not one second per stream.
 
     The server ends idle cursors by itself, after ten minutes.
     """
@@ -72,7 +75,7 @@ class Closer:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Held while a stream is opened, read or closed: the client must stay open during that time."""
+        """Keep the client open while a stream is opened, read or closed."""
         with self._changed:
             self._at_work += 1
         try:
@@ -84,10 +87,11 @@ class Closer:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Held while a stream is opened.
+        """Keep the client open while a stream is opened.
 
         Raises:
-            ProviderFault: The client is being closed: nobody would close what is opened now.
+            ProviderFault: Raised if the client is being closed, because nothing would close a stream that is
+                opened now.
         """
         with self.at_work():
             if self._over:
@@ -99,17 +103,17 @@ class Closer:
         self._over = True
 
     def settle(self) -> None:
-        """Wait at most half a second for threads that use a stream; not at all if a server hangs."""
+        """Wait at most half a second for threads that use a stream; do not wait if a server hangs."""
         patience = 0.0 if time.monotonic() < self._deaf_until else _CLOSE_SECONDS
         with self._changed:
             self._changed.wait_for(lambda: not self._at_work, patience)
 
     def close(self, stream: Stream | Rows, *, reachable: bool) -> None:
-        """Close a stream; raises nothing.
+        """Close a stream; raises no error.
 
         Args:
             stream: The stream, or the cursor of a scan.
-            reachable: False if its server is known to be unreachable.
+            reachable: False if the stream's server is known to be unreachable.
         """
         with self.at_work():
             began = time.monotonic()
@@ -121,7 +125,7 @@ class Closer:
 
 
 class _Collated:
-    """PyMongo 4.20 accepts `collation` for a change stream, but does not send it."""
+    """Sends the `collation` of a change stream, which PyMongo 4.20 accepts but does not send."""
 
     def _command_options(self) -> dict[str, Any]:
         options: dict[str, Any] = super()._command_options()  # type: ignore[misc]
@@ -142,10 +146,10 @@ class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
 
 
 def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
-    """Call one of our commands as PyMongo calls its own reads: with one retry, unless `retryReads` is false.
+    """Call a command of the library like PyMongo's own reads: with one retry, unless `retryReads` is false.
 
     Raises:
-        PyMongoError: A refusal of the server, or a network error.
+        PyMongoError: Raised if the server refuses the request, or for a network error.
     """
     try:
         return ask()
@@ -157,13 +161,13 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 
 
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
-    """If no server is known, wait for one, slightly shorter than the call may take.
+    """If no server is known, wait for one, slightly less long than the call may take.
 
-    PyMongo waits for `serverSelectionTimeoutMS` and only then reports what is wrong. That is too late for a
-    call with less time.
+    PyMongo waits for `serverSelectionTimeoutMS` and only then reports the problem. That would be too late for
+    a call with less time.
 
     Raises:
-        ServerSelectionTimeoutError: There is none; it says why.
+        ServerSelectionTimeoutError: Raised if no server is found; the error contains the reason.
     """
     remaining = deadline.remaining()
     if remaining > client.options.server_selection_timeout:
@@ -180,19 +184,42 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
         return  # the call itself reports what else is wrong
 
 
+def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
+    """Do not wait for long before the first call if every server is refused or unknown.
+
+    While a primary is being elected, the other servers answer. So if no server answers, waiting helps less
+    than an error that gives the reason.
+
+    Raises:
+        ServerSelectionTimeoutError: Raised if every server is refused or unknown; the error gives the reason.
+    """
+    seconds = min(_REFUSED_SECONDS, client.options.server_selection_timeout)
+    if client.topology_description.has_known_servers or deadline.remaining() < 2 * seconds:
+        return
+    try:
+        with pymongo.timeout(seconds):
+            client.admin.command("ping", read_preference=client.read_preference)
+    except ServerSelectionTimeoutError:
+        servers = client.topology_description.server_descriptions().values()
+        if all(server.error is not None for server in servers):
+            raise
+    except PyMongoError:
+        return  # the call itself reports what else is wrong
+
+
 def watch_otherwise(
     target: Collection[RawChange] | Database[RawChange],
     scope: FeedScope,
     stages: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> Stream:
-    """Does what `watch` does, with our own stream classes.
+    """Do the same as `watch`, with the library's own stream classes.
 
     Args:
-        target: A collection, a database, or `admin` for the cluster.
+        target: A collection, a database, or the database `admin` for the cluster.
         scope: The kind of the target.
         stages: The pipeline.
-        settings: The keyword arguments of `watch`.
+        settings: The keyword arguments that `watch` accepts.
     """
     kind: type[ChangeStream[RawChange]]
     match scope:
@@ -209,27 +236,37 @@ def watch_otherwise(
 
 
 def buffered(stream: Stream) -> int | None:
-    """The number of changes of the last answer that are left; None if this PyMongo does not report it.
+    """Return the number of changes of the last answer that are left.
 
-    No public interface gives this number, and a request for one change too many waits for the server.
+    None if this PyMongo does not report the number. No public interface reports this number, and requesting
+    one change too many would wait for the server.
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
 
 
-def inner_cursor(stream: Stream) -> object:
-    """The stream's present cursor. It changes when PyMongo resumes the stream.
+def next_answer(cursor: Rows) -> list[Any]:
+    """Return the rows of the server's next answer; a single row if this PyMongo hides how many are left."""
+    first = next(cursor, None)
+    if first is None:
+        return []
+    left = len(getattr(cursor, "_data", ()))
+    return [first, *cursor.to_list(left)] if left else [first]
 
-    An empty answer is then not the end of the oplog.
+
+def inner_cursor(stream: Stream) -> object:
+    """Return the stream's present cursor. The cursor changes when PyMongo resumes the stream.
+
+    After such a change, an empty answer does not mean the end of the oplog.
     """
     return getattr(stream, "_cursor", None)
 
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Held while a client is closed: prevents a traceback in the log for each cursor of a server that hangs.
+    """Suppress, while a client is closed, the log's traceback for each cursor of a server that hangs.
 
-    PyMongo writes one even if logging is not set up.
+    PyMongo logs such a traceback even if logging is not set up.
     """
     log = logging.getLogger("pymongo.client")
 
@@ -246,8 +283,8 @@ def hushed() -> Iterator[None]:
 def interrupt(client: MongoClient[Any]) -> None:
     """End every receive of a client that is about to be closed, within half a second.
 
-    If the network drops all packets, they would last for ever, because PyMongo's monitor, which ends them,
-    ends with the client. No public interface does this.
+    If the network drops all packets, these receives would last forever, because PyMongo's monitor, which ends
+    them, ends with the client. No public interface does the same.
     """
     servers = getattr(getattr(client, "_topology", None), "_servers", {})
     for server in list(servers.values()):
@@ -256,6 +293,6 @@ def interrupt(client: MongoClient[Any]) -> None:
 
 
 def flush(client: MongoClient[Any]) -> None:
-    """Close the cursors that PyMongo could not close: the interrupted client can no longer do so."""
+    """Close the cursors that PyMongo could not close, because the interrupted client can no longer do so."""
     with suppress(Exception):
         client._process_kill_cursors()

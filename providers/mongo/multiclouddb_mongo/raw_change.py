@@ -1,4 +1,4 @@
-"""Change documents as received, in bytes. Only the parts that control reading are examined."""
+"""Represents change documents as received, in bytes. Only the parts that affect reading are examined."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Raw: TypeAlias = bytes | memoryview
-"""A change, undecoded; PyMongo gives large ones as views of the answer."""
+"""A change, undecoded; The type of received bytes; PyMongo passes large changes as views of the answer."""
 
 _HEAD: Final = b"\x03_id\x00"  # after the document's length: a document named _id
 _TOKEN: Final = 4 + len(_HEAD)
@@ -42,12 +42,12 @@ _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
 class RawChange(RawBSONDocument):
-    """A change that PyMongo does not decode: reading only its `_id` costs a tenth of decoding it.
+    """A change that PyMongo does not decode, because reading its `_id` costs a tenth of decoding all.
 
-    PyMongo's own class decodes all fields when one is asked for. Its streams ask every change for its `_id`,
-    to keep it as the resume token. Here a change is its own token. PyMongo keeps the change, and only when
-    PyMongo copies it is the copy the token. Documents that do not begin with an `_id`, such as the answer
-    that holds the changes, behave as in PyMongo's class.
+    PyMongo's own class decodes all fields when one of them is read. PyMongo's streams read the `_id` of every
+    change, to keep it as the resume token. In this class, a change is its own token. PyMongo keeps the change
+    itself; only the copy that PyMongo makes of it is the token. Documents that do not begin with an `_id`,
+    such as the answer that contains the changes, behave as in PyMongo's class.
     """
 
     __slots__ = ("_bytes",)
@@ -93,11 +93,11 @@ class RawChange(RawBSONDocument):
 
 
 RAW_CODEC: Final[CodecOptions[RawChange]] = CODEC.with_options(document_class=RawChange)
-"""How changes are received."""
+"""The codec with which changes are received."""
 
 
 def decoded(change: Raw) -> dict[str, Any]:
-    """A change as a dict.
+    """Return a change as a dict.
 
     Raises:
         BSONError: It is damaged.
@@ -106,7 +106,10 @@ def decoded(change: Raw) -> dict[str, Any]:
 
 
 def is_item_change(change: Raw) -> bool:
-    """True for a create, update or delete in the server's form; False requires a closer check."""
+    """Return True for a create, update or delete in the server's form.
+
+    False means that the change needs a closer check.
+    """
     if change[_LENGTH:_TOKEN] != _HEAD:
         return False
     at = _TOKEN + int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
@@ -116,7 +119,10 @@ def is_item_change(change: Raw) -> bool:
 
 
 def is_before(change: Raw, text: bytes) -> bool:
-    """True if the change's token certainly sorts before a text; False requires a closer check."""
+    """Return True if the change's token certainly sorts before a text.
+
+    False means that the token needs a closer check.
+    """
     if change[_LENGTH:_TOKEN] != _HEAD or change[_DATA - len(_DATA_HEAD) : _DATA] != _DATA_HEAD:
         return False
     end = _DATA + _LENGTH + int.from_bytes(change[_DATA : _DATA + _LENGTH], "little") - 1
@@ -125,19 +131,19 @@ def is_before(change: Raw, text: bytes) -> bool:
 
 
 def is_untouched_change(change: Raw) -> bool:
-    """The same if the server may send a change in parts, or if a pipeline may leave out required fields."""
+    """Do the same check if changes may come in parts, or a pipeline may remove required fields."""
     text = bytes(change)
     return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
 
 
 def place_of_change(change: Raw) -> After:
-    """The position after a change."""
+    """Return the position after a change."""
     if change[_LENGTH:_TOKEN] == _HEAD:
         return After("e", token_text(_token(change)))
     return After("e", token_text(RawBSONDocument(change)["_id"]))
 
 
 def _token(change: Raw) -> dict[str, Any]:
-    """The resume token that a change begins with."""
+    """Return the resume token with which a change begins."""
     length = int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
     return bson.decode(change[_TOKEN : _TOKEN + length], CODEC)

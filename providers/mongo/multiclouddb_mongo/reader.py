@@ -59,19 +59,19 @@ _RESUMES: Final = 3
 
 
 class MongoReader(Reader):
-    """Reads a stream forward and keeps it open between fetches.
+    """Reads a stream forward and keeps the stream open between fetches.
 
     Args:
         source: The watched resource.
-        view: The properties that its events share.
+        view: The properties that all events of the stream share.
         place: The start position.
         until: The position after which to stop, or None.
-        goes_on: Called after an invalidate; returns True if reading continues with the next resource of this
-            name.
+        goes_on: Called after an invalidate event; returns True if reading continues with the next resource of
+            this name.
         headroom: Returns the seconds until a position expires, or None.
-        check: Called if there are no changes. It raises an error if there can never be any, because the
-            collection does not exist.
-        batch_size: Changes in one answer of the server, or None for the fastest size.
+        check: Called if the answer contains no changes. The function raises an error if there can never be
+            any changes, because the collection does not exist.
+        batch_size: The number of changes in one answer of the server, or None for the fastest size.
     """
 
     def __init__(
@@ -101,15 +101,15 @@ class MongoReader(Reader):
     def outlasts(self) -> bool:
         """Return True, because the server answers only when it has scanned its log to the end.
 
-        A fetch that is cancelled at a deadline would begin again with the next call, and never end.
+        If a fetch were cancelled at a deadline, it would start again with the next call, and never end.
         """
         return True
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next changes, from the rest of the server's last answer or from one more answer.
+        """Return the next changes, from the rest of the server's last answer or from one more answer.
 
-        PyMongo resumes a broken stream once; nothing here retries. The deadline does not end a fetch: see
-        `outlasts`. One answer has at most 16 MB, whatever `max_bytes` says.
+        PyMongo resumes a broken stream once; this reader does not retry. The deadline does not end a fetch;
+        see `outlasts`. One answer has at most 16 MB, whatever `max_bytes` says.
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
@@ -123,11 +123,11 @@ class MongoReader(Reader):
         return self._batch(taken)
 
     def cancel(self) -> None:
-        """Close the stream of a running fetch.
+        """Close the stream that a running fetch reads.
 
-        Waiting for the server's answer then ends within half a second.
+        The wait for the server's answer then ends within half a second.
 
-        While PyMongo opens a stream or looks for a server, it cannot be interrupted: that lasts until the
+        While PyMongo opens a stream or looks for a server, it cannot be interrupted: this lasts until the
         server answers, or until `serverSelectionTimeoutMS`.
         """
         self.halt()
@@ -140,7 +140,7 @@ class MongoReader(Reader):
         self._cancelled.set()
 
     def close(self) -> None:
-        """Close the stream, and with it its cursor on the server."""
+        """Close the stream, and its cursor on the server."""
         with self._source.at_work():
             stream, self._stream = self._stream, None
             if stream is not None:
@@ -170,7 +170,7 @@ class MongoReader(Reader):
             raise cancelled()
 
     def _hurry(self, wait: float) -> None:
-        """Replace a stream with a long wait, which is fixed, if the caller does not wait."""
+        """Replace a stream that has a long wait, which cannot be changed, if the caller does not wait."""
         self._hurried = 0 if wait > 0 else self._hurried + 1
         if self._await_ms == _LONG_AWAIT_MS and self._hurried >= _HURRIED:
             self._exchange(_SHORT_AWAIT_MS)
@@ -185,9 +185,9 @@ class MongoReader(Reader):
     # -- Reading
 
     def _read(self, taken: Taken, max_records: int, wait: float) -> None:
-        """Take changes until there are enough or the answer is used up.
+        """Take changes until there are enough of them or the answer is used up.
 
-        Without any changes, wait for the next answer.
+        If there are no changes, wait for the next answer.
         """
         until = time.monotonic() + wait
         looks = resumes = 0
@@ -220,11 +220,11 @@ class MongoReader(Reader):
                 self._exchange(_LONG_AWAIT_MS)
 
     def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:
-        """Take one answer, or the rest of one.
+        """Take one answer, or the rest of an answer.
 
         Returns:
-            Whether there was anything in it, and whether PyMongo has resumed the stream for it; None for a
-            failed answer that was handled here.
+            Whether the answer contained any changes, and whether PyMongo has resumed the stream for it; None
+            for a failed answer that this method has handled.
         """
         try:
             stream = self._opened(taken, max_records)
@@ -254,11 +254,11 @@ class MongoReader(Reader):
         return None
 
     def _take_carefully(self, taken: Taken, error: OperationFailure, max_records: int) -> None:
-        """The server cannot send an answer because of one change, so take the changes before it one by one.
+        """Take changes one by one, because the server cannot send an answer that contains a certain change.
 
         Raises:
-            RecordFault: The next change is too large.
-            ProviderFault: The next change lacks its image.
+            RecordFault: Raised if the next change is too large.
+            ProviderFault: Raised if the next change lacks its image.
         """
         self._taker.begin()
         try:
@@ -284,7 +284,7 @@ class MongoReader(Reader):
                 return
 
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
-        """Raise the error of the change after this position, which the server cannot send."""
+        """Raise the error for the change after this position, which the server cannot send."""
         if error.code == IMAGE_MISSING:
             raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,

@@ -1,15 +1,15 @@
-"""Positions in the scan of a collection, and their form in a token; pure.
+"""Defines positions in the scan of a collection, and their form in a token; pure.
 
     ["s", time, uuid, begin, end]               a segment: the keys from `begin` to `end`
     ["s", time, uuid, begin, end, names, seen]  the same in a sharded collection
     ["p", plan, time, uuid, low, width, left, number, names]  what is not cut into segments yet
 
 `time` is the cluster time at which the stream begins, as 16 hexadecimal digits. Rows are read as of that time
-or later. `uuid` is the UUID of the collection, or empty if the collection did not exist. An `_id` is written
-as the byte of its BSON type and its BSON value, in hexadecimal. The server therefore gets back exactly the
-same bytes, whatever the type. `begin` is `"["` and an `_id` that belongs to the segment, or `"("` and the
-`_id` of the last row that was read, or empty for the first key. `end` does not belong to the segment; it is
-empty for the last segment.
+or a later one. `uuid` is the UUID of the collection, or empty if the collection did not exist. An `_id` is
+written as the byte of its BSON type and its BSON value, in hexadecimal. The server therefore receives exactly
+the same bytes again, whatever the type. `begin` is `"["` and an `_id` that belongs to the segment, or `"("`
+and the `_id` of the last row that was read, or empty for the first key. `end` does not belong to the segment;
+it is empty for the last segment.
 
 In a sharded collection, `names` contains the fields of the shard key. Documents on two shards may have the
 same `_id`. Therefore `begin` always belongs to the rest in this case, and `seen` contains digests of the rows
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 MAX_KEY: Final = "7f"
-"""The `_id` that the server's `min` never finds."""
+"""An `_id` that the server's `min` never finds."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME: Final = re.compile(r"[0-9A-F]{16}", re.ASCII)
@@ -75,7 +75,7 @@ _LENIENT_RAW: Final = _LENIENT.with_options(document_class=RawBSONDocument)
 
 
 def id_of(row: bytes) -> str:
-    """The `_id` of a row in the form of a position. Its content is not decoded."""
+    """Return the `_id` of a row in the form of a position. The content of the `_id` is not decoded."""
     if row[5:_VALUE] != _ID_HEAD:
         row = bson.encode({"_id": bson.decode(row, _LENIENT)["_id"]}, codec_options=CODEC)
     kind = row[4]
@@ -88,11 +88,11 @@ def id_of(row: bytes) -> str:
 
 
 def as_field(name: str, wanted: str) -> RawBSONDocument:
-    """A document with an `_id` as its only field, for a command.
+    """Return a document with an `_id` as its only field, for a command.
 
     Args:
         name: The field's name.
-        wanted: The `_id`, as `id_of` gives it.
+        wanted: The `_id`, in the form that `id_of` returns.
     """
     element = bytes.fromhex(wanted)
     body = b"%c%s\x00%s\x00" % (element[0], name.encode(), element[1:])
@@ -101,15 +101,15 @@ def as_field(name: str, wanted: str) -> RawBSONDocument:
 
 @attrs.frozen
 class Range:
-    """A segment, or the rest of it.
+    """A segment of the scan, or the unread rest of one.
 
     Attributes:
-        time: The cluster time of the stream's start, 16 hexadecimal digits.
+        time: The cluster time of the stream's start, as 16 hexadecimal digits.
         uuid: The UUID of the collection, in hexadecimal; empty if the collection did not exist.
-        begin: Empty, or `"["` or `"("` and an `_id`.
+        begin: Empty, or `"["` or `"("` followed by an `_id`.
         end: Empty, or an `_id`.
         names: The fields of the shard key; empty if the collection is not sharded.
-        seen: Digests of the rows with the `_id` of `begin` that were read; only used if the collection is
+        seen: Digests of those rows with the `_id` of `begin` that were read; only used if the collection is
             sharded.
     """
 
@@ -121,14 +121,14 @@ class Range:
     seen: tuple[str, ...] = ()
 
     def cursor(self) -> Cursor:
-        """The form in a token."""
+        """Return the position in the form that a token stores."""
         short: list[JsonValue] = ["s", self.time, self.uuid, self.begin, self.end]
         return [*short, list(self.names), list(self.seen)] if self.names else short
 
     def filter(self) -> dict[str, Any]:
-        """The arguments of `find`.
+        """Return the arguments of `find` for this segment.
 
-        Its comparison works across all BSON types, but a plain `$gt` compares only one type.
+        The comparison works across all BSON types, whereas a plain `$gt` compares only one type.
         """
         bounds: list[Any] = []
         if self.begin:
@@ -145,11 +145,11 @@ class Range:
 
     @property
     def moment(self) -> datetime:
-        """The time when the snapshot began. No change of the stream has an earlier time."""
+        """Return the time when the snapshot began. No change of the stream has an earlier time."""
         return moment_of(self.time)
 
     def timestamp(self) -> Timestamp:
-        """The last cluster time that the stream does not show, so the rows must show it."""
+        """Return the last cluster time that the stream lacks, so the rows must contain its changes."""
         ticks = max(1, int(self.time, 16)) - 1
         return Timestamp(ticks >> 32, ticks & 0xFFFFFFFF)
 
@@ -163,8 +163,8 @@ class Rest:
         time: As in `Range`.
         uuid: As in `Range`.
         low: The first `_id`, or empty.
-        width: The number of rows in a segment, which are counted; 0 if the keys are sampled instead.
-        left: The maximum number of segments; 0 for as many as needed.
+        width: The number of rows in a segment, found by counting; 0 if the keys are sampled instead.
+        left: The maximum number of segments; 0 means as many as needed.
         number: The number of the next segment.
         names: As in `Range`.
     """
@@ -179,39 +179,39 @@ class Rest:
     names: tuple[str, ...] = ()
 
     def cursor(self) -> Cursor:
-        """The form in a token."""
+        """Return the rest in the form that a token stores."""
         numbers: list[JsonValue] = [self.width, self.left, self.number]
         return ["p", self.plan_id, self.time, self.uuid, self.low, *numbers, list(self.names)]
 
     def until(self, end: str) -> Range:
-        """The segment that begins here and ends before an `_id`, or with the last row if that is empty."""
+        """Return the segment from here to just before an `_id`; an empty `_id` means to the last row."""
         return Range(self.time, self.uuid, f"[{self.low}" if self.low else "", end, self.names)
 
     def after(self, end: str) -> Rest:
-        """The rest after that segment."""
+        """Return the rest that follows that segment."""
         return attrs.evolve(self, low=end, left=max(0, self.left - 1), number=self.number + 1)
 
 
 def floor_of(time: str) -> str:
-    """The floor of a snapshot: before the resume token of every change at this cluster time or later."""
+    """Return the floor of a snapshot: it is before all resume tokens from this cluster time on."""
     return f"82{time}"
 
 
 def moment_of(time: str) -> datetime:
-    """When a snapshot began, by its cluster time."""
+    """Return the time when a snapshot began, from its cluster time."""
     return _EPOCH + timedelta(seconds=max(0, int(time[:8], 16) - _CLOCKS_SECONDS))
 
 
 def is_scan_cursor(cursor: Cursor) -> bool:
-    """True for a position of a scan; False for a position of the stream and for anything else."""
+    """Return True for a position of a scan; False for a position of the stream and for any other value."""
     return isinstance(cursor, list) and bool(cursor) and cursor[0] in ("s", "p")
 
 
 def range_of(cursor: Cursor) -> Range:
-    """The segment in a cursor.
+    """Return the segment in a cursor.
 
     Raises:
-        InvalidCursor: The cursor does not contain it.
+        InvalidCursor: Raised if the cursor does not contain a segment.
     """
     match cursor:
         case ["s", str() as time, str() as uuid, str() as begin, str() as end, *more] if (
@@ -228,10 +228,10 @@ def range_of(cursor: Cursor) -> Range:
 
 
 def rest_of(cursor: Cursor) -> Rest:
-    """The plan in a cursor.
+    """Return the plan in a cursor.
 
     Raises:
-        InvalidCursor: The cursor does not contain it.
+        InvalidCursor: Raised if the cursor does not contain a plan.
     """
     match cursor:
         case ["p", str() as plan_id, str() as time, str() as uuid, str() as low, *numbers, names] if (
@@ -250,10 +250,10 @@ def rest_of(cursor: Cursor) -> Rest:
 
 
 def describe_scan(cursor: Cursor) -> Position:
-    """A position of a scan as text for a person, without any part of a document's key.
+    """Return a position of a scan as readable text, without any part of a document's key.
 
     Raises:
-        InvalidCursor: The cursor does not contain it.
+        InvalidCursor: Raised if the cursor does not contain a position of a scan.
     """
     if isinstance(cursor, list) and cursor[:1] == ["p"]:
         rest = rest_of(cursor)

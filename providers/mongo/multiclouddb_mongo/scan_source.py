@@ -1,4 +1,4 @@
-"""Scans a collection: reads its rows, divides its keys, and checks that it still exists."""
+"""Scans a collection: reads its rows, divides its keys, and checks that the collection still exists."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pymongo.read_concern import ReadConcern
 from multiclouddb_api import Dropped, ErrorCategory, LogicalPartition, NewItemStateMode, Notice, Renamed
 from multiclouddb_mongo.partitions import find
 from multiclouddb_mongo.pymongo_internals import Rows
+from multiclouddb_mongo.raw_row import ROW_CODEC
 from multiclouddb_mongo.rows import rows_of
 from multiclouddb_mongo.scan_position import MAX_KEY, Range, Rest, as_field, id_of
 from multiclouddb_mongo.source import Source
@@ -29,7 +30,9 @@ _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb scan"
 _GONE: Final = (26, 175)  # NamespaceNotFound, QueryPlanKilled
 _SHORT: Final = 600
-"""Hexadecimal digits of an `_id` that may be the end of a segment: every token holds several of them."""
+"""The largest number of hexadecimal digits in an `_id` that may be the end of a segment: every token contains
+several such ends.
+"""
 _CANDIDATES: Final = 20
 _SAMPLES: Final = 20
 _MOST_SAMPLED: Final = 10_000
@@ -52,13 +55,13 @@ class ScanSource:
     # -- Rows
 
     def session(self, place: Range) -> ClientSession:
-        """A session that reads nothing older than the start of the stream."""
+        """Return a session that reads nothing older than the start of the stream."""
         session = self.client.start_session(causal_consistency=True)
         session.advance_operation_time(place.timestamp())
         return session
 
     def rows(self, place: Range, session: ClientSession, batch_size: int) -> Rows:
-        """A cursor whose items are answers. An answer contains undecoded documents, one after the other.
+        """Return a cursor over undecoded rows.
 
         Args:
             place: The wanted rows.
@@ -66,18 +69,22 @@ class ScanSource:
             batch_size: The maximum number of rows in one answer.
         """
         wanted = self._wanted(place)
-        return self._collection().find_raw_batches(
-            wanted,
-            dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None,
-            hint=_BY_ID if self._key is None else None,
-            sort=_SORTED,
-            batch_size=batch_size,
-            comment=_COMMENT,
-            session=session,
+        return (
+            self._collection()
+            .with_options(codec_options=ROW_CODEC)
+            .find(
+                wanted,
+                dict.fromkeys(("_id", *place.names), 1) if self._keys_only else None,
+                hint=_BY_ID if self._key is None else None,
+                sort=_SORTED,
+                batch_size=batch_size,
+                comment=_COMMENT,
+                session=session,
+            )
         )
 
     def close(self, rows: Rows) -> None:
-        """Close a cursor, on the server too; raises nothing."""
+        """Close a cursor, also on the server; raises no error."""
         self._source.close(rows)
 
     def _wanted(self, place: Range) -> dict[str, Any]:
@@ -99,14 +106,16 @@ class ScanSource:
     # -- Is it still there
 
     def may_be_gone(self, error: OperationFailure) -> bool:
-        """True if an error may have been caused by a dropped or renamed collection."""
+        """Return True if an error may have been caused by dropping or renaming the collection."""
         return error.code in _GONE
 
     def gone(self, place: Range) -> Notice | None:
-        """What happened to a collection that no longer has its name; None if it still has the name.
+        """Return what happened to a collection that no longer has its name.
+
+        None if the collection still has the name.
 
         Raises:
-            ProviderFault: A sharded collection has a different UUID because it was resharded or is a
+            ProviderFault: Raised if a sharded collection has a different UUID, it was resharded or is a
                 different collection.
         """
         address = self._source.address
@@ -129,10 +138,10 @@ class ScanSource:
     # -- What is planned
 
     def shard_key(self) -> tuple[str, ...]:
-        """The fields of the shard key; empty for a collection that is not sharded.
+        """Return the fields of the shard key; empty for a collection that is not sharded.
 
         Raises:
-            OperationFailure: The database `config` may not be read.
+            OperationFailure: Raised if the user may not read the database `config`.
         """
         if not self._source.sharded:
             return ()
@@ -142,14 +151,14 @@ class ScanSource:
         return () if entry.get("dropped") else tuple(entry.get("key", ()))
 
     def count(self) -> int:
-        """The approximate number of rows, from the collection's metadata."""
+        """Return the approximate number of rows, from the collection's metadata."""
         return self._collection().estimated_document_count()
 
     def counted(self, rest: Rest) -> str | None:
-        """The end of the first segment of a plan; None if it is the last segment.
+        """Return the end of the first segment of a plan; None if it is the last segment.
 
-        It counts the keys in the index, without the documents: 100,000 take 0.05 seconds. `min` does not find
-        the key that sorts after all others, but this key is never an end.
+        The method counts the keys in the index, without reading the documents: 100,000 keys take 0.05
+        seconds. `min` does not find the key that sorts after all others, but that key is never an end.
         """
         found = self._collection().find_raw_batches(
             {},
@@ -164,7 +173,7 @@ class ScanSource:
         return next((each for each in _ids(found) if _is_end(each)), None)
 
     def sampled(self, rest: Rest, count: int) -> list[str]:
-        """The ends of the next segments of a plan, so that all remaining segments have about as many rows.
+        """Return the ends of a plan's next segments; all segments have about the same number of rows.
 
         Args:
             rest: The plan.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import accumulate
 from typing import Final
 
 from pymongo.client_session import ClientSession
@@ -12,8 +14,9 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import Notice
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.pymongo_internals import Rows
-from multiclouddb_mongo.rows import RowMapper, rows_of
+from multiclouddb_mongo.pymongo_internals import Rows, next_answer
+from multiclouddb_mongo.raw_row import bytes_of
+from multiclouddb_mongo.rows import RowMapper
 from multiclouddb_mongo.scan_position import MAX_KEY, Range
 from multiclouddb_mongo.scan_source import ScanSource
 from multiclouddb_spi import Batch, Continue, Deadline, Ended, Outcome, Reader, Scanned, cancelled
@@ -28,14 +31,14 @@ class SegmentReader(Reader):
     """Reads the rows of a segment in the order of their `_id`, with one cursor that stays open.
 
     The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
-    by its name, so the UUID is checked for each new cursor, after its first answer.
+    by name, so the UUID is checked for each new cursor, after its first answer.
 
     Args:
         source: The scanned collection.
-        view: The properties that its events share.
+        view: The properties that all events of the segment share.
         plan_id: The snapshot's id.
         start: The start position.
-        look: Called in each fetch to compare the position of the stream with the log.
+        look: A function that each fetch calls to compare the position of the stream with the log.
     """
 
     def __init__(
@@ -52,10 +55,10 @@ class SegmentReader(Reader):
         self._requests = 0
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows, from the rest of the server's last answer or from one more answer.
+        """Return the next rows, from the rest of the server's last answer or from one more answer.
 
         An answer has at most 16 MB, whatever `max_bytes` says. If the cursor is lost, a new cursor is opened
-        after the last row, once.
+        after the last row, but only once.
         """
         start, self._requests = self._place, 0
         rows: list[bytes] = []
@@ -80,7 +83,7 @@ class SegmentReader(Reader):
         )
 
     def cancel(self) -> None:
-        """Close the cursor of a running fetch. The server immediately stops its work on an answer."""
+        """Close the cursor that a running fetch reads. The server immediately stops its work on an answer."""
         self.halt()
         self._close_cursor()
 
@@ -89,22 +92,18 @@ class SegmentReader(Reader):
         self._cancelled.set()
 
     def close(self) -> None:
-        """Close the cursor, on the server too."""
+        """Close the cursor, also on the server."""
         self._close_cursor()
         self._rows = []
 
     def _taken(self, max_records: int, max_bytes: int) -> list[bytes]:
-        count = size = 0
-        for row in self._rows[:max_records]:
-            size += len(row)
-            if count and size > max_bytes:
-                break
-            count += 1
+        sizes = list(accumulate(map(len, self._rows[:max_records])))
+        count = max(1, bisect_right(sizes, max_bytes))
         rows, self._rows = self._rows[:count], self._rows[count:]
         return rows
 
     def _answer(self, max_records: int) -> None:
-        """Take one answer of the server. PyMongo retries a `find`, but not a `getMore`."""
+        """Take one answer from the server. PyMongo retries a `find`, but not a `getMore`."""
         lost = self._cursor is not None
         while True:
             if self._cancelled.is_set():
@@ -128,7 +127,7 @@ class SegmentReader(Reader):
             cursor = self._cursor
             assert cursor is not None
             self._requests += 1
-            answer = next(cursor, b"")
+            answer = next_answer(cursor)
         if fresh:
             self._requests += 1
             notice = self._source.gone(self._place)
@@ -138,7 +137,7 @@ class SegmentReader(Reader):
         if self._cancelled.is_set():  # it was closed meanwhile, so it is not known what is left
             self._close_cursor()
             raise cancelled()
-        rows = rows_of(bytes(answer))
+        rows = bytes_of(answer)
         self._rows = RowMapper(self._view, self._plan_id, self._place).unread(self._place, rows)
         if not cursor.alive:
             self._exhausted = True
@@ -151,7 +150,7 @@ class SegmentReader(Reader):
             self._cursor = self._source.rows(self._place, self._session, size)
 
     def _ended_by(self, error: PyMongoError) -> bool:
-        """True if the server refuses to continue because the collection is gone."""
+        """Return True if the server refuses to continue because the collection no longer exists."""
         if not isinstance(error, OperationFailure) or not self._source.may_be_gone(error):
             return False
         notice = self._source.gone(self._place)

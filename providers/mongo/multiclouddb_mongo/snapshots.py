@@ -43,13 +43,13 @@ def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, en
     """Refuse a snapshot whose content would differ from that of the stream.
 
     Args:
-        spec: The specification of the request.
+        spec: The specification of the feed.
         address: The address, with the database filled in.
         found: The collection as it is now.
-        encrypted: True when the client decrypts fields by itself.
+        encrypted: True if the client itself decrypts fields.
 
     Raises:
-        Exception: Its message says what to change.
+        Exception: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`; the message says what to change.
     """
     if not isinstance(spec.scope, EntireCollection | LogicalPartition):
         raise unsupported(
@@ -87,13 +87,13 @@ def plan_scan(
 
     Args:
         source: The scanned collection.
-        spec: The specification of the request.
+        spec: The specification of the feed.
         found: The collection as it was after the stream had begun.
-        seeds: The start of the stream.
-        segments: The number of segments that are wanted, or None.
+        seeds: The start position of the stream.
+        segments: The number of segments that the application requests, or None.
 
     Raises:
-        ProviderFault: The server's positions do not contain their time.
+        ProviderFault: Raised if the server's positions do not contain their time.
     """
     place = place_of(seeds[0].cursor)
     if not (isinstance(place, After) and place.data.startswith(_MARK)):
@@ -122,7 +122,7 @@ def plan_scan(
 
 
 def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
-    """The rows per segment, or 0 if keys are sampled; and the maximum number of segments, or 0."""
+    """Return the rows per segment, or 0 if keys are sampled; and the maximum number of segments, or 0."""
     if segments is None:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))
         width = max(width, -(-records // _MOST_SEGMENTS))
@@ -157,7 +157,7 @@ def cut(
 
 
 def _ends(source: ScanSource, rest: Rest, count: int) -> Iterator[str]:
-    """The ends of the next `count` segments. The end of the last segment is an empty text."""
+    """Return the ends of the next `count` segments. The end of the last segment is an empty text."""
     if not rest.uuid or rest.left == 1:
         yield ""
     elif rest.width:

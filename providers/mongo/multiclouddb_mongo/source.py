@@ -32,7 +32,9 @@ __all__ = ["ENDINGS", "Source"]
 Stage: TypeAlias = Mapping[str, Any]
 
 ENDINGS: Final = ("invalidate", "drop", "rename", "dropDatabase")
-"""Operations that our filters must not hide: after them the server closes the stream, perhaps silently."""
+"""Operations that the library's filters must not hide, because the server closes the stream after them,
+perhaps silently.
+"""
 
 _UNWANTED: Final = ("updateDescription", "clusterTime", "lsid", "txnNumber")
 _MAJORITY: Final = ReadConcern("majority")
@@ -44,17 +46,17 @@ _SHARDED_PROBE_MS: Final = 400
 class Source:
     """The objects that the readers of one feed share: the target and the options of their streams.
 
-    No call is made under `pymongo.timeout`: with it, the driver would retry again and again until that time
-    is over. The engine itself stops waiting at its deadline.
+    No call is made under `pymongo.timeout`, because with it the driver would retry again and again until that
+    time is over. The engine itself stops waiting at its deadline.
 
     Args:
         client: The vendor's client.
         spec: The spec of the feed; its options are `MongoOptions`.
         address: The address, with the database filled in.
-        images: True when the collection keeps pre- and post-images; may be set again.
+        images: True if the collection keeps pre- and post-images; the attribute may be updated later.
         closer: Closes the streams of this client.
-        splits: True when the server has `$changeStreamSplitLargeEvent`.
-        sharded: True for a `mongos`.
+        splits: True if the server supports `$changeStreamSplitLargeEvent`.
+        sharded: True if the server is a `mongos`.
     """
 
     def __init__(
@@ -88,20 +90,23 @@ class Source:
             slim: True for changes without documents, to find out which change is at a position.
 
         Raises:
-            PyMongoError: A refusal of the server, or a network error.
+            PyMongoError: Raised if the server refuses the request, or for a network error.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
 
     def reach(self, deadline: Deadline) -> None:
-        """Wait for a server, but not longer than the call may take; see `pymongo_internals.reach`."""
+        """Wait for a server, but no longer than the call may take; see `pymongo_internals.reach`."""
         reach(self.client, deadline)
 
     def close(self, stream: Stream | Rows) -> None:
-        """Close a stream or a cursor of rows, and with it its cursor on the server; raises nothing."""
+        """Close a stream or a cursor of rows, and its cursor on the server; raises no error."""
         self._closer.close(stream, reachable=self.answers(stream))
 
     def answers(self, stream: Stream | Rows) -> bool:
-        """False if the server of a stream is known to be unreachable. Nothing is sent to find this out."""
+        """Return False if the server of a stream is known to be unreachable.
+
+        The method sends nothing to find this out.
+        """
         cursor = stream if isinstance(stream, Cursor) else inner_cursor(stream)
         address = getattr(cursor, "address", None)
         if address is None:
@@ -110,9 +115,9 @@ class Source:
         return server is not None and server.is_server_type_known
 
     def now(self) -> After:
-        """The end of the log, immediately durable.
+        """Return the end of the log, which is immediately durable.
 
-        It is taken from the first answer of a stream that requests no changes.
+        The position comes from the first answer of a stream that requests no changes.
         """
         with self.opening(), self._watch(0, self._awaiting(1)) as stream:
             token = stream.resume_token
@@ -120,10 +125,10 @@ class Source:
         return After("h", token_text(token))
 
     def reaches(self, place: At) -> bool:
-        """True when the log still holds everything from a cluster time on.
+        """Return True if the log still contains everything from a cluster time on.
 
-        A command that may scan the log for only 50 ms finds this out: if it is cut short, it has begun to
-        scan, because otherwise the server refuses at once. With a `mongos` it has more time, because that
+        A command that may scan the log for only 50 ms finds this out: if the command is cut short, it has
+        begun to scan, because otherwise the server refuses it at once. A `mongos` gets more time, because it
         asks the shards first.
         """
         stage: dict[str, Any] = {"startAtOperationTime": place.timestamp()}
@@ -153,11 +158,11 @@ class Source:
         return True
 
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
-        """The stages after `$changeStream`: the scope's, the caller's, ours.
+        """Return the stages after `$changeStream`: those of the scope, of the caller, and of the library.
 
-        Our stage removes unused fields, which would cost time to send and decode. It also removes the
-        description of the changed fields, because a state is never partial; so a nearly too large event stays
-        under the server's 16 MB.
+        The library's stage removes unused fields, which would cost time to send and decode. The stage also
+        removes the description of the changed fields, because a state is never partial. So an event that is
+        nearly too large stays under the server's 16 MB.
         """
         stages: list[Stage] = []
         if isinstance(self.spec.scope, LogicalPartition):
@@ -173,7 +178,7 @@ class Source:
         return [*stages, {"$changeStreamSplitLargeEvent": {}}] if self.splits else stages
 
     def full_document(self) -> str | None:
-        """The source of the new document of an update."""
+        """Return the source of the new document of an update."""
         if self.options.full_document is not None:
             return self.options.full_document
         match self.spec.new_item_state_mode:
@@ -185,7 +190,7 @@ class Source:
                 return "whenAvailable" if self.images else "updateLookup"
 
     def full_document_before_change(self) -> str | None:
-        """The source of the old document."""
+        """Return the source of the old document."""
         if self.options.full_document_before_change is not None:
             return self.options.full_document_before_change
         match self.spec.old_item_state_mode:
@@ -199,9 +204,9 @@ class Source:
     # -- Inside
 
     def _awaiting(self, await_ms: int) -> int:
-        """A wait that is shorter than the connection string's time limit for each call.
+        """Return a wait that is shorter than the connection string's time limit for each call.
 
-        Otherwise this limit would be exceeded every time.
+        With a longer wait, this limit would be exceeded every time.
         """
         wanted = self.options.max_await_time_ms or await_ms
         return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))
@@ -236,7 +241,7 @@ class Source:
 
 
 def _start(place: Place) -> dict[str, Any]:
-    """The one start option of a position; PyMongo would silently drop a second one."""
+    """Return the one start option of a position; PyMongo would silently drop a second one."""
     match place:
         case At():
             return {"start_at_operation_time": place.timestamp()}

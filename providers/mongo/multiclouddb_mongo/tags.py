@@ -1,4 +1,4 @@
-"""The names of BSON's own classes in our JSON; pure.
+"""Defines the names of BSON's own classes in the library's JSON; pure.
 
     ObjectId         {"$mongo.objectid": "65f0…"}             24 hex digits
     Timestamp        {"$mongo.timestamp": [1700000000, 1]}    seconds, increment
@@ -11,8 +11,9 @@
     Decimal128       {"$mongo.decimal128": "…"}               16 bytes in hex, where no Decimal is equal:
                                                               a NaN with a payload, a padded significand
 
-Our JSON has one kind of integer: `Int64` is written like `int` and read back as an `int`, which BSON stores
-in 32 bits where it fits. It has one NaN for a `float`, whatever its bits. Equal values stay equal.
+The library's JSON has one kind of integer: `Int64` is written like `int` and read back as an `int`, which
+BSON stores in 32 bits if it fits. The JSON has one NaN for a `float`, whatever its bits. Values that are
+equal stay equal.
 
 Importing this module registers these types with `encode_json` and `decode_json`.
 """
@@ -45,7 +46,7 @@ _FLAGS: Final = {
 
 
 def inner_json(value: Any) -> JsonValue:
-    """The content of a value's JSON as orjson reads it, to be put into other JSON."""
+    """Return the content of a value's JSON as orjson reads it, for inserting it into other JSON."""
     found: JsonValue = orjson.loads(encode_json(value))
     return found
 
@@ -135,7 +136,7 @@ def _decode_dbref(inner: Any) -> DBRef:
 
 
 def dbref(fields: dict[str, Any]) -> DBRef:
-    """A reference from the fields that it is stored as; the fields are consumed."""
+    """Make a reference from the fields in which it is stored; the fields are removed from their dict."""
     return DBRef(fields.pop("$ref"), fields.pop("$id"), fields.pop("$db", None), fields)
 
 
@@ -188,6 +189,6 @@ TYPES: Final[Mapping[type, tuple[str, Callable[[Any], JsonValue], Callable[[Any]
     MaxKey: ("mongo.maxkey", _encode_end, _decode_max_key),
     Decimal128: ("mongo.decimal128", _encode_decimal128, _decode_decimal128),
 }
-"""BSON's own classes: their names in our JSON, how each is written and how it is read."""
+"""BSON's own classes: their names in the library's JSON, and how each is written and read."""
 for _class, (_tag, _encoder, _decoder) in TYPES.items():
     register_type(_tag, _class, _encoder, _decoder)

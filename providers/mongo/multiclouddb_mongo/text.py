@@ -1,4 +1,4 @@
-"""Documents as the text of our JSON, fast; pure."""
+"""Converts documents quickly to text in the library's JSON; pure."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _MOST_DEPTH: Final = 200
 
 
 def json_text(document: dict[str, Any] | DBRef) -> bytes:
-    """The result of `encode_json(portable(document))`, made faster; the document is not changed.
+    """Return the result of `encode_json(portable(document))`, made faster; the document is not changed.
 
     Args:
-        document: As for `portable`; its times without a zone are in UTC, as `TEXT_CODEC` decodes them.
+        document: A value as for `portable`; its times without a zone are in UTC, because `TEXT_CODEC` decodes
+            them so.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a part of it has no JSON form.
+        MulticloudDbError: `INVALID_REQUEST` if a part of the value has no JSON form.
     """
     if type(document) is DBRef:
         document = dict(document.as_doc())

@@ -1,4 +1,4 @@
-"""BSON's values as Python's, and back; pure.
+"""Converts BSON's values to Python's values, and back; pure.
 
 A document holds Python's own types where Python has them: text, numbers, truth values, None, lists, dicts,
 `bytes` (binary of subtype 0), `datetime` in UTC, `UUID` (binary of subtype 4) and `Decimal`. Other values
@@ -47,14 +47,15 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 )
 """The codec that decodes events.
 
-It has no type registry on purpose: with one, PyMongo's change stream decodes every event twice, the first
-time in Python. `portable` converts the decimals instead.
+The codec deliberately has no type registry: with one, PyMongo's change stream decodes every event twice, the
+first time in Python. `portable` converts the decimals instead.
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)
-"""The codec for events that become text: times are in UTC and have no zone.
+"""The codec for events that become text; its times are in UTC and have no zone.
 
-Adding the zone takes PyMongo longer than decoding the time, and `json_text` writes the same for both.
+Adding the zone would take PyMongo longer than decoding the time, and `json_text` writes the same text for
+both.
 """
 
 _INT64: Final = 2**63
@@ -67,7 +68,7 @@ _MOST_DEPTH: Final = 200
 
 
 def portable_decimal(value: Decimal128) -> Decimal | Decimal128:
-    """The same number with every digit, sign and exponent.
+    """Return the same number with every digit, sign and exponent.
 
     A value that a Decimal cannot express is left unchanged.
     """
@@ -84,12 +85,12 @@ def portable_decimal(value: Decimal128) -> Decimal | Decimal128:
 
 
 def portable(document: dict[str, Any] | DBRef) -> dict[str, Any]:
-    """Replace every `Decimal128` by a `Decimal`, in place.
+    """Replace every `Decimal128` with a `Decimal`, in place.
 
     Args:
-        document: A document, a key or an image that PyMongo decoded with `CODEC`; it is changed. PyMongo
-            interprets a document with the fields `$ref` and `$id` as a reference; here it becomes a document
-            with these fields first.
+        document: A document, a key or an image that PyMongo decoded with `CODEC`; it is changed in place.
+            PyMongo interprets a document with the fields `$ref` and `$id` as a reference; here it becomes a
+            document with these fields first.
 
     Returns:
         The same document.
@@ -138,7 +139,7 @@ _AS_IS: Final = frozenset(
 
 
 def to_bson(value: Any) -> Any:
-    """A value as PyMongo can send it, for a query that names a key.
+    """Return a value in the form that PyMongo can send, for a query that names a key.
 
     Args:
         value: A value of an event's key or document, or a result of `decode_json`.

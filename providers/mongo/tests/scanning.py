@@ -1,4 +1,4 @@
-"""What the tests of snapshots share: keys of every type, and reading to the end of a scan."""
+"""Shared code for the tests of snapshots: keys of every type, and reads to the end of a scan."""
 
 import datetime
 import uuid
@@ -39,7 +39,7 @@ IDS = (
 
 
 def pages(client, address, start, size=0, between=lambda number: None, **settings):
-    """Pages from a start, or from a token, to the first that is idle."""
+    """Read pages from a start or a token, up to the first idle page."""
     for number in range(3000):
         position = FromContinuationToken(start) if isinstance(start, str) else start
         page = client.read_changes(ChangeFeedRequest(address, position, max_page_size=size, **settings))
@@ -52,15 +52,15 @@ def pages(client, address, start, size=0, between=lambda number: None, **setting
 
 
 def rows(found):
-    """The rows of the scan on some pages."""
+    """Return the rows of the scan on some pages."""
     return [event for page in found for event in page.events if event.backfilled]
 
 
 def is_done(page):
-    """Whether the scan ends on a page."""
+    """Return True if the scan ends on the given page."""
     return any(isinstance(notice, BackfillDone) for notice in page.notices)
 
 
 def keys(events):
-    """The keys as text: every type shows, and no two are equal by chance."""
+    """Return the keys as text. The text shows the type, so no two different keys have the same text."""
     return [event.key.canonical() for event in events]

@@ -1,4 +1,4 @@
-"""Many consumers of one feed in one client: each keeps its cursor."""
+"""Tests many consumers of one feed in one client: each keeps its own cursor."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Snapshots of real collections: every row, whatever its key, whoever reads on, whatever happens."""
+"""Tests snapshots of real collections: every row comes, whatever its key, and whichever process continues."""
 
 import json
 import subprocess
@@ -46,14 +46,14 @@ ORDERED = Snapshot(SnapshotOrder.ORDERED)
 
 @pytest.fixture
 def client(one):
-    """A client of ours."""
+    """Open one of the library's clients."""
     with connect(ClientConfig("mongo", {"url": one.uri()})) as made:
         yield made
 
 
 @pytest.fixture
 def mixed(one, database):
-    """A collection with a key of every type; its address, and the collection for native calls."""
+    """Make a collection with a key of every type; return its address, and the collection for native calls."""
     items = one.client()[database]["mixed"]
     for number, key in enumerate(IDS):
         items.insert_one({"_id": key, "n": number})
@@ -62,14 +62,14 @@ def mixed(one, database):
 
 @pytest.fixture
 def many(one, database):
-    """A collection with forty rows."""
+    """Make a collection with forty rows."""
     items = one.client()[database]["many"]
     items.insert_many([{"_id": number, "n": number} for number in range(40)])
     return ResourceAddress(database, "many"), items
 
 
 def merged(found, sink=None):
-    """A target that has applied some pages."""
+    """Return a target table to which some pages have been applied."""
     sink = sink or Sink()
     for page in found:
         sink.apply(page.events)
@@ -77,12 +77,12 @@ def merged(found, sink=None):
 
 
 def in_source(client, address):
-    """What the collection has, as a fresh snapshot shows it."""
+    """Return the contents of the collection, read by a new snapshot."""
     return as_text({event.key: event.new_item_state for event in rows(pages(client, address, ORDERED))})
 
 
 def as_text(found):
-    """Documents by key as JSON: in Python a NaN equals nothing, in our JSON it equals itself."""
+    """Return the documents by key, as JSON, because a NaN equals itself only in the library's JSON."""
     return {key.canonical(): encode_json(document) for key, document in found.items()}
 
 
@@ -185,7 +185,7 @@ class TestKeys:
 
 
 def rest(url, database, tokens):
-    """For each token the keys of the rows that a new client still reads."""
+    """Return, for each token, the keys of the rows that a new client still reads."""
     address = ResourceAddress(database, "mixed")
     found = []
     for token in tokens:
@@ -200,7 +200,7 @@ def rest(url, database, tokens):
 
 
 class TestLoad:
-    """The target equals the source."""
+    """Check that the target equals the source."""
 
     @pytest.mark.parametrize("order", list(SnapshotOrder))
     def test_changes_of_every_type_of_key_during_the_scan(self, client, mixed, order):
@@ -328,7 +328,7 @@ class TestReads:
 
 
 class TestAuto:
-    """The stream is released before the log loses its position."""
+    """The stream is read again before the log loses its position."""
 
     def test_auto_becomes_interleaved_when_half_of_the_log_is_used(self, client, many, monkeypatch):
         address, _ = many
@@ -353,7 +353,9 @@ class TestAuto:
 
 
 class TestGone:
-    """A collection that goes away during the scan is noticed; rows of another one never come."""
+    """If a collection is dropped during the scan, this is detected, and rows of another collection never
+    come.
+    """
 
     @pytest.mark.parametrize("restarted", [False, True])
     @pytest.mark.parametrize("what", ["dropped", "renamed", "recreated", "swapped"])
@@ -451,7 +453,7 @@ def _until_refused(client, address, seen):
 
 
 class TestRefusals:
-    """What a snapshot cannot do, and the way out."""
+    """Tests what a snapshot refuses, and the way out."""
 
     @pytest.mark.parametrize(
         ("options", "named"),
@@ -487,7 +489,8 @@ def _refused(client, address, **settings):
 
 
 class TestSharded:
-    """Keys with a shard key, on a server that says it is a `mongos`: there is none in the tests."""
+    """Tests keys with a shard key, on a server that claims to be a `mongos`, because the tests have no real
+    `mongos`."""
 
     @pytest.mark.parametrize("size", [1, 0])
     def test_a_row_has_the_shard_key_before_its_id(self, one, database, size, monkeypatch):

@@ -44,6 +44,7 @@ _EXCLUDES: Final = (
     "allow_txn_exclusion",
 )
 _DEFAULT_SCHEMAS: Final = ("", "public")
+_SYSTEM_SCHEMAS: Final = ("information_schema", "pg_catalog", "spanner_sys")
 
 _Row: TypeAlias = Sequence[Any]
 
@@ -54,12 +55,12 @@ class Found:
 
     Attributes:
         stream: The name of the change stream.
-        table: The table, as the records name it.
-        key_names: The columns of its primary key, in order.
-        postgres: True for a database with PostgreSQL's dialect.
-        whole: True when the stream watches all columns.
-        capture: Its value capture type.
-        retention: The number of seconds that it keeps changes.
+        table: The name of the table, as the records contain it.
+        key_names: The columns of the table's primary key, in order.
+        postgres: True for a database with the PostgreSQL dialect.
+        whole: True if the stream watches all columns.
+        capture: The value capture type of the stream.
+        retention: The number of seconds for which the stream keeps changes.
     """
 
     stream: str
@@ -112,6 +113,21 @@ def find(
     )
 
 
+def table_names(calls: Calls, deadline: Deadline, hold: Hold) -> list[str]:
+    """Return the tables of a database, with their schema unless it is the default one."""
+    rows = calls.rows(
+        "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",
+        2,
+        deadline,
+        hold,
+    )
+    return [
+        name if schema in _DEFAULT_SCHEMAS else f"{schema}.{name}"
+        for schema, name in rows
+        if schema.lower() not in _SYSTEM_SCHEMAS
+    ]
+
+
 def _no_table(address: ResourceAddress) -> ProviderFault:
     return ProviderFault.of(
         ErrorCategory.NOT_FOUND,
@@ -129,21 +145,21 @@ def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
 
 
 def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:
-    """True if a change stream now watches all columns of its table."""
+    """Return True if a change stream now watches all columns of its table."""
     schema, _, name = found.table.rpartition(".")
     watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres)
     return watching.get(found.stream, False)
 
 
 def columns_at(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
-    """The columns a table had at a given time, limited to those its changes contain.
+    """Return the columns a table had at a given time, limited to those its changes contain.
 
     Generated columns are not included.
 
     Args:
         calls: The database.
         found: The table.
-        at: The time, in microseconds since 1970.
+        at: The given time, in microseconds since 1970.
         deadline: The time limit.
         hold: The caller.
     """
@@ -162,12 +178,12 @@ def columns_at(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Ho
 
 
 def how_to_create(table: str, *, postgres: bool) -> str:
-    """The statement that creates a change stream of a table."""
+    """Return the statement that creates a change stream of a table."""
     return f"CREATE CHANGE STREAM {_plain(table)}_stream FOR {table} {_images(postgres=postgres)}"
 
 
 def how_to_alter(stream: str, *, postgres: bool) -> str:
-    """The statement that gives a change stream whole rows."""
+    """Return the statement that makes a change stream contain whole rows."""
     if postgres:
         return f"ALTER CHANGE STREAM {stream} SET (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
     return f"ALTER CHANGE STREAM {stream} SET OPTIONS (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
@@ -177,7 +193,7 @@ def check_provisioned(found: Found, spec: FeedSpec) -> None:
     """Refuse a request for rows that the records of the stream do not contain.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` that names the statement to run.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the statement to run.
     """
     wanted: list[tuple[str, tuple[str, ...]]] = []
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE:
@@ -231,7 +247,7 @@ def _is_here(where: str, schema: str) -> bool:
 def _watching(
     calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold, *, postgres: bool
 ) -> dict[str, bool]:
-    """The change streams that watch a table, each with True if it watches all columns."""
+    """Return the change streams that watch a table, each with True if it watches all columns."""
     everything = '"all"' if postgres else "`ALL`"
     rows = calls.rows(
         f"SELECT change_stream_name, {everything} FROM information_schema.change_streams",
@@ -312,9 +328,9 @@ def _chosen(
 def _check_complete(
     table: str, name: str, whole: bool, options: Mapping[str, str], *, postgres: bool
 ) -> None:
-    """Refuse a stream that leaves changes out.
+    """Refuse a change stream that omits changes.
 
-    A stream that the configuration names is accepted, because the user then knows.
+    A stream that the configuration names is accepted, because the user has chosen it.
     """
     left_out = [option for option in _EXCLUDES if options.get(option, "").lower() == "true"]
     if not whole:
@@ -342,7 +358,7 @@ def _images(*, postgres: bool) -> str:
 
 
 def check_address(address: ResourceAddress) -> str:
-    """The database of an address.
+    """Return the database of an address.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the address names no database.

@@ -1,7 +1,8 @@
-"""The calls to one database. Each is one gRPC call, without the vendor's restarts and retries.
+"""The calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
 
-The library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore queries use
-the transport of the library's client directly, with the same channel, credentials and interceptors.
+The vendor library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore
+queries use the transport of the vendor's client directly, with the same channel, credentials and
+interceptors.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _DELETE_SECONDS: Final = 0.5
 
 @attrs.frozen
 class Parameter:
-    """A parameter of a query.
+    """One parameter of a query.
 
     Attributes:
-        kind: The code of its type.
-        text: Its value as text, or None.
+        kind: The code of the parameter's type.
+        text: The value of the parameter as text, or None.
     """
 
     kind: int
@@ -53,13 +54,13 @@ class Parameter:
 
 
 class Answer:
-    """The answer to a query, message by message.
+    """The answer to a query, one message after another.
 
     Args:
         calls: The database.
         call: The gRPC call.
-        session: The session that it runs in.
-        expires: `time.monotonic()` at which gRPC ends it.
+        session: The session in which the query runs.
+        expires: The value of `time.monotonic()` at which gRPC ends the call.
     """
 
     def __init__(self, calls: Calls, call: Any, session: str, expires: float) -> None:
@@ -86,7 +87,7 @@ class Calls:
 
     Args:
         database: The library's `Database`.
-        ours: True if we made its client. In that case, `close` closes its channel.
+        ours: True if the library made the client. In that case, `close` closes its channel.
     """
 
     def __init__(self, database: Any, *, ours: bool) -> None:
@@ -103,7 +104,7 @@ class Calls:
 
     @property
     def name(self) -> str:
-        """The database's full name."""
+        """Return the full name of the database."""
         return self._name
 
     def query(
@@ -116,7 +117,7 @@ class Calls:
         read_timestamp: bool = False,
         at: int | None = None,
     ) -> Answer:
-        """Start a single-use read, by default a strong read. This only waits for a session.
+        """Start a single-use read, by default a strong read. The method waits only for a session.
 
         Args:
             sql: The query.
@@ -124,7 +125,7 @@ class Calls:
             deadline: The time at which gRPC ends the call.
             hold: The caller.
             read_timestamp: True if the answer must contain the time of the read.
-            at: Read the data of this time, in microseconds since 1970.
+            at: The time of the data to read, in microseconds since 1970.
         """
         session = self._open_session(deadline, hold)
         hold.check()
@@ -146,7 +147,7 @@ class Calls:
         """Begin to read rows.
 
         Args:
-            request: A `ReadRequest` of protobuf, without a session.
+            request: A `ReadRequest` of protobuf that names no session.
             deadline: The time at which gRPC ends the call.
             hold: The caller.
         """
@@ -158,7 +159,7 @@ class Calls:
         """Ask the service how it would divide a read into parts.
 
         Args:
-            request: A `PartitionReadRequest` of protobuf, without a session.
+            request: A `PartitionReadRequest` of protobuf that names no session.
             deadline: The time limit.
             hold: The caller.
         """
@@ -197,11 +198,11 @@ class Calls:
         parameters: Mapping[str, Parameter] | None = None,
         at: int | None = None,
     ) -> list[list[Any]]:
-        """All rows of a query; a value is a text, a bool or None.
+        """Return all rows of a query; a value is a text, a bool or None.
 
         Args:
             sql: The query.
-            columns: The number of columns of a row.
+            columns: The number of columns in a row.
             deadline: The time limit.
             hold: The caller.
             parameters: Name → value.
@@ -229,14 +230,14 @@ class Calls:
             self._active.discard(call)
 
     def open_calls(self) -> int:
-        """The number of calls that are in flight or kept open."""
+        """Return the number of calls that are running or kept open."""
         with self._lock:
             return len(self._active)
 
     def close(self) -> None:
-        """Cancel all calls, delete the session, and close the channel if it is ours.
+        """Cancel all calls, delete the session, and close the channel if the library made it.
 
-        This takes at most a second.
+        The method takes at most a second.
         """
         with self._lock:
             self._closed = True
@@ -278,7 +279,8 @@ class Calls:
     def _create(self, deadline: Deadline, hold: Hold) -> tuple[str, bool, float]:
         """Create a session.
 
-        If the server supports it, the session is multiplexed, for many queries at the same time.
+        Create a session. Create a session. If the server supports it, the session is multiplexed, for many
+        queries at the same time.
         """
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
@@ -287,7 +289,10 @@ class Calls:
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:
-        """Delete a session, which the server would otherwise keep for an hour. A failure does no harm."""
+        """Delete a session, which the server would otherwise keep for an hour.
+
+        If the deletion fails, this does no harm.
+        """
         request = DeleteSessionRequest.pb()(name=session)
         call = self._transport.delete_session.future(
             request, timeout=_DELETE_SECONDS, metadata=self._metadata("name", session)

@@ -1,4 +1,4 @@
-"""The service's clock, read as rarely as possible."""
+"""Reads the service's clock as rarely as possible."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class _Turn:
 
 
 class Clock:
-    """The service's clock. No commit that was acknowledged before the question is later than the answer.
+    """The service's clock.
 
-    Threads that ask while a call is in flight share the next one.
+    The service's clock: no commit that was acknowledged before a request is later than the answer. Threads
+    that ask while a call is running share the next call.
 
     Args:
-        asked: Asks the service; returns microseconds since 1970.
+        asked: A function that asks the service; it returns microseconds since 1970.
     """
 
     def __init__(self, asked: Callable[[Deadline, Hold], int]) -> None:
@@ -44,7 +45,7 @@ class Clock:
         self._answer: tuple[int, float] | None = None
 
     def now(self, deadline: Deadline, hold: Hold) -> int:
-        """Ask for the service's time, in microseconds since 1970.
+        """Ask the service for its time, in microseconds since 1970.
 
         Args:
             deadline: The time limit.
@@ -92,15 +93,16 @@ class Clock:
         return found
 
     def passed(self) -> int:
-        """The latest time that the service's clock is known to have passed; 0 if none is known."""
+        """Return the latest time that the service's clock is known to have passed; 0 if none is known."""
         answer = self._answer
         return 0 if answer is None else answer[0]
 
     def ahead(self) -> int | None:
-        """A time slightly ahead of the service's clock, without a call; None if the last answer is old.
+        """Return a time slightly ahead of the service's clock, without a call.
 
-        The answer of a call is the service's time at some point after the call was sent. This machine's clock
-        stops while the machine sleeps. A caller that waits for the returned time notices this.
+        None if the last answer is too old. The answer of a call is the service's time at some point after the
+        call was sent. This machine's clock stops while the machine sleeps. A caller that waits for the
+        returned time detects this.
         """
         answer = self._answer
         if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:

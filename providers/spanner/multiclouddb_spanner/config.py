@@ -1,4 +1,4 @@
-"""The configuration of a Spanner instance, and the vendor's client that it makes."""
+"""The configuration of a Spanner instance, and the vendor's client that is made from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECRET: Final = ("key", "secret", "token", "password", "credential")
 _CHAIN: Final = "credentials come from Google's own chain (gcloud auth application-default login)"
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-"""The names that Spanner allows for a change stream; the name becomes part of a query's text."""
+"""A pattern of the names that Spanner allows for a change stream; the name becomes part of a query's text."""
 
 _PATTERNS: Final = {
     "project": (re.compile(r"[a-z][a-z0-9.:-]*", re.ASCII), "my-project"),
@@ -42,7 +42,8 @@ class SpannerConfig:
         project: The project.
         instance: The instance.
         change_stream: The change stream to read, or None to find the one that watches a table.
-        emulator_host: Host and port of an emulator; None to use `SPANNER_EMULATOR_HOST`, if it is set.
+        emulator_host: The host and port of an emulator; None to use `SPANNER_EMULATOR_HOST`, if that variable
+            is set.
     """
 
     project: str
@@ -55,7 +56,7 @@ class SpannerConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
         """
         return settled(_checked, cls, config)
 

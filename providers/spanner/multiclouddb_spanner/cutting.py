@@ -1,9 +1,9 @@
-"""Finds where to divide the keys of a table, and makes the reads of rows.
+"""Divides the keys of a table into segments, and makes the requests that read rows.
 
 For a small table, the keys are counted and divided evenly. A large table is divided where the service would
 divide a read: at the first key of each part. The parts themselves are bound to a transaction, but a segment
-must be valid for days. Therefore only those first keys are used. Whatever they are, the ranges between them
-contain every key once.
+must be valid for days. Therefore only those first keys are used. Whatever these keys are, the ranges between
+them contain every key exactly once.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _REFUSED: Final = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERM
 
 
 def key_text(values: Sequence[Any]) -> str:
-    """A key, as values of protobuf, as text."""
+    """Return a key, given as values of protobuf, as text."""
     return orjson.dumps([plain_value(value) for value in values]).decode()
 
 
 def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int, limit: int = 0) -> Any:
-    """The request for a read of a range of keys, in the order of the primary key, without a session.
+    """Make the request that reads a range of keys in the order of the primary key, without a session.
 
     Args:
         table: The table.
         columns: The columns to read.
-        after: Read after this key, as text; "" to begin with the first key.
-        end: Read up to and including this key; "" to read to the last key.
-        at: Read the data of this time, in microseconds since 1970.
-        limit: The maximum number of rows; 0 for all rows.
+        after: The key after which to read, as text; "" means to begin with the first key.
+        end: The last key to read, which is included; "" means to read to the last key.
+        at: The time of the data to read, in microseconds since 1970.
+        limit: The maximum number of rows; 0 means all rows.
     """
     request = ReadRequest.pb()(table=table, columns=columns, limit=limit)
     request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
@@ -63,13 +63,13 @@ def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int
 def bounds_of(
     calls: Calls, found: Found, at: int, segments: int | None, deadline: Deadline, hold: Hold
 ) -> tuple[list[str], int | None]:
-    """The last key of each segment ("" for the last segment), and the number of rows if it is known.
+    """Return the last key of each segment ("" for the last segment), and the number of rows if it is known.
 
     Args:
         calls: The database.
         found: The table.
-        at: The time that is scanned.
-        segments: The number of segments that are wanted, or None.
+        at: The time of the data that is scanned.
+        segments: The number of segments that the application requests, or None.
         deadline: The time limit.
         hold: The caller.
     """
@@ -99,9 +99,9 @@ def _keys(calls: Calls, request: Any, width: int, deadline: Deadline, hold: Hold
 
 
 def _cuts(calls: Calls, found: Found, at: int, count: int, deadline: Deadline, hold: Hold) -> list[str]:
-    """The first keys of the parts of the table, in table order.
+    """Return the first keys of the parts of the table, in table order.
 
-    If there are many parts, only some of the keys.
+    If there are many parts, only some of their first keys are returned.
     """
     half = time.monotonic() + deadline.remaining() / 2
     asked = PartitionReadRequest.pb()(table=found.table, columns=found.key_names)
@@ -132,7 +132,7 @@ def _cuts(calls: Calls, found: Found, at: int, count: int, deadline: Deadline, h
 
 
 def _thinned(items: Sequence[Any], most: int) -> list[Any]:
-    """At most the given number of items, evenly chosen."""
+    """Return at most the given number of items, evenly chosen."""
     if len(items) <= most:
         return list(items)
     return [items[number * len(items) // most] for number in range(most)]

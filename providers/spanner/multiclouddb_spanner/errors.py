@@ -1,4 +1,4 @@
-"""The meaning of an error of gRPC, of Google's libraries or of the service; pure."""
+"""Returns the meaning of an error of gRPC, of Google's libraries or of the service; pure."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
     _Code.UNAVAILABLE: UNAVAILABLE,
     _Code.DATA_LOSS: _UNKNOWN,
 }
-"""Every status that a call can end with, except OK."""
+"""Every status with which a call can end, except OK."""
 
 # Status and words of the error's text → the meaning.
 _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
@@ -116,7 +116,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def status_of(error: BaseException) -> grpc.StatusCode | None:
-    """The status of a failed call; None for an error that no call raised."""
+    """Return the status of a failed call; None for an error that no call raised."""
     if isinstance(error, GoogleAPICallError):
         status = error.grpc_status_code
         return status if isinstance(status, grpc.StatusCode) else None
@@ -127,7 +127,7 @@ def status_of(error: BaseException) -> grpc.StatusCode | None:
 
 
 def text_of(error: BaseException) -> str:
-    """The text that the service sent with an error."""
+    """Return the text that the service sent with an error."""
     if isinstance(error, GoogleAPICallError):
         return str(error.message or "")
     if isinstance(error, grpc.RpcError):
@@ -136,49 +136,52 @@ def text_of(error: BaseException) -> str:
 
 
 def is_past(error: BaseException) -> bool:
-    """True if a query started before the oldest change that the stream keeps."""
+    """Return True if a query started before the oldest change that the stream keeps."""
     return status_of(error) is _Code.OUT_OF_RANGE and "too far in the past" in text_of(error)
 
 
 def is_outside_partition(error: BaseException) -> bool:
-    """True if a query started before its partition started, or after it ended."""
+    """Return True if a query started before its partition started, or after it ended."""
     return status_of(error) is _Code.OUT_OF_RANGE and "invalid for the partition" in text_of(error)
 
 
 def is_foreign_partition(error: BaseException) -> bool:
-    """True if a partition token does not belong to this change stream."""
+    """Return True if a partition token does not belong to this change stream."""
     return status_of(error) is _Code.INVALID_ARGUMENT and "partition_token" in text_of(error)
 
 
 def is_without_stream(error: BaseException) -> bool:
-    """True if the change stream of a query does not exist."""
+    """Return True if the change stream of a query does not exist."""
     return _row(status_of(error), text_of(error)) is _NO_STREAM
 
 
 def is_lost_session(error: BaseException) -> bool:
-    """True if the service no longer knows the session of a call."""
+    """Return True if the service no longer knows the session of a call."""
     return status_of(error) is _Code.NOT_FOUND and "Session not found" in text_of(error)
 
 
 def is_lost_version(error: BaseException) -> bool:
-    """True if a read requests rows of a time that the database no longer keeps."""
+    """Return True if a read requests rows as of a time that the database no longer keeps."""
     return status_of(error) is _Code.FAILED_PRECONDITION and "timestamp staleness" in text_of(error)
 
 
 def earliest_of(error: BaseException) -> str | None:
-    """The oldest time that can be read, in RFC 3339, if the text of an error names it."""
+    """Return the oldest time that can be read, in RFC 3339, if the text of an error contains it."""
     found = _EARLIEST.search(text_of(error))
     return found.group(1) if found else None
 
 
 def interval_of(error: BaseException) -> tuple[str, str] | None:
-    """The start and the end of a partition, if the text of an error names them."""
+    """Return the start and the end of a partition, if the text of an error contains them."""
     found = _INTERVAL.search(text_of(error))
     return (found.group(1), found.group(2)) if found else None
 
 
 def classify(error: Exception) -> Fault:
-    """Classify an exception. This raises nothing, even for unknown exceptions."""
+    """Classify an exception. Classify a failure.
+
+    This function raises nothing, even for unknown exceptions.
+    """
     status = status_of(error)
     if status is not None:
         return _said(error, status)
@@ -216,7 +219,7 @@ def _plain_fault(row: Row, error: Exception) -> Fault:
 
 
 def _retry_after(error: Exception) -> float | None:
-    """The seconds that the service asks to wait."""
+    """Return the number of seconds that the service asks the client to wait."""
     call: Any = error
     if isinstance(error, GoogleAPICallError):
         call = next((each for each in error.errors if isinstance(each, grpc.RpcError)), None)

@@ -1,4 +1,4 @@
-"""One opened change stream: its starts, its partitions and their readers."""
+"""Implements one opened change stream: its starts, its partitions and their readers."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _EPOCH: Final = moment_of(0)
 
 
 class SpannerFeed(Feed):
-    """The change stream of one table.
+    """A feed that reads the change stream of one table.
 
     Args:
-        source: The objects that all its readers share.
+        source: The objects that all readers of the feed share.
         spec: The request.
     """
 
@@ -61,13 +61,13 @@ class SpannerFeed(Feed):
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The present time of the service."""
+        """Return the present time of the service."""
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """The partitions that are alive at the start, each read from the start on.
+        """Return the partitions that are alive at the start, each read from the start on.
 
-        They name their children later.
+        These partitions name their children later.
 
         If a single partition is requested and it begins later, reading starts at its beginning.
         """
@@ -98,7 +98,10 @@ class SpannerFeed(Feed):
         return self._alone(partition_id, place, now, deadline)
 
     def _alive_before(self, at: int, deadline: Deadline) -> list[str] | None:
-        """The partitions that were alive just before a time; None if the stream keeps nothing that old."""
+        """Return the partitions that were alive just before a time.
+
+        None if the stream keeps no changes that old.
+        """
         try:
             return self._source.partitions(at - 1, deadline, self._hold)
         except Exception as error:
@@ -107,7 +110,7 @@ class SpannerFeed(Feed):
             return None
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
-        """The seed of a partition that is not alive at the start because it begins later or has ended."""
+        """Return the seed of a partition that is not alive at the start: it begins later or has ended."""
         interval = self._source.interval(name, now, deadline, self._hold)
         if interval is None:
             raise ProviderFault.of(
@@ -120,16 +123,22 @@ class SpannerFeed(Feed):
         return [Seed(name, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The partitions that are alive now. The service names neither their parents nor ended partitions."""
+        """Return the partitions that are alive now.
+
+        The service does not report their parents, nor partitions that have ended.
+        """
         names = self._listed(self._now(deadline), deadline)
         return [Partition(name, (), PartitionState.OPEN) for name in names]
 
     def longest_wait(self) -> float:
-        """A query waits in the service until its window ends, so few queries are needed, at no cost."""
+        """Return how long a query waits in the service until its window ends.
+
+        A long wait means few queries, at no cost.
+        """
         return 5.0
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
-        """A reader of one partition, or of one segment of a snapshot."""
+        """Open a reader of one partition, or of one segment of a snapshot."""
         spec, found = self.spec, self._source.found
         view = View(
             spec.address,
@@ -158,18 +167,19 @@ class SpannerFeed(Feed):
         return plan_scan(self._scans, seeds, segments, deadline, self._hold)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """See `SupportsSnapshot.segments`. The plan contains the bounds of the segments."""
+        """See `SupportsSnapshot.segments`. Return the next segments; the plan contains their bounds."""
         return cut(cursor, count)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The present end of each partition that is alive now.
+        """Return the present end of each partition that is alive now.
 
         The service cannot count or limit records. Therefore a head with a limit on its records, and the end
         of a partition, can only be found by reading, which the planner does. Without a limit, the partitions
-        are queried one after the other for a change. After the first change is found, no other partition is
-        queried, because the step is then worth reading. The numbers of the other partitions stay unknown.
+        are queried one after another for a change. After the first change is found, no other partition is
+        queried, because the step is then worth reading. The number of records in the other partitions stays
+        unknown.
         """
         if max_records is not None:
             return {}
@@ -189,8 +199,9 @@ class SpannerFeed(Feed):
     ) -> list[Seed] | None:
         """Compare with the listing at a time up to which every partition of the token has been read.
 
-        The service does not name parents. Therefore this gives an answer only if all partitions of the token
-        are alive at that time. In that case they hold all keys, and any other live partition was missed.
+        The service does not name parents. Therefore the method gives an answer only if all partitions of the
+        token are alive at that time. In that case these partitions contain all keys, and any other live
+        partition was missed.
         """
         bound = 0 if since is None else micros(since)
         places = [place_of(cursor) for entry in tracked.values() for cursor in entry.cursors]
@@ -204,30 +215,31 @@ class SpannerFeed(Feed):
         return seeds_of_missed(self._source, missed, at, bound, deadline, self._hold) if missed else []
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """The time until the position becomes older than the retention period."""
+        """Return the time until the position becomes older than the retention period."""
         if is_segment(cursor):
             return None
         left = place_of(cursor).first / _SECOND + self._source.found.retention - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare commit timestamps, and at equal timestamps the changes that were delivered."""
+        """Compare commit timestamps, and if they are equal, the changes that were delivered."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The remaining part of these partitions.
+        """Return the remaining part of these partitions.
 
-        For a partition that is gone, these are all partitions that are alive at the oldest readable time.
+        For a partition that no longer exists, the result is all partitions that are alive at the oldest
+        readable time.
 
-        The service does not say which of them are descendants. Reading a partition that is not a descendant
+        The service does not tell which of them are descendants. Reading a partition that is not a descendant
         repeats changes, but leaving out a descendant would lose changes.
         """
         return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._hold)
 
     def describe(self, cursor: Cursor) -> Position:
-        """The commit timestamp of a position."""
+        """Return the commit timestamp of a position."""
         if is_segment(cursor):
             return Position("a part of the table", None)
         return describe(place_of(cursor))
@@ -249,7 +261,7 @@ class SpannerFeed(Feed):
         return self._source.translated(error, at, deadline, Hold())
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
-        """True if there is a change between a position and the present time.
+        """Return True if there is a change between a position and the present time.
 
         The service may send a whole window before the answer is cancelled, so a small window is read first.
         """
@@ -281,6 +293,6 @@ def _is_after(record: DataRecord, place: Place) -> bool:
 
 
 def micros(moment: datetime) -> int:
-    """A time in microseconds since 1970."""
+    """Convert a time to microseconds since 1970."""
     found = moment - _EPOCH
     return (found.days * 86400 + found.seconds) * _SECOND + found.microseconds

@@ -1,4 +1,4 @@
-"""The call that a caller has in flight, and the error if no answer arrived in time."""
+"""Keeps the running call of a caller, and makes the error if no answer arrives in time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Hold", "late"]
 
 
 class Hold:
-    """The call that a caller has in flight; another thread can cancel it."""
+    """The running call of a caller; another thread can cancel it."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
         self._call: Any = None
 
     def take(self, call: Any) -> None:
-        """Remember the call that is in flight now.
+        """Remember the call that is running now.
 
         Args:
             call: The gRPC call.
@@ -29,7 +29,7 @@ class Hold:
             call.cancel()
 
     def cancel(self) -> None:
-        """Cancel the call in flight, and every later one."""
+        """Cancel the running call, and every later one."""
         self._cancelled.set()
         call = self._call
         if call is not None:
@@ -46,7 +46,7 @@ class Hold:
 
 
 def late() -> ProviderFault:
-    """The fault for a service that has not answered by the deadline."""
+    """Make the fault for a service that has not answered by the deadline."""
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE,
         "the service gave no answer in time; try again, with a longer timeout_seconds if it happens again",

@@ -34,11 +34,11 @@ _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, Attribut
 
 
 class Change(NamedTuple):
-    """One change: a record of the contract.
+    """One change of a row, which is one record of the contract.
 
     Attributes:
-        record: The record that contains it.
-        nth: Its place in the record.
+        record: The service's record that contains the change.
+        nth: The place of the change in that record.
     """
 
     record: DataRecord
@@ -50,7 +50,7 @@ class Changes(Sequence[Change]):
     """The changes of one batch.
 
     Attributes:
-        begin: The position before them.
+        begin: The position before these changes.
         items: The changes.
     """
 
@@ -71,10 +71,10 @@ class View:
     Attributes:
         address: The table.
         partition_id: The public id of the partition.
-        key_names: The columns of the primary key, in its order.
-        with_new: True when events have the new row.
-        with_old: True when events have the old row.
-        native: True when events carry the record.
+        key_names: The columns of the primary key, in order.
+        with_new: True if events include the new row.
+        with_old: True if events include the old row.
+        native: True if events include the service's record.
         whole: False if the stream does not watch all columns, so that no row is complete.
     """
 
@@ -88,23 +88,23 @@ class View:
 
 
 def has_new(record: DataRecord) -> bool:
-    """True if a record contains the whole new rows, and for a delete, which has no new row."""
+    """Return True if a record contains the whole new rows, and for a delete, which has no new row."""
     return record.kind != "UPDATE" or record.capture in _WITH_ROW
 
 
 def has_old(record: DataRecord) -> bool:
-    """True if a record contains the whole old rows, and for an insert, which has no old row."""
+    """Return True if a record contains the whole old rows, and for an insert, which has no old row."""
     if record.kind == "UPDATE":
         return record.capture == "NEW_ROW_AND_OLD_VALUES"
     return record.kind == "INSERT" or record.capture in _WITH_OLD
 
 
 def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
-    """The position after the first `count` changes.
+    """Return the position after the first `count` changes.
 
     Args:
         begin: The position before the first change.
-        changes: The changes that follow it.
+        changes: The changes that follow this position.
         count: At least one.
     """
     at = changes[count - 1].record.at
@@ -120,7 +120,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
 
 
 def _first_of(changes: Sequence[Change], index: int) -> int:
-    """The first of these changes in the same record.
+    """Return the first of these changes in the same record.
 
     Earlier changes of the record may have been delivered.
     """
@@ -132,7 +132,7 @@ def _first_of(changes: Sequence[Change], index: int) -> int:
 
 
 def _loaded(texts: Any) -> dict[str, Any]:
-    """The values of a row by column; a copy if the service sent them parsed."""
+    """Return the values of a row by column; the result is a copy if the service sent the values parsed."""
     found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
     if type(found) is not dict:
         raise TypeError("no row")
@@ -140,10 +140,10 @@ def _loaded(texts: Any) -> dict[str, Any]:
 
 
 def _converted(row: dict[str, Any], converters: Mapping[str, Converter]) -> dict[str, Any]:
-    for name in converters.keys() & row.keys():
-        value = row[name]
+    for name, convert in converters.items():
+        value = row.get(name)
         if value is not None:
-            row[name] = converters[name](value)
+            row[name] = convert(value)
     return row
 
 
@@ -180,7 +180,10 @@ def _mods(changes: Iterable[Change]) -> Iterator[tuple[DataRecord, Mod]]:
 
 
 def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
-    """Ids and order keys. Commit timestamp, transaction, record and place together identify a change."""
+    """Return the ids and the order keys of changes.
+
+    Commit timestamp, transaction, record and place together identify a change.
+    """
     ids, orders = [], []
     previous: DataRecord | None = None
     head = order = ""
@@ -195,7 +198,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
 
 
 def _moments(changes: Iterable[Change]) -> list[datetime]:
-    """The times. The changes of a record share one object."""
+    """The times. Return the times of changes; the changes of a record share one object."""
     previous: int | None = None
     moments: list[datetime] = []
     for record, _ in changes:
@@ -238,7 +241,7 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 
 
 def _native(record: DataRecord, mod: Mod) -> dict[str, Any]:
-    """The service's record, containing only this change."""
+    """Return the service's record, containing only this change."""
     return {
         **record.native(),
         "mods": [{"keys": _loaded(mod.keys), "new_values": _loaded(mod.new), "old_values": _loaded(mod.old)}],
@@ -292,13 +295,13 @@ class SpannerMapper(Mapper):
     """Maps the changes of one partition.
 
     Attributes:
-        view: The properties that all their events share.
+        view: The properties that all events of the partition share.
     """
 
     view: View
 
     def cursor_after(self, records: Changes, count: int) -> Cursor:
-        """The position after the first `count` changes."""
+        """Return the position after the first `count` changes."""
         return cursor_of(place_after(records.begin, records.items, count))
 
     def events(self, records: Changes, start: int, stop: int) -> list[ChangeEvent]:
@@ -309,14 +312,14 @@ class SpannerMapper(Mapper):
             raise self._first_fault(records, start, stop) from None
 
     def arrow(self, records: Changes, start: int, stop: int) -> pa.RecordBatch:
-        """Map changes to Arrow. Rows become JSON text, and no event is built."""
+        """Map changes to Arrow. Rows are converted to JSON text, and no event is built."""
         try:
             return _arrow(records.items[start:stop], self.view)
         except _DAMAGED:
             raise self._first_fault(records, start, stop) from None
 
     def _first_fault(self, records: Changes, start: int, stop: int) -> RecordFault:
-        """The fault of the first change that cannot be mapped."""
+        """Return the fault of the first change that cannot be mapped."""
         for index in range(start, stop):
             try:
                 _events(records.items[index : index + 1], self.view)

@@ -1,4 +1,4 @@
-"""Partitions that no parent has named: missed partitions, and partitions that remain after retention."""
+"""Finds start positions for partitions that no parent has named: missed ones, and those left by retention."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MOST_ANCESTORS: Final = 10_000
 def seeds_of_missed(
     source: Source, missed: Sequence[str], at: int, since: int, deadline: Deadline, hold: Hold
 ) -> list[Seed]:
-    """Where to start the partitions that an audit found, and their ancestors since the feed started.
+    """Return where to start the partitions that an audit found, and their ancestors since the feed started.
 
-    A parent that was read would have named them, so their ancestors were missed as well.
+    If a parent had been read, it would have named them, so their ancestors were missed as well.
 
     Args:
         source: The change stream.
         missed: The partitions.
-        at: A time at which they are alive.
-        since: Changes older than this are not wanted.
+        at: A time at which the partitions are alive.
+        since: Changes older than this time are not needed.
         deadline: The time limit.
         hold: The caller.
     """
@@ -48,9 +48,9 @@ def seeds_of_missed(
 
 
 def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
-    """The parents of a partition, from the record of a partition that ended where it started.
+    """Return the parents of a partition, from the record of a partition that ended where it started.
 
-    There are none if this record has expired.
+    The result is empty if this record has expired.
     """
     try:
         before = source.partitions(begin - 1, deadline, hold)
@@ -74,7 +74,7 @@ def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Ho
 
 
 def oldest_left(source: Source, names: Sequence[str], now: int, deadline: Deadline, hold: Hold) -> list[Seed]:
-    """The positions from which partitions with expired positions can be read again.
+    """Return the positions from which partitions with expired positions can be read again.
 
     Args:
         source: The change stream.

@@ -1,13 +1,13 @@
-"""Positions in a partition, and their form in a token; pure.
+"""Defines positions in a partition, and their form in a token; pure.
 
     [at]                    at a commit timestamp, its changes included
     [at, {name: mark}]      the same, after some of the changes at it (`multiclouddb_spi.cut`)
     [at, since]             at a moment `at`; changes committed before `since` are not wanted
 
 `at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps. The changes
-at one commit timestamp are identified by their transaction. The mark is the sequence of a record and the
-number of its modifications that were delivered. `Now` and `AtTime` have a `since`, because their partitions
-are those that existed just before that time.
+at one commit timestamp are identified by their transaction. The mark consists of the sequence of a record and
+the number of its modifications that were delivered. `Now` and `AtTime` have a `since`, because they read the
+partitions that existed just before that time.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Place:
     """A position.
 
     Attributes:
-        cut: Where to read from.
-        since: Changes committed earlier are not wanted; 0 if this is not later than the position.
+        cut: The position from which to read.
+        since: Changes committed before this time are not needed; 0 if this time is not later than the
+            position.
     """
 
     cut: Cut
@@ -54,25 +55,25 @@ class Place:
 
     @classmethod
     def at(cls, at: int, since: int = 0) -> Place:
-        """The position at a given time, without the changes committed before `since`."""
+        """Return the position at a given time, without the changes committed before `since`."""
         return cls(Cut(at), since if since > at else 0)
 
     @property
     def first(self) -> int:
-        """A time. No change after this position was committed earlier."""
+        """A time. Return a time; no change after this position was committed earlier."""
         return max(self.cut.at, self.since)
 
 
 def cursor_of(place: Place) -> Cursor:
-    """The form in a token."""
+    """Return the position in the form that a token stores."""
     return [*place.cut.to_json(), place.since] if place.since > place.cut.at else place.cut.to_json()
 
 
 def place_of(cursor: Cursor) -> Place:
-    """The inverse of `cursor_of`.
+    """Return the position that was passed to `cursor_of`.
 
     Raises:
-        InvalidCursor: The cursor is not a position in a change stream.
+        InvalidCursor: Raised if the cursor is not a position in a change stream.
     """
     match cursor:
         case [int() as at, int() as since] if _is_moment(at) and _is_moment(since) and since > at:
@@ -93,7 +94,10 @@ def _is_mark(mark: tuple[str | int, ...]) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """-1, 0 or 1 for two positions in one partition; None within a commit if neither covers the other."""
+    """Return -1, 0 or 1 for two positions in one partition.
+
+    None within a commit if neither position covers the other.
+    """
     return _from(a).compare(_from(b))
 
 
@@ -102,7 +106,7 @@ def _from(place: Place) -> Cut:
 
 
 def describe(place: Place) -> Position:
-    """A position as text for a person."""
+    """Return a position as readable text."""
     moment = moment_of(place.first)
     text = f"commit timestamp {text_at(place.first)}"
     if place.cut.delivered:
@@ -119,14 +123,14 @@ def _seconds(text: str) -> int:
 
 
 def micros_of(text: str, *, up: bool = False) -> int:
-    """Microseconds since 1970 for a time that the service wrote in RFC 3339 and UTC.
+    """Convert a time that the service wrote in RFC 3339 and UTC to microseconds since 1970.
 
     Args:
         text: The text, with up to nine digits after the decimal point.
-        up: True to round up to the next microsecond; otherwise it is rounded down.
+        up: True to round up to the next microsecond; otherwise the time is rounded down.
 
     Raises:
-        ValueError: The text is not a valid time.
+        ValueError: Raised if the text is not a valid time.
     """
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     if len(whole) < _WHOLE:
@@ -142,17 +146,20 @@ def micros_of(text: str, *, up: bool = False) -> int:
 
 
 def moment_of(micros: int) -> datetime:
-    """A time as a datetime."""
+    """Return a time as a datetime."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 @lru_cache(maxsize=256)
 def text_at(micros: int) -> str:
-    """A time in the format that the service accepts. All texts have the same length, so they sort by time."""
+    """Return a time in the format that the service accepts.
+
+    All such texts have the same length, so they sort by time.
+    """
     return f"{moment_of(micros):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
 def fixed_text(text: str) -> str:
-    """A time that the service wrote, in the format of `text_at`."""
+    """Return a time that the service wrote, in the format of `text_at`."""
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     return f"{whole}.{rest.removesuffix('Z').removesuffix('+00:00')[1:7].ljust(6, '0')}Z"

@@ -1,4 +1,4 @@
-"""The provider `spanner`: feeds over the change streams of Cloud Spanner."""
+"""The provider `spanner`, for feeds that read the change streams of Cloud Spanner."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
+    ResourceAddress,
     Support,
     invalid_request,
 )
-from multiclouddb_spanner.catalog import check_address, check_provisioned, find
+from multiclouddb_spanner.catalog import check_address, check_provisioned, find, table_names
 from multiclouddb_spanner.client import Calls
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
@@ -79,7 +80,7 @@ class SpannerProvider(Provider):
     Args:
         client: The vendor's client.
         config: The configuration.
-        ours: True when we made the client.
+        ours: True if the library made the client.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -91,13 +92,14 @@ class SpannerProvider(Provider):
         self._databases: dict[str, Calls] = {}
         self._sources: WeakSet[Source] = WeakSet()
         self._closed = False
+        self._admin: Any = None
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a database with a change stream."""
+        """Return the capabilities of a database with a change stream."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
-        """Find the table and its change stream, and check the content of the stream's records."""
+        """Find the table and its change stream, and check which rows the stream's records contain."""
         calls = self._calls(check_address(spec.address))
         found = find(calls, spec.address, self._config.change_stream, deadline, Hold())
         check_provisioned(found, spec)
@@ -105,14 +107,30 @@ class SpannerProvider(Provider):
         self._sources.add(source)
         return SpannerFeed(source, spec)
 
+    def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
+        """Return the tables of a database, or of all databases of the instance; see `SupportsCollections`."""
+        names = self._database_names(deadline) if database is None else [database]
+        return [
+            ResourceAddress(name, table)
+            for name in names
+            for table in table_names(self._calls(name), deadline, Hold())
+        ]
+
+    def _database_names(self, deadline: Deadline) -> list[str]:
+        if self._admin is None:
+            self._admin = self._client.database_admin_api
+        parent = self._client.instance(self._config.instance).name
+        listed = self._admin.list_databases(parent=parent, retry=None, timeout=deadline.remaining())
+        return [each.name.rpartition("/")[2] for each in listed]
+
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of gRPC or of Google's libraries."""
         return classify(error)
 
     def close(self) -> None:
-        """Cancel every reader and call, delete the sessions, and close our channels.
+        """Cancel every reader and call, delete the sessions, and close the library's channels.
 
-        This takes at most a second.
+        The method takes at most a second.
         """
         for source in list(self._sources):
             for reader in list(source.readers):
@@ -122,9 +140,11 @@ class SpannerProvider(Provider):
             databases, self._databases = list(self._databases.values()), {}
         for calls in databases:
             calls.close()
+        if self._ours and self._admin is not None:
+            self._admin.transport.close()
 
     def open_calls(self) -> int:
-        """The number of calls that are in flight or kept open."""
+        """Return the number of calls that are running or kept open."""
         with self._lock:
             return sum(calls.open_calls() for calls in self._databases.values())
 
@@ -139,12 +159,12 @@ class SpannerProvider(Provider):
 
 
 class SpannerPlugin(ProviderPlugin):
-    """The plugin that the entry point names."""
+    """The plugin under the provider's entry point."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """The capabilities of a database with a change stream."""
+        """Return the capabilities of a database with a change stream."""
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:
@@ -156,12 +176,12 @@ class SpannerPlugin(ProviderPlugin):
         SpannerConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:
-        """Make the vendor's client; nothing is called yet.
+        """Make the vendor's client, without calling the service.
 
         Args:
             config: `connection` contains a `url`, `spanner://PROJECT/INSTANCE`, or `project` and `instance`.
-                It may also contain `change_stream` and `emulator_host`.
-            native_client: A `google.cloud.spanner.Client`, used unchanged.
+                `connection` may also contain `change_stream` and `emulator_host`.
+            native_client: A `google.cloud.spanner.Client`, which is used unchanged.
         """
         checked = SpannerConfig.from_client(config)
         if native_client is None:

@@ -1,17 +1,17 @@
-"""The query of a change stream, for one partition or for the list of partitions."""
+"""Runs the query of a change stream, for one partition or for the list of partitions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from multiclouddb_spanner.catalog import Found
 from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, Calls, Parameter
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import text_at
 from multiclouddb_spanner.records import Children, Item, Shapes, parse_rows, rows_of
-from multiclouddb_spi import Deadline
+from multiclouddb_spi import Deadline, collector_paused
 
 __all__ = ["Window", "begin_query", "list_partitions"]
 
@@ -33,10 +33,11 @@ def begin_query(
     Args:
         calls: The database.
         found: The change stream.
-        token: The partition; None for the list of the partitions that are alive at `start`.
-        start: Read from this time on.
-        end: Read up to this time.
-        deadline: When gRPC ends the call.
+        token: The partition; The partition to read; The partition to read; None for the list of the
+            partitions that are alive at `start`.
+        start: The time from which to read.
+        end: The time up to which to read.
+        deadline: The time at which gRPC ends the call.
         hold: The caller.
     """
     values = [
@@ -58,7 +59,7 @@ def begin_query(
 
 
 def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
-    """The tokens of the partitions that are alive at a given time.
+    """Return the tokens of the partitions that are alive at a given time.
 
     Raises:
         Exception: The error that gRPC raised; `is_past` is True if the stream no longer keeps changes of that
@@ -74,13 +75,19 @@ def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hol
     return list(tokens)
 
 
+def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
+    """The items of one message. They consist of many objects, and none of them can be garbage yet."""
+    with collector_paused():
+        return list(parse_rows(rows, table, shapes))
+
+
 class Window:
     """A query of one partition between two times, both included.
 
     Args:
         answer: Its answer.
-        table: The table whose changes are wanted.
-        shapes: The shapes of the feed.
+        table: The table whose changes are requested.
+        shapes: The columns of the feed's records, with their converters.
         end: All changes up to this time are returned.
         waits: The number of seconds that this time was ahead of the clock; 0.0 if it had passed.
         current: True if this time is the answer that the service's clock gave for this read.
@@ -92,20 +99,20 @@ class Window:
         self.end, self.waits, self.current = end, waits, current
         self.began = time.monotonic()
         self._answer = answer
-        self._messages: Iterator[list[Item]] = (
-            list(parse_rows(rows, table, shapes)) for rows in rows_of(answer)
-        )
+        self._messages: Iterator[list[Item]] = (_parsed(rows, table, shapes) for rows in rows_of(answer))
 
     @property
     def expires(self) -> float:
-        """`time.monotonic()` at which gRPC ends the call."""
+        """Return the value of `time.monotonic()` at which gRPC ends the call."""
         return self._answer.expires
 
     def next(self) -> list[Item] | None:
-        """The records of the next message; None after the last message. This blocks until there is a message.
+        """Return the records of the next message; None after the last message.
+
+        The method blocks until there is a message.
 
         Raises:
-            Exception: The error that gRPC raised.
+            Exception: The error that gRPC raised for the query.
         """
         return next(self._messages, None)
 

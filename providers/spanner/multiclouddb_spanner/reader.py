@@ -46,16 +46,16 @@ _REST: Final = 10
 
 
 class SpannerReader(Reader):
-    """Reads a partition forward in windows. Each window is a query that ends by itself.
+    """Reads a partition forward in windows of time. Each window is a query that ends by itself.
 
     Args:
-        source: The objects that the readers of the feed share.
-        view: What all events of the partition share.
+        source: The objects that all readers of the feed share.
+        view: The properties that all events of the partition share.
         token: The partition.
-        place: The position to read from.
-        until: Stop after this, or None.
-        require_new: True when every event must have its new row.
-        require_old: True when every event must have its old row.
+        place: The position from which to read.
+        until: The position after which to stop, or None.
+        require_new: True if every event must include its new row.
+        require_old: True if every event must include its old row.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SpannerReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next changes up to the service's present time, or up to `wait` seconds later.
+        """Return the next changes up to the service's present time, or up to `wait` seconds later.
 
         An answer with more changes than requested stays open for the next call, as long as its deadline
         allows.
@@ -123,11 +123,11 @@ class SpannerReader(Reader):
         return self._batch(begin, taken, nbytes, caught_up=caught_up, pause=pause)
 
     def cancel(self) -> None:
-        """Cancel the call in flight; the fetch ends at once."""
+        """Cancel the running call, so that the fetch ends at once."""
         self._hold.cancel()
 
     def close(self) -> None:
-        """Cancel the answer that is open."""
+        """Cancel the answer that is still open."""
         self._end_window()
         self._source.readers.discard(self)
 
@@ -144,7 +144,7 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _end_window(self) -> None:
-        """End the window. Its changes that were not taken are requested again."""
+        """End the window. End a window; its changes that were not taken are requested again."""
         window, self._window = self._window, None
         if window is not None:
             window.cancel()
@@ -194,7 +194,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes; returns their size, and True if nothing is left."""
+        """Take the available changes; return their size, and True if none is left."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -212,7 +212,7 @@ class SpannerReader(Reader):
     def _take(
         self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
     ) -> int:
-        """Take as many of the received changes as there is room for; returns their size."""
+        """Take as many of the received changes as there is room for; return their size."""
         nbytes = 0
         while self._items:
             item = self._items[0]
@@ -247,12 +247,12 @@ class SpannerReader(Reader):
         return nbytes
 
     def _move(self, taken: list[Change], begin: Place, at: int) -> None:
-        """Move to a time, because everything before it was sent."""
+        """Move the position to a time, because everything before that time was sent."""
         if not taken and self._place.cut.at < at:
             self._place = Place.at(at, self._since)
 
     def _wanted(self, record: DataRecord) -> tuple[int, int]:
-        """The wanted changes of a record.
+        """Return the wanted changes of a record.
 
         Changes that were already delivered or lie after the bound are not wanted.
         """
@@ -267,10 +267,12 @@ class SpannerReader(Reader):
         return start, stop
 
     def _lacks(self, record: DataRecord, taken: list[Change], deadline: Deadline) -> bool:
-        """True if a record lacks a required row. In that case, the changes before it are delivered first.
+        """Return True if a record lacks a required row.
+
+        In that case, the changes before it are delivered first.
 
         Raises:
-            ProviderFault: It lacks one, and there are no changes before it.
+            ProviderFault: Raised if a record lacks a required row, and there are no changes before it.
         """
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old
@@ -294,7 +296,10 @@ class SpannerReader(Reader):
         )
 
     def _is_whole(self, record: DataRecord, deadline: Deadline) -> bool:
-        """True if the stream watches all columns. If it no longer does, events have no rows."""
+        """Return True if the stream watches all columns.
+
+        If the stream no longer watches all columns, events have no rows.
+        """
         view = self._view
         if not (view.with_new or view.with_old) or not (has_new(record) or has_old(record)):
             return True
@@ -305,7 +310,7 @@ class SpannerReader(Reader):
         return whole
 
     def _finish(self, window: Window, taken: list[Change]) -> bool | None:
-        """Handle the end of a window; returns True if nothing is left."""
+        """Handle the end of a window; return True if no change is left."""
         children = tuple(self._children.values())
         few, took = self._count < _FEW, time.monotonic() - window.began
         self._end_window()
@@ -354,12 +359,12 @@ def _from(place: Place) -> Cut:
 
 
 def _last_of(until: Cut) -> int:
-    """The last time with changes before a bound."""
+    """Return the last time with changes before a bound."""
     return until.at if until.delivered else until.at - 1
 
 
 def _part(cut: Cut, record: DataRecord) -> int:
-    """The number of changes of a record that lie before a position."""
+    """Return the number of changes of a record that lie before a position."""
     if record.at != cut.at:
         return len(record.mods) if record.at < cut.at else 0
     mark = cut.delivered.get(record.transaction)

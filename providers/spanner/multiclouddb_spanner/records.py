@@ -1,8 +1,8 @@
-"""Parses change records as a query returns them; pure.
+"""Parses change records in the form that a query returns; pure.
 
-A query of a change stream has one column. In GoogleSQL the column is a list of structs with three lists, and
-one of these lists contains the record. In PostgreSQL the column is a JSON object. Both give the same items
-here.
+The result of a query on a change stream has one column. In GoogleSQL the column is a list of structs with
+three lists, and one of these lists contains the record. In PostgreSQL the column is a JSON object. Both
+dialects give the same items here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from google.cloud.spanner_v1 import PartialResultSet
 
 from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import Converter, converter, json_converter
+from multiclouddb_spi import collector_paused
 
 __all__ = [
     "Children",
@@ -29,6 +30,7 @@ __all__ = [
     "plain_value",
     "rows_of",
     "shape_of",
+    "values_of",
 ]
 
 _MOST_SHAPES: Final = 4096
@@ -36,12 +38,12 @@ _MOD_BYTES: Final = 400
 
 
 class Mod(NamedTuple):
-    """One change of one row, as JSON texts, or as values if the service sent them parsed.
+    """One change of one row, as JSON texts, or as values if the service sent the change parsed.
 
     Attributes:
         keys: The primary key.
-        new: The new values, without the key.
-        old: The old values, without the key.
+        new: The new values of the row, without the key.
+        old: The old values of the row, without the key.
     """
 
     keys: Any
@@ -51,13 +53,14 @@ class Mod(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Shape:
-    """The columns of a record.
+    """The columns of a record, with their converters.
 
     Attributes:
         names: Their names.
-        python: Column → the function that converts its value to a Python value, if conversion is needed.
-        json: Column → the same for our JSON format.
-        problem: Why the columns cannot be read, or None.
+        python: Maps a column to the function that converts its value to a Python value, if conversion is
+            needed.
+        json: Maps a column to the function that converts its value for the library's JSON.
+        problem: The reason why the columns cannot be read, or None.
     """
 
     names: tuple[str, ...]
@@ -68,21 +71,22 @@ class Shape:
 
 @attrs.frozen(eq=False)
 class DataRecord:
-    """Changes of one transaction to one table, of one kind and with the same columns.
+    """Changes that one transaction made to one table, of one kind and with the same columns.
 
     Attributes:
         at: The commit timestamp, in microseconds since 1970.
-        commit: The commit timestamp as the service wrote it.
-        sequence: The record's place in its transaction in its partition.
+        commit: The commit timestamp, as the service wrote it.
+        sequence: The place of the record in its transaction in its partition.
         transaction: The transaction's id.
         table: The table.
         shape: Its columns.
         mods: The changes.
         kind: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type that the stream had when the changes were made.
-        by_expiry: True when a row deletion policy deleted the rows; None if the service deleted them and does
+        by_expiry: True if a row deletion policy deleted the rows; None if the service deleted them and does
             not give the reason.
-        native: Gives the fields of the record as the service sent them, without the changes.
+        native: A function that returns the fields of the record as the service sent them, without the
+            changes.
         nbytes: Its approximate memory.
     """
 
@@ -102,10 +106,10 @@ class DataRecord:
 
 @attrs.frozen
 class Heartbeat:
-    """All changes up to a given time were sent.
+    """A record which says that all changes up to a given time were sent.
 
     Attributes:
-        at: The time, in microseconds since 1970.
+        at: The given time, in microseconds since 1970.
     """
 
     at: int
@@ -113,11 +117,11 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """The partition ends and is followed by these partitions.
+    """A record which says that the partition ends and is followed by these partitions.
 
     Attributes:
-        at: Where they start, in microseconds since 1970.
-        parents: Child → all its parents.
+        at: The time at which the children start, in microseconds since 1970.
+        parents: Maps each child to all its parents.
     """
 
     at: int
@@ -146,17 +150,20 @@ _EXPIRY_TAG: Final = "RowDeletionPolicy"
 
 
 class Shapes:
-    """The columns of records. Each set is parsed once and shared by the threads of one feed."""
+    """The column descriptions (shapes) of records.
+
+    Each set of columns is parsed once and shared by the threads of one feed.
+    """
 
     def __init__(self) -> None:
         self._known: dict[bytes, Shape] = {}
 
     def find(self, key: bytes, columns: Callable[[], Iterable[tuple[str, Any]]]) -> Shape:
-        """The shape of some columns.
+        """Return the shape (columns and converters) of some columns.
 
         Args:
-            key: The columns as bytes, in any form.
-            columns: Parses them: name and type.
+            key: The column descriptions as bytes, in any form.
+            columns: A function that parses the bytes to names and types.
         """
         shape = self._known.get(key)
         if shape is None:
@@ -167,10 +174,10 @@ class Shapes:
 
 
 def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
-    """The shape of some columns.
+    """Make the shape (columns and converters) of some columns.
 
     Args:
-        columns: Name and type of each.
+        columns: The name and type of each column.
     """
     columns = tuple(columns)
     names = tuple(name for name, _ in columns)
@@ -187,33 +194,46 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
 
 
 def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
-    """The undecoded rows of a query's answer, message by message.
-
-    A value that is divided at the end of a message continues at the beginning of the next.
+    """Return the undecoded rows of a query's answer, message by message.
 
     Args:
         messages: The answer.
         columns: The number of columns of a row.
     """
+    for values in values_of(messages, columns):
+        yield [values[at : at + columns] for at in range(0, len(values), columns)]
+
+
+def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[list[Any]]:
+    """The undecoded values of whole rows, row after row, message by message.
+
+    A value that is divided at the end of a message continues at the beginning of the next.
+
+    Args:
+        messages: The answer.
+        columns: The number of columns in a row.
+    """
     values: list[Any] = []
     cut = False
     for message in messages:
         raw = PartialResultSet.pb(message)
-        fresh = list(raw.values)
+        # It makes an object for each value, and none of them can be garbage yet.
+        with collector_paused():
+            fresh = list(raw.values)
         if cut and fresh:
             values[-1] = _merged(values[-1], fresh[0])
             del fresh[0]
         values += fresh
         cut = raw.chunked_value or (cut and not raw.values)
         whole = (len(values) - cut) // columns * columns
-        yield [values[at : at + columns] for at in range(0, whole, columns)]
+        yield values[:whole]
         del values[:whole]
 
 
 def _merged(first: Any, second: Any) -> Any:
     """Join two texts, or two lists.
 
-    For lists, the last element of one and the first of the other are joined too.
+    If lists are joined, the last element of one and the first element of the other are joined too.
     """
     made = type(first)()
     if first.HasField("string_value"):
@@ -232,12 +252,12 @@ def _is_mergeable(first: Any, second: Any) -> bool:
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:
-    """The items in the rows of a change stream, without the changes of other tables.
+    """Return the items in the rows of a change stream, without the changes of other tables.
 
     Args:
-        rows: The rows; each has one column.
-        table: The table whose changes are wanted.
-        shapes: The shapes of the feed.
+        rows: The rows of the answer; each has one column.
+        table: The table whose changes are requested.
+        shapes: The column descriptions (shapes) of the feed's records.
     """
     for (value,) in rows:
         if value.HasField("string_value"):
@@ -323,7 +343,7 @@ def _native_of_struct(fields: Sequence[Any]) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A value of protobuf in the form that JSON has for it."""
+    """Convert a value of protobuf to the form that JSON has for it."""
     kind = value.WhichOneof("kind")
     if kind == "list_value":
         return [plain_value(each) for each in value.list_value.values]

@@ -1,4 +1,4 @@
-"""Scans the rows of a table for `Snapshot()`: the plan, its segments, and the objects their readers share.
+"""Scans the rows of a table for `Snapshot()`: the plan, its segments, and the objects that readers share.
 
 Every row is read as it was at one time T, the floor of the snapshot. The reads use an exact timestamp, so any
 client can make them. The stream is read from T on. If the database no longer keeps the data of time T
@@ -9,9 +9,10 @@ A segment is a range of the primary key, in the order of the table. The first se
 the last segment ends after every key, and each other segment begins where the previous one ends. The service
 does all comparisons for a range: keys of several columns, of any type, with NULL, and in descending order.
 
-A plan's cursor is `[plan id, T, number of the next segment, read after, [end of each segment]]`, and a
-segment's is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is how much
-later than T the rows are read. Bounds are keys as JSON text, or "" for no bound. The end is included.
+The cursor of a plan is `[plan id, T, number of the next segment, read after, [end of each segment]]`; the
+cursor of a segment is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is
+how much later than T the rows are read. Bounds are keys as JSON text, or "" for no bound. The end is
+included.
 """
 
 from __future__ import annotations
@@ -63,23 +64,24 @@ _MARGIN: Final = 120 * _SECOND
 
 
 def floor_of(at: int) -> str:
-    """The `order_key` of rows at a given time.
+    """Return the `order_key` of rows at a given time.
 
-    It is after every change up to this time, and before every later change.
+    This floor is greater than the `order_key` of every change up to this time, and less than that of every
+    later change.
     """
     return f"{text_at(at)}|~"
 
 
 @attrs.frozen
 class Span:
-    """The content of a segment's cursor.
+    """The content of the cursor of a segment.
 
     Attributes:
         plan_id: The plan.
-        began: T, the time of the snapshot.
+        began: The time T of the snapshot.
         at: The time at which rows are read.
-        after: Read after this key; "" to begin with the first key.
-        end: Read up to and including this key; "" to read to the last key.
+        after: The key after which to read; "" means to begin with the first key.
+        end: The last key to read, which is included; "" means to read to the last key.
     """
 
     plan_id: str
@@ -89,12 +91,12 @@ class Span:
     end: str
 
     def cursor(self) -> Cursor:
-        """The form in a token."""
+        """Return the position in the form that a token stores."""
         return [self.plan_id, self.began, self.at - self.began, self.after, self.end]
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """True if a cursor belongs to a segment."""
+    """Return True if a cursor belongs to a segment."""
     match cursor:
         case [str(), began, later, str() as after, str() as end]:
             return _are_moments(began, later) and _is_key(after) and _is_key(end)
@@ -103,10 +105,10 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def span_of(cursor: Cursor) -> Span:
-    """The inverse of `Span.cursor`.
+    """Return the segment that `Span.cursor` encoded.
 
     Raises:
-        InvalidCursor: The cursor does not belong to a segment.
+        InvalidCursor: Raised if the cursor does not belong to a segment.
     """
     if not is_segment(cursor):
         raise InvalidCursor("it is no segment of a snapshot")
@@ -130,7 +132,7 @@ class Scans:
 
     Args:
         source: The table and its change stream.
-        spec: The specification of the request.
+        spec: The specification of the feed.
     """
 
     def __init__(self, source: Source, spec: FeedSpec) -> None:
@@ -154,8 +156,8 @@ class Scans:
             lately: True to accept a result that is five seconds old.
 
         Raises:
-            ProviderFault: The table or the stream was dropped or recreated, or the stream no longer contains
-                the required data.
+            ProviderFault: Raised if the table or the stream was dropped or recreated, or the stream no longer
+                contains the required data.
         """
         with self._lock:
             checked = self._checked
@@ -189,11 +191,11 @@ class Scans:
         return found
 
     def columns(self, at: int, *, whole: bool, deadline: Deadline, hold: Hold) -> list[str]:
-        """The columns that the table had at a given time, key columns first.
+        """Return the columns that the table had at a given time, key columns first.
 
         Args:
             at: The moment.
-            whole: False for only the key columns.
+            whole: False to return only the key columns.
             deadline: The time limit.
             hold: The caller.
         """
@@ -221,7 +223,7 @@ def plan_scan(
     Args:
         scans: The scans of the feed.
         seeds: The start of the stream, from `Feed.start` with `Now()`.
-        segments: The number of segments that the application wants, or None.
+        segments: The number of segments that the application requests, or None.
         deadline: The time limit.
         hold: The caller.
     """
@@ -235,14 +237,14 @@ def plan_scan(
 
 
 def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Take segments from a plan.
+    """Take the next segments from a plan.
 
     Args:
         cursor: The plan.
         count: The maximum number of segments.
 
     Raises:
-        InvalidCursor: The cursor is not a plan.
+        InvalidCursor: Raised if the cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (

@@ -1,4 +1,4 @@
-"""The objects that all readers of one change stream share."""
+"""Holds the objects that all readers of one change stream share."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ _MOST_MOVES = 3
 
 
 class Slots:
-    """Limits the answers that stay open between two reads. Each of them occupies a stream of the connection.
+    """Limits the number of answers that stay open between two reads.
 
-    A connection carries a hundred streams at a time. The next stream would have to wait until another ends.
+    Each open answer occupies a stream of the gRPC connection. A gRPC connection carries a hundred streams at
+    a time. The next stream would have to wait until another one ends.
 
     Args:
-        most: The maximum number of answers.
+        most: The maximum number of open answers.
     """
 
     def __init__(self, most: int) -> None:
         self._free = threading.Semaphore(most)
 
     def take(self) -> bool:
-        """Take a slot; False if no slot is free."""
+        """Take a slot; Take a slot; Take a slot; False if no slot is free."""
         return self._free.acquire(blocking=False)
 
     def give(self) -> None:
@@ -56,12 +57,12 @@ class Slots:
 
 
 class Source:
-    """One change stream, and the table in it that is read.
+    """One change stream, and the table whose changes are read from it.
 
     Args:
         calls: The database.
         found: The stream.
-        slots: The slots of the client.
+        slots: The slots of the client for open answers.
     """
 
     def __init__(self, calls: Calls, found: Found, slots: Slots) -> None:
@@ -72,7 +73,7 @@ class Source:
         self._checked: WeakSet[Shape] = WeakSet()
 
     def partitions(self, at: int, deadline: Deadline, hold: Hold) -> list[str]:
-        """The partitions that are alive at a given time."""
+        """Return the partitions that are alive at a given time."""
         return list_partitions(self.calls, self.found, at, deadline, hold)
 
     def window(
@@ -90,9 +91,9 @@ class Source:
 
         Args:
             token: The partition.
-            start: Read from this time on.
-            end: Read up to this time.
-            deadline: When gRPC ends the call.
+            start: The time from which to read.
+            end: The time up to which to read.
+            deadline: The time at which gRPC ends the call.
             hold: The caller.
             waits: As in `Window`.
             current: As in `Window`.
@@ -101,7 +102,7 @@ class Source:
         return Window(answer, self.found.table, self.shapes, end, waits=waits, current=current)
 
     def earliest(self, now: int, deadline: Deadline, hold: Hold) -> int:
-        """The oldest time that can be read.
+        """Return the oldest time that can be read.
 
         Args:
             now: The service's time.
@@ -119,7 +120,7 @@ class Source:
         return bound
 
     def oldest(self, now: int, deadline: Deadline, hold: Hold) -> tuple[int, list[str]]:
-        """The oldest time at which a start can read every partition, and the partitions alive at that time.
+        """Return the oldest time at which a start can read every partition, and the partitions alive then.
 
         If retention determines this time, a margin is added, because the edge of retention moves. If the
         creation of the stream determines it, nothing is left out.
@@ -144,7 +145,7 @@ class Source:
         return at, self.partitions(at, deadline, hold)
 
     def _search(self, before: int, after: int, deadline: Deadline, hold: Hold) -> int:
-        """The oldest time if the service does not name it, by binary search, to the microsecond."""
+        """Find the oldest time by binary search, to the microsecond, if the service does not report it."""
         while after - before > 1:
             middle = (before + after) // 2
             try:
@@ -157,20 +158,21 @@ class Source:
         return after
 
     def is_recreated(self, earliest: int, now: int) -> bool:
-        """True if a position before the oldest time belongs to an earlier stream of the same name.
+        """Return True if a position before the oldest time belongs to an earlier stream of the same name.
 
-        Normally, the oldest time is now minus the retention period. If it is later, the stream was created at
-        that time.
+        Normally, the oldest time is the present time minus the retention period. If it is later, the stream
+        was created at that time.
         """
         return earliest > now - self.found.retention * _SECOND + _SLACK
 
     def interval(self, token: str, now: int, deadline: Deadline, hold: Hold) -> tuple[int, int] | None:
-        """The start and the end of a partition.
+        """Return the start and the end of a partition.
 
-        The end of an open partition is now. Returns None for a partition of another stream.
+        The end of an open partition is the present time. The result is None for a partition of another
+        stream.
 
-        The service names them if a partition is read at a time outside its lifetime. If it does not, the
-        start is searched for within the retention of the stream.
+        The service reports start and end if a partition is read at a time outside its lifetime. If the
+        service does not report them, the start is searched for within the retention of the stream.
 
         Args:
             token: The partition.
@@ -200,7 +202,10 @@ class Source:
         return after, now
 
     def _refusal(self, token: str, at: int, deadline: Deadline, hold: Hold) -> Exception | None:
-        """The reason why a partition cannot be read at a given time; None if it can be read."""
+        """Return the reason why a partition cannot be read at a given time.
+
+        None if the partition can be read.
+        """
         window = self.window(token, at, at, deadline, hold)
         try:
             while window.next() is not None:
@@ -214,7 +219,7 @@ class Source:
         return None
 
     def watches_whole(self, shape: Shape, deadline: Deadline, hold: Hold) -> bool:
-        """True if the stream watches all columns. It may be altered while it is read.
+        """Return True if the stream watches all columns. The stream may be altered while it is read.
 
         The service is asked again if a record has new columns, except for the first record.
         """
@@ -229,14 +234,14 @@ class Source:
     def translated(
         self, error: Exception, at: int, deadline: Deadline, hold: Hold, token: str | None = None
     ) -> ProviderFault | None:
-        """The fault for an error of a read; None if `classify` knows the meaning.
+        """Return the fault for an error of a read; None if `classify` knows the meaning of the error.
 
         Args:
             error: The error that gRPC raised.
             at: The time at which the read started.
             deadline: The time limit.
             hold: The caller.
-            token: The partition that a position belongs to; None for a start.
+            token: The partition that the position belongs to; None for a start.
         """
         name = self.found.stream
         if is_without_stream(error):

@@ -1,4 +1,5 @@
-"""A change stream in memory, for the reader: commits at equal times, and any cut of an answer."""
+"""A change stream in memory, for tests of the reader. Commits may have equal times, and an answer may end
+anywhere."""
 
 import time
 from weakref import WeakSet
@@ -21,7 +22,7 @@ ORIGIN = 1_700_000_000_000_000
 
 
 def record(at, transaction, sequence, mods, *, kind="INSERT", capture="NEW_ROW", shape=SHAPE):
-    """A record whose changes have keys that tell where they are."""
+    """Make a record whose changes have keys that show their position."""
     at += ORIGIN
     made = [Mod(f'{{"id":"{at}-{transaction}-{sequence}-{nth}"}}', '{"n":"1"}', "{}") for nth in range(mods)]
     text = text_at(at)
@@ -74,9 +75,9 @@ class FakeStream:
     """One partition.
 
     Args:
-        records: Its changes, in the service's order.
-        ends: When it ends, or None.
-        message: How many records a message has.
+        records: Contains the changes of the partition, in the service's order.
+        ends: The time at which the partition ends, or None.
+        message: The number of records in a message.
     """
 
     def __init__(self, records, ends=None, message=2, slots=8):
@@ -113,5 +114,5 @@ def fetch(reader, most=1000, wait=0.0, nbytes=1 << 20):
 
 
 def names(batch):
-    """What each change of a batch is."""
+    """Return a short name for each change of a batch."""
     return [(record.at, record.transaction, record.sequence, nth) for record, nth in batch.records]

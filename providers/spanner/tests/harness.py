@@ -1,4 +1,4 @@
-"""What the conformance suite needs of Cloud Spanner."""
+"""The conformance suite's harness for Cloud Spanner."""
 
 import base64
 import json
@@ -27,24 +27,24 @@ TYPES = {
 
 
 def columns_of(fields):
-    """A document's fields by column."""
+    """Return the fields of a document by column."""
     return {TYPES[type(value)] if name == "value" else name: plain(value) for name, value in fields.items()}
 
 
 def plain(value):
-    """1.50 comes back as 1.5."""
+    """Return a number in Spanner's form, because Spanner returns 1.50 as 1.5."""
     return value.normalize() if isinstance(value, Decimal) else value
 
 
 def native(name, value):
-    """A value as the library writes it."""
+    """Return a value as the vendor's library writes it."""
     if value is not None and COLUMNS.get(name) == "JSON":
         return json.dumps(value)
     return base64.b64encode(value) if isinstance(value, bytes) else value
 
 
 class SpannerHarness(Harness):
-    """Google's emulator, which the tests of a worker share; each test has a database."""
+    """A harness with Google's emulator, which the tests of a worker share; each test has its own database."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -102,14 +102,14 @@ class SpannerHarness(Harness):
 
 
 class RestlessHarness(SpannerHarness):
-    """The emulator as it is by itself: partitions live for 20 to 40 seconds."""
+    """The emulator with its default settings, in which partitions live for 20 to 40 seconds."""
 
     flags = RESTLESS
     can_still = can_key_order = False  # a key's changes go to any partition
 
 
 class HastyHarness(SpannerHarness):
-    """Partitions live for 3 to 6 seconds."""
+    """The emulator with its fastest settings, in which partitions live for 3 to 6 seconds."""
 
     flags = HASTY
     can_still = can_key_order = False

@@ -1,8 +1,9 @@
-"""A change stream service in memory, written from the service's rules alone: the provider's calls go to it.
+"""A change stream service in memory that answers the provider's calls.
 
-It has no clock of its own: time moves when the script says so, and when somebody asks for it. Whatever the
-service leaves open is decided by dice: where an answer is cut, in which order transactions with one commit
-timestamp come, when a heartbeat comes, how often children are named, which call fails.
+The model is written only from the service's documented rules. The model has no running clock: its time
+moves when the script says so, and at each request for the time. Random numbers decide what the service does
+not specify: where an answer is cut, the order of transactions with one commit timestamp, the time of a
+heartbeat, how often children are named, and which call fails.
 """
 
 import json
@@ -33,7 +34,7 @@ _STATUSES = (("UNAVAILABLE", "gone"), ("INTERNAL", "RST_STREAM"), ("ABORTED", "t
 
 
 class WireError(grpc.RpcError):
-    """A call that failed."""
+    """The error with which a call failed."""
 
     def __init__(self, status, text):
         super().__init__(f"{status}: {text}")
@@ -68,7 +69,7 @@ class Change:
 
 @attrs.define
 class Partition:
-    """One partition: the slots that it holds, when it lives, and the records in it."""
+    """One partition: its slots of keys, its lifetime, and its records."""
 
     token: str
     start: int
@@ -80,7 +81,7 @@ class Partition:
 
 
 def text_of(micros):
-    """As the service writes a moment: without zeros at the end."""
+    """Return a time as the service writes it, without trailing zeros."""
     text = long_text(micros).removesuffix("Z").rstrip("0").rstrip(".")
     return f"{text}Z"
 
@@ -98,8 +99,8 @@ class Model:
 
     Args:
         seed: Of the dice.
-        trouble: How likely it is that an answer breaks off at a message.
-        partitions: How many there are at first.
+        trouble: The probability that an answer breaks off at a message.
+        partitions: The number of partitions at the start.
     """
 
     def __init__(self, seed, trouble=0.0, partitions=2):
@@ -118,7 +119,10 @@ class Model:
     # -- What the script does
 
     def commit(self, *steps):
-        """Some transactions, often with one commit timestamp; no row is in two of them."""
+        """Commit some transactions, often with one commit timestamp.
+
+        No row is changed by two of these transactions.
+        """
         with self.lock:
             same = self.last > self.read and not steps and self.dice.random() < 0.3
             at = self.last if same and len(self.used) < SLOTS else self._next(*steps)
@@ -130,7 +134,7 @@ class Model:
             return at
 
     def reshape(self, at=None):
-        """Split, merge or move; now and then in the commit timestamp of the last change."""
+        """Split, merge or move partitions, sometimes at the commit timestamp of the last change."""
         with self.lock:
             alive = [each for each in self.partitions.values() if each.end is None]
             parents = self.dice.sample(alive, min(len(alive), self.dice.choice([1, 1, 2, 3])))
@@ -150,7 +154,7 @@ class Model:
             self.now += self.dice.choice([1, 3, 1000, 90_000_000, 4 * 3600_000_000])
 
     def _next(self, *steps):
-        """A moment after all that was, and after all that was read."""
+        """Return a time after all changes, and after all times up to which a client has read."""
         self.now = max(self.now, self.last, self.read) + self.dice.choice(steps or (1, 1, 2, 500))
         self.last = self.now
         self.used = set()
@@ -197,7 +201,7 @@ class Model:
             return [([], [], [[text_of(start), "00000000", [[p.token, []]]]]) for p in alive]
 
     def rows(self, token, start, end):
-        """The rows of a query, those of equal commit timestamps in an order of its own."""
+        """Return the rows of a query. Rows with equal commit timestamps come in a random order."""
         with self.lock:
             self._reach(end)
             partition = self.partitions.get(token)
@@ -232,7 +236,10 @@ class Model:
             return self.now
 
     def _reach(self, at):
-        """Who reads up to a moment waits for it; nothing is committed at or before it any more."""
+        """Wait until the model's time reaches the end of a read.
+
+        After this, no change is committed at or before that time.
+        """
         self.now = max(self.now, at)
         self.read = max(self.read, at)
 
@@ -249,7 +256,7 @@ class Model:
         return found
 
     def _heartbeats(self, start, last):
-        """Late ones, too: older than what has been sent."""
+        """Return heartbeats, which may be late, that is, older than records that were already sent."""
         if last < start or self.dice.random() < 0.6:
             return []
         moments = [self.dice.choice([last, start, self.dice.randint(start, last)]) for _ in range(2)]
@@ -276,7 +283,7 @@ class Model:
     # -- What the wire does
 
     def answer(self, request):
-        """The messages of an answer, and the error after them or None."""
+        """Return the messages of an answer, and the error that follows them, or None."""
         with self.lock:
             if request.session not in self.sessions:
                 raise WireError("NOT_FOUND", "Session not found")
@@ -303,7 +310,7 @@ class Model:
         return messages[: self.dice.randint(0, len(messages))], WireError(*self.dice.choice(_STATUSES))
 
     def _cut(self, values):
-        """Messages, which end anywhere: also inside a value."""
+        """Return messages that may end anywhere, even inside a value."""
         messages = []
         while values:
             message = PartialResultSet.pb()()
@@ -333,7 +340,7 @@ def to_value(value):
 
 
 def halved(value, dice):
-    """Two parts of a value, which the rules of chunks join to it."""
+    """Divide a value into two parts that a client joins by the protocol's rules for chunks."""
     if value.HasField("string_value"):
         at = dice.randint(0, len(value.string_value))
         return Value(string_value=value.string_value[:at]), Value(string_value=value.string_value[at:])
@@ -356,7 +363,7 @@ def halved(value, dice):
 
 
 class Answer:
-    """A call of gRPC that streams."""
+    """A streaming gRPC call."""
 
     def __init__(self, model, request):
         self._model, self._request, self._cancelled = model, request, False
@@ -375,7 +382,7 @@ class Answer:
 
 
 class Made:
-    """A call of gRPC with one answer."""
+    """A gRPC call with one answer."""
 
     def __init__(self, value):
         self._value = value
@@ -389,7 +396,7 @@ class Made:
 
 
 class Transport:
-    """As much of the library's transport as the provider uses."""
+    """The part of the library's transport that the provider uses."""
 
     def __init__(self, model):
         self._model = model
@@ -412,7 +419,7 @@ class Transport:
 
 
 class Database:
-    """As much of the library's `Database` as the provider uses."""
+    """The part of the library's `Database` that the provider uses."""
 
     name = "projects/p/instances/i/databases/d"
 
@@ -422,7 +429,7 @@ class Database:
 
 
 class ModelProvider(SpannerProvider):
-    """The provider, but for how it finds the stream of a table."""
+    """The provider, except that it finds a table's stream without a query."""
 
     def __init__(self, model, config):
         super().__init__(None, config, ours=True)
@@ -436,12 +443,12 @@ class ModelProvider(SpannerProvider):
 
 
 class ModelPlugin(SpannerPlugin):
-    """What a client is opened with."""
+    """Parses the configuration of a client."""
 
     def __init__(self, model):
         self.model = model
 
     def open(self, config, native_client, observer):
-        """No try waits for the one before."""
+        """Open the provider; no attempt waits after the previous one."""
         provider = ModelProvider(self.model, SpannerConfig.from_client(config))
         return Engine(provider, config, observer, pause=lambda seconds: None)

@@ -1,4 +1,4 @@
-"""The scripted server for the tests of this provider: a database, and troubles at the wire."""
+"""Provides the scripted server for the tests of this provider: a database, and failures on the network."""
 
 import base64
 import itertools
@@ -33,7 +33,7 @@ COUNTER = itertools.count()
 
 
 def wire(name, value):
-    """A value as it travels."""
+    """Return a value in the form of the protocol."""
     if value is None or isinstance(value, bool):
         return value
     if COLUMNS.get(name) == "JSON":
@@ -62,7 +62,7 @@ class Scripted:
         self.url = f"spanner://{PROJECT}/{INSTANCE}?emulator_host={self.server.host}"
 
     def write(self, table, *rows, kind="insert_or_update", names=("id", "n")):
-        """One transaction; returns its commit timestamp."""
+        """Write one transaction; return its commit timestamp."""
         values = [[wire(name, value) for name, value in zip(names, row, strict=True)] for row in rows]
         return self.server.commit(self.database, Write(kind, table, names, values))
 
@@ -75,7 +75,10 @@ class Scripted:
 
 
 class ScriptedHarness(Harness):
-    """A server a test; time is the server's, and troubles happen at the wire."""
+    """A harness with one server for each test.
+
+    Time is the server's time, and faults happen on the network.
+    """
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -131,7 +134,7 @@ class ScriptedHarness(Harness):
         self.server.merge(self.token(address, a), self.token(address, b))
 
     def token(self, address, partition_id):
-        """The service's token of a partition, from our id of it."""
+        """Return the service's token for the partition that has the given public id."""
         tokens = [each.token for each in self.server.partitions(self.scripted.database, self.stream(address))]
         (found,) = [token for token in tokens if token in partition_id]
         return found
@@ -140,7 +143,7 @@ class ScriptedHarness(Harness):
         return f"{address.collection}_stream"
 
     def trim(self, address):
-        """A day passes, and an hour."""
+        """Let a day and an hour pass."""
         self.server.advance(25 * 3600)
 
     def expire(self, address, key):
@@ -161,7 +164,7 @@ class ScriptedHarness(Harness):
         return self.server.journal.open_streams
 
     def troubled(self, script, act):
-        """The trouble is over when the client is closed."""
+        """Return a client that meets a fault; the fault ends when the client is closed."""
         client = self.connect()
         close = client.close
 
@@ -211,7 +214,8 @@ class ScriptedHarness(Harness):
 
 
 class NastyHarness(ScriptedHarness):
-    """Values in chunks, a record for each mod, and each child announced by itself, in reverse, and twice."""
+    """A server that sends values in chunks and a record for each mod, and names each child separately, in
+    reverse order, and twice."""
 
     habits = (
         ("chunk_characters", 61), ("rows_per_message", 1), ("mods_per_record", 1), ("sequence_step", 7),
@@ -220,7 +224,7 @@ class NastyHarness(ScriptedHarness):
 
 
 class MovesKeysHarness(ScriptedHarness):
-    """Each split and merge moves every key to any partition."""
+    """A server on which each split and merge moves every key to any partition."""
 
     habits = (("moves_keys", True),)
     can_key_order = False

@@ -1,4 +1,4 @@
-"""The conformance suite, with the cases in which Spanner needs something else to show the same."""
+"""Runs the conformance suite, with other versions of the tests in which Spanner behaves differently."""
 
 import pytest
 
@@ -7,9 +7,12 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 class TestLoss(us8.TestLoss):
-    """A life is written one change after the other: it is checked that they come so."""
+    """The changes of a script are written one after another, and the test checks that they come in this
+    order.
+    """
 
     @pytest.fixture
     def harness_class(self, harness_class):
-        """Inside a transaction Spanner orders changes by what they do and by key, not as they were made."""
+        """Inside a transaction Spanner orders changes by their type and by key, not in the order of
+        writing."""
         return type("OneByOne", (harness_class,), {"can_batch": False})

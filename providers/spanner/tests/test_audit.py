@@ -1,4 +1,4 @@
-"""A partition that a start left out is found by an audit, also when it has ended since."""
+"""Tests that an audit finds a partition that a start has left out, even if the partition has ended since."""
 
 import attrs
 import pytest

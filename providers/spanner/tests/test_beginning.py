@@ -1,4 +1,5 @@
-"""A token of a start at the beginning is like every other: what it has lost to retention is said."""
+"""Tests that a token of a start at the beginning is like every other token: a loss to retention is
+reported."""
 
 import pytest
 
@@ -11,7 +12,7 @@ from .test_scripted_attacks import DAY, feed, numbers
 
 
 def key_of(partition):
-    """A key whose changes go to the first or the second partition of two."""
+    """Return a key whose changes go to the first or the second of two partitions."""
     return next(
         key
         for key in (f"k{number}" for number in range(1000))
@@ -20,9 +21,9 @@ def key_of(partition):
 
 
 def begun(items):
-    """The token of a first page; of the two partitions it has read the first one only.
+    """Return the token of a first page, which has read only the first of two partitions.
 
-    The second one has a change that falls out of retention two minutes later, and one that is kept.
+    The second partition has a change that expires two minutes later, and a change that is kept.
     """
     items.server.advance(2 * DAY)
     items.put((key_of(1), 1))

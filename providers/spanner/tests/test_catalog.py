@@ -1,4 +1,4 @@
-"""The stream of a table, by what the database says about itself: also what no emulator has."""
+"""Tests how the stream of a table is found in the catalogue, including cases that no emulator has."""
 
 import attrs
 import pytest
@@ -13,12 +13,12 @@ WATCHED = ["s", "", "orders", True]
 
 
 class FakeCalls:
-    """Answers the questions of the catalogue.
+    """Answers queries on the catalogue.
 
     Args:
-        tables: Stream, schema, table, all columns.
+        tables: The rows: stream, schema, table, and whether the stream watches all columns.
         options: Stream, option, value.
-        streams: Stream, whether it watches everything.
+        streams: The rows: stream, and whether it watches everything.
         dialect: The database's.
         keys: Schema, table, column.
     """

@@ -1,4 +1,4 @@
-"""The command line on Spanner: real processes, killed and started again."""
+"""Tests the command line on Spanner: real processes, killed and started again."""
 
 import re
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.emulator(*HASTY)
 
 @pytest.fixture(scope="module")
 def emulator():
-    """Its partitions live for 3 to 6 seconds."""
+    """Provide an emulator whose partitions live for 3 to 6 seconds."""
     return shared(HASTY)
 
 
@@ -28,13 +28,13 @@ def orders(emulator):
 
 @pytest.fixture
 def where(emulator, orders):
-    """Server and table, as the commands are told."""
+    """Return the server and the table, as arguments of the commands."""
     return emulator.url, orders.where
 
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, orders, where, tmp_path):
-        """Under a writer, and while partitions are split and merged."""
+        """The commands run while a writer works and partitions split and merge."""
         orders.put(["before", 0, ""])
         tail = Tail(*where, "--from", "now", "--checkpoint", tmp_path / "position")
         writer = Writer(lambda key: orders.put([key, 0, "a document"]), pause=0.01)
@@ -54,7 +54,7 @@ class TestTail:
 
     def test_as_json_they_can_be_read_again(self, orders, where):
         orders.put(["o-1", 2**62, None])
-        (line,) = said("tail", *where, "--from", "beginning", "--until-idle", "--json").splitlines()
+        (line,) = said("tail", *where, "--from", "beginning", "--until-idle", "--exact").splitlines()
         assert event_from_json(line).new_item_state == {"id": "o-1", "n": 2**62, "text": None}
 
 

@@ -1,4 +1,4 @@
-"""How a client names an instance: what is taken, and what is refused with the way out."""
+"""Tests how a client names an instance: accepted forms, and refused ones with the way out."""
 
 import pytest
 from google.auth.credentials import AnonymousCredentials

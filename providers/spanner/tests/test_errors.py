@@ -1,4 +1,4 @@
-"""Every status of gRPC, and what Google's libraries raise, by category."""
+"""Tests the category of every gRPC status and of the errors of Google's libraries."""
 
 import grpc
 import pytest
@@ -50,7 +50,7 @@ class Failed(grpc.RpcError):
 
 
 def both(code, text, metadata=()):
-    """As gRPC raises it, and as the library does."""
+    """Return the error as gRPC raises it, and as the vendor's library raises it."""
     failed = Failed(code, text, metadata)
     return failed, exceptions.from_grpc_status(code, text, errors=(failed,))
 

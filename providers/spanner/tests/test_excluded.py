@@ -1,7 +1,7 @@
-"""A change stream that leaves changes out is read only by who names it.
+"""Tests that a change stream which excludes changes is read only if the configuration names it.
 
-Google's emulator leaves them out, and does not list these options in its information schema: there nobody can
-see them. So what is refused is shown on the scripted server, which lists them as the service does.
+Google's emulator excludes changes, but does not list these options in its information schema, so a client
+cannot see them. So the refusals are tested on the scripted server, which lists the options like the service.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""A bounded read of everything up to now: what the service sends is about what is delivered."""
+"""Tests bounded reads up to now: the service sends about as many rows as are delivered."""
 
 import pytest
 
@@ -14,7 +14,7 @@ COUNT = 6000
 
 
 def planned(items):
-    """What a batch reads: ids by partition, and how many rows the service sent for it."""
+    """Return the result of a batch: ids by partition, and the number of rows that the service has sent."""
     provider = PLUGIN.connect(ClientConfig("spanner", {"url": items.scripted.url}), None)
     soon = Deadline.after(SOON)
     try:

@@ -1,4 +1,4 @@
-"""The oldest moment that can be read moves on all the time, once a stream is older than its retention."""
+"""Tests streams that are older than their retention: the oldest readable time advances all the time."""
 
 from datetime import timedelta
 
@@ -49,7 +49,7 @@ class TestBeginning:
 
     @STATES
     def test_a_first_read_that_comes_too_late_is_refused(self, told):
-        """The start is resolved, then the time passes, then each partition is read for the first time."""
+        """Resolve the start, let time pass, and then read each partition for the first time."""
         with feed(horizon_is_told=told) as items:
             items.fill(3)
             items.server.advance(DAY + MINUTE)
@@ -99,7 +99,7 @@ class TestMoment:
 
 
 class TestPositions:
-    """A position and a moment that was asked for are never moved."""
+    """A stored position and a requested time are never moved."""
 
     def test_a_moment_before_the_oldest_change_is_told(self):
         with feed() as items:

@@ -1,6 +1,7 @@
-"""Nothing is lost and nothing comes twice while partitions move, split and merge under a writer.
+"""Tests that nothing is lost and nothing comes twice while a writer works and partitions move, split and
+merge.
 
-MULTICLOUDDB_SPANNER_SECONDS says for how long it is written.
+MULTICLOUDDB_SPANNER_SECONDS sets the duration of the writing.
 """
 
 import itertools
@@ -27,7 +28,7 @@ SECONDS = float(os.environ.get("MULTICLOUDDB_SPANNER_SECONDS", "10"))
 
 
 def write(table, until, pause=0.005):
-    """Inserts, updates and deletes, one by one and several at once; what was committed, change by change."""
+    """Insert, update and delete rows, one by one and several at once; record every committed change."""
     dice, truth, there = random.Random(5), Counter(), set()
     for number in itertools.count():
         if time.monotonic() > until:

@@ -1,4 +1,5 @@
-"""Transactions with one commit timestamp: the service may send them in another order with each query."""
+"""Tests transactions with one commit timestamp, which the service may send in another order with each
+query."""
 
 import json
 from collections import deque
@@ -19,9 +20,9 @@ class MixedStream(FakeStream):
     The records of a transaction stay in order.
 
     Args:
-        order: Whose turn it is, as numbers; None mixes no more.
+        order: The order of the transactions, as numbers; None keeps the last order.
         records: Its changes.
-        message: How many records a message has.
+        message: The number of records in a message.
     """
 
     def __init__(self, order, records, message):
@@ -46,7 +47,10 @@ class MixedStream(FakeStream):
 
 @st.composite
 def logs(draw):
-    """Commits at one, two or three moments, each of several transactions with several records."""
+    """Generate commits with one, two or three timestamps.
+
+    Each commit has several transactions with several records.
+    """
     found = []
     for at in range(1, draw(st.integers(1, 3)) + 1):
         for transaction in "abc"[: draw(st.integers(1, 3))]:
@@ -67,7 +71,7 @@ def stored(cursor):
 
 
 def drained(stream, cursor, sizes):
-    """The changes after a position, by a new reader for each page."""
+    """Return the changes after a position, read by a new reader for each page."""
     seen = []
     for _ in range(200):
         reader = stream.reader(stored(cursor))
@@ -91,7 +95,7 @@ def endless(data, strategy):
 class TestMixedOrders:
     @given(logs(), st.integers(1, 4), st.lists(st.integers(0, 8), min_size=1), st.data())
     def test_each_change_comes_once_from_a_stop_at_every_change(self, records, message, turns, data):
-        """Every change of a page is a stop, from which all the rest is read."""
+        """A reader stops at every change of a page, and another reader gets all the rest."""
         step = iter(range(10**9))
         stream = MixedStream(lambda: turns[next(step) % len(turns)], records, message)
         sizes = data.draw(st.lists(SIZES, min_size=1, max_size=6))
@@ -121,7 +125,8 @@ class TestMixedOrders:
 @example(1)
 @given(st.integers(1, 4))
 def test_a_record_that_began_on_the_page_before_leaves_the_marks_of_others(taken):
-    """t5 was delivered in part. After the page with t1 and the rest of t5, t1 keeps its mark."""
+    """The transaction t5 was partly delivered. After the page with t1 and the rest of t5, the position still
+    contains t1's mark."""
     records = [record(1, "t1", 0, 5), record(1, "t5", 0, 5)]
     turns = iter([1, 0] + [0] * 50)
     stream = MixedStream(lambda: next(turns), records, 1)

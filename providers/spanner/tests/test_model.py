@@ -1,6 +1,6 @@
-"""The provider and the engine over a model of the service, in lives of many pages: every token is good.
+"""Runs the provider and the engine over a model of the service, for many pages: every token must stay valid.
 
-MULTICLOUDDB_SPANNER_LIVES says how many lives there are.
+MULTICLOUDDB_SPANNER_LIVES sets the number of such runs.
 """
 
 import os
@@ -30,7 +30,7 @@ CONFIG = attrs.evolve(ClientConfig("spanner", {"url": "spanner://p/i"}), coverag
 
 
 class Consumer:
-    """An application that stores its token after each page, and dies now and then."""
+    """An application that stores its token after each page and sometimes crashes."""
 
     def __init__(self, model, start):
         self.model, self.start = model, start
@@ -65,7 +65,7 @@ class Consumer:
 
 
 def check(model, events, since):
-    """Each change since a moment once, in the order of its partition, after those of its parents."""
+    """Check that each change since a time came once, in its partition's order, after those of the parents."""
     expected = {change.event_id: change for change in model.changes if change.at >= since}
     got = Counter(event.event_id for event in events)
     assert set(expected) - set(got) == set(), "lost"
@@ -87,12 +87,14 @@ def check(model, events, since):
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch):
-    """An idle partition is asked again at once: the model's time does not pass by itself."""
+    """Make the reader ask an idle partition again at once, because the model's time does not pass by
+    itself.
+    """
     monkeypatch.setattr("multiclouddb_spanner.reader._MOST_PAUSE", 0.0)
 
 
 def live(seed):
-    """One life: each change comes once, and each token has the rest."""
+    """Make one run: each change comes once, and each token delivers the rest."""
     model = Model(seed, trouble=(0.0, 0.02, 0.1, 0.3)[seed % 4], partitions=1 + seed % 3)
     dice = model.dice
     for _ in range(dice.choice([0, 5])):
@@ -128,7 +130,7 @@ def live(seed):
 
 
 def start_now(seed):
-    """Now is after the change of this moment, and before the one of the next microsecond."""
+    """`Now` lies after a change of the present microsecond, and before a change of the next one."""
     model = Model(seed)
     model.commit()
     model.ticks = (0,)

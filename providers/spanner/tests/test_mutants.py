@@ -1,4 +1,6 @@
-"""The model finds defects: each that is planted in the provider fails a life, which passes without it."""
+"""Tests that the model finds defects: each defect planted in the provider fails a run that passes without
+it.
+"""
 
 from importlib import import_module
 from pathlib import Path
@@ -22,8 +24,8 @@ class Mutant:
     Attributes:
         name: What goes wrong.
         module: Where.
-        before: A piece of the source that stands there once.
-        after: What takes its place.
+        before: A piece of the source that occurs exactly once.
+        after: The text that replaces the piece.
     """
 
     name: str
@@ -114,7 +116,7 @@ MUTANTS = [
 
 
 def functions_of(module):
-    """Every function and method that a module defines, by its name."""
+    """Return every function and method that a module defines, by its name."""
     for name, found in (module if isinstance(module, dict) else vars(module)).items():
         if isinstance(found, type):
             for field, method in vars(found).items():

@@ -1,4 +1,5 @@
-"""Feeds on Google's emulator: both dialects, the stream of a table, starts, and every place in a commit."""
+"""Tests feeds on Google's emulator: both dialects, the stream of a table, starts, and every position in a
+commit."""
 
 import json
 import threading
@@ -44,7 +45,7 @@ def page(client, address, start, size=0, wait=0.0, **settings):
 
 
 def sessions_of(table):
-    """The sessions that the server has of a table's database."""
+    """Return the sessions that the server has for a table's database."""
     return list(table.database.spanner_api.list_sessions(database=table.database.name))
 
 
@@ -63,7 +64,7 @@ def refused(category, call, *arguments, **settings):
 
 @pytest.fixture
 def made(still):
-    """Makes tables; the address and the table of each."""
+    """Make tables; return the address and the table of each."""
     tables = []
 
     def make(**settings):
@@ -139,7 +140,7 @@ class TestFeed:
 
 
 class TestEveryPlace:
-    """A feed that is stopped at every change of large transactions, also of several kinds."""
+    """Tests a feed that stops at every change of large transactions with changes of several types."""
 
     @pytest.fixture
     def written(self, either):

@@ -1,4 +1,4 @@
-"""What no emulator does, on the scripted server: every change arrives once, and in its order."""
+"""Tests on the scripted server what no emulator does: every change must arrive once and in order."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ STREAM = "CREATE CHANGE STREAM items_stream FOR items OPTIONS (value_capture_typ
 
 
 class Feed:
-    """A table on a scripted server, and our client."""
+    """A table on a scripted server, with the library's client."""
 
     def __init__(self, *statements, **habits):
         self.scripted = Scripted(*(statements or (TABLE, STREAM)), habits=Habits(**habits))
@@ -58,7 +58,7 @@ class Feed:
         return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
     def tried(self, *arguments, **settings):
-        """A page, or None when the call has to be made again."""
+        """Read a page; Return None if the call must be repeated."""
         try:
             return self.page(*arguments, **settings)
         except MulticloudDbError as error:
@@ -70,7 +70,7 @@ class Feed:
         return self.page(Now()).continuation_token
 
     def drain(self, start, size=0, *, fresh=False, **settings):
-        """Every event up to the present end; by a new client for each page, with `fresh`."""
+        """Read every event up to the present end; with `fresh`, each page with a new client."""
         events = []
         for _ in range(5000):
             page = self.page(start, size, **settings)
@@ -105,12 +105,12 @@ def numbers(events):
 
 
 def once(events, count):
-    """So many different events, each once."""
+    """Check that the given number of events came, each once."""
     assert len({event.event_id for event in events}) == len(events) == count
 
 
 def in_order(events):
-    """Each key's changes are in the order of `n`, which counts them."""
+    """Check that the changes of each key are in the order of `n`, which counts them."""
     last = {}
     for event in events:
         number = event.new_item_state["n"]
@@ -174,7 +174,9 @@ class TestRetention:
 
 
 class TestClock:
-    """Time that passes while the client sleeps: `time.monotonic` of a suspended machine stands still."""
+    """Tests time that passes while the client sleeps: `time.monotonic` of a suspended machine stands
+    still.
+    """
 
     @pytest.mark.parametrize("slept", [60, 3600, 20 * 3600])
     def test_now_after_a_sleep_leaves_out_what_was(self, slept):
@@ -327,7 +329,10 @@ class TestTransactions:
 
     @pytest.mark.parametrize("size", [1, 0])
     def test_one_key_changed_by_transactions_with_one_commit_timestamp(self, size):
-        """Spanner never gives two transactions on one row one commit timestamp; ids differ all the same."""
+        """Spanner itself never gives the same commit timestamp to two transactions on one row.
+
+        Even so, the ids must differ.
+        """
         with feed(initial_partitions=1) as items:
             token = items.token()
             with items.server.one_commit_timestamp():
@@ -501,7 +506,7 @@ class TestPartitions:
 
     @pytest.mark.parametrize("multiplexed", [True, False])
     def test_no_session_and_no_stream_is_left(self, multiplexed):
-        """A multiplexed session cannot be deleted, and costs nothing; one a client is enough."""
+        """A multiplexed session cannot be deleted and costs nothing, so a client may keep one."""
         with feed(initial_partitions=4, multiplexed=multiplexed) as items:
             token = items.token()
             items.fill(50)

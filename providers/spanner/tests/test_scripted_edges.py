@@ -1,4 +1,6 @@
-"""Edges of time and of the graph of partitions: neighbours of one microsecond, and storms."""
+"""Tests edge cases of times and of the graph of partitions: adjacent microseconds, and many faults at
+once.
+"""
 
 import random
 import threading
@@ -28,7 +30,7 @@ TICK = timedelta(microseconds=1)
 
 
 class TestNeighbours:
-    """Commits, splits and merges that are one microsecond apart."""
+    """Tests commits, splits and merges that are one microsecond apart."""
 
     def test_every_start_between_them_has_what_comes_after_it(self):
         with feed() as items:
@@ -86,7 +88,7 @@ class TestNeighbours:
 
 
 class TestMixed:
-    """Transactions with one commit timestamp that come in another order with each query."""
+    """Tests transactions with one commit timestamp that come in another order with each query."""
 
     @pytest.mark.parametrize(("size", "mods"), [(1, 1), (3, 2), (3, None), (0, 2)])
     def test_every_change_comes_once_and_is_the_same_each_time(self, size, mods):
@@ -103,7 +105,7 @@ class TestMixed:
 
 
 class TestBounded:
-    """A range of a partition, from a cursor to a head, is the same whenever it is read."""
+    """A range of a partition, from a cursor to a head, contains the same events whenever it is read."""
 
     @pytest.mark.parametrize("habits", [{}, {"mods_per_record": 1, "mixes_equal_timestamps": True}], ids=str)
     def test_a_range_is_the_same_after_splits_and_breaks(self, habits):
@@ -142,7 +144,8 @@ class TestBounded:
 
 
 def bounded(opened, name, cursor, until, size):
-    """The ids of the events from a cursor to a bound; one that breaks off is made again from there."""
+    """Return the ids of the events from a cursor to a bound. A read that breaks off is continued at the same
+    position."""
     found = []
     reader = opened.open(name, cursor, until)
     for _ in range(500):
@@ -163,7 +166,7 @@ def bounded(opened, name, cursor, until, size):
 
 
 class TestStorms:
-    """Everything at once: writes, splits, merges, broken streams, lost sessions, killed consumers."""
+    """Combines everything: writes, splits, merges, broken streams, lost sessions, killed consumers."""
 
     @pytest.mark.parametrize("seed", range(4))
     def test_nothing_is_lost_and_nothing_comes_twice(self, seed):

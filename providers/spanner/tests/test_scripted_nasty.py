@@ -1,4 +1,4 @@
-"""The suite's tests of reading on a scripted server that answers in the most awkward way there is."""
+"""Runs the suite's reading tests on a scripted server whose answers are as awkward as the protocol allows."""
 
 from .scripted import NastyHarness
 from .suite import TestCheckpoint, TestMerge, TestPageSize, TestRetirement, TestSplit, TestTransactions

@@ -1,4 +1,5 @@
-"""Snapshots on the scripted server: long scans, a database that forgets, troubles at the wire."""
+"""Tests snapshots on the scripted server: long scans, deleted old versions of rows, failures on the
+network."""
 
 from contextlib import contextmanager
 
@@ -27,7 +28,7 @@ READ = "StreamingRead"
 
 
 class Table:
-    """A table, what has to be in it, and a target that reads it."""
+    """A table, its expected rows, and a target that reads the table."""
 
     def __init__(self, scripted):
         self.scripted, self.server = scripted, scripted.server
@@ -55,7 +56,7 @@ class Table:
         return page.continuation_token
 
     def for_days(self, token):
-        """A page of two every five hours."""
+        """Read a page of two rows every five hours."""
         for _ in range(30):
             self.server.advance(5 * HOUR)
             token = self.page(token, 2)
@@ -97,7 +98,7 @@ def table(habits=None):
 
 
 class TestVersionRetention:
-    """The database keeps rows that were changed for an hour."""
+    """The database keeps old versions of rows for only an hour."""
 
     @pytest.mark.parametrize("segments", [1, 3, 20])
     @pytest.mark.parametrize("order", SnapshotOrder)
@@ -132,7 +133,7 @@ class TestVersionRetention:
 
 
 class TestRetention:
-    """The stream keeps changes for a day."""
+    """The stream keeps its changes for only a day."""
 
     def test_auto_lets_the_stream_go_when_half_of_it_is_used(self):
         with table() as items:

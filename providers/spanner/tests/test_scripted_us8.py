@@ -1,4 +1,4 @@
-"""The whole conformance suite on the scripted server: troubles happen at the wire."""
+"""Runs the whole conformance suite on the scripted server, with faults on the network."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from .suite import *  # noqa: F403
 
 
 class TestIdle(suite.TestIdle):
-    """Retention is a time here: a position of a day ago is out of it, whatever follows it."""
+    """Retention is a duration: a position that is a day old has expired, whatever follows it."""
 
     @pytest.mark.needs("several", "trim", "idle_moves", "still")
     def test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention(self, collection):

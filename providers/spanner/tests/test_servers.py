@@ -1,4 +1,4 @@
-"""A server that is killed, silent or not there: a category by the deadline, and little work."""
+"""Tests a killed, silent or missing server: an error with a category by the deadline, and little CPU time."""
 
 import signal
 import socket
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.emulator(*STILL)
 
 @pytest.fixture
 def own():
-    """An emulator that a test may end."""
+    """Provide an emulator that a test may kill."""
     made = Emulator(STILL)
     if made.process is None:
         pytest.fail("an emulator that runs already cannot be stopped")
@@ -49,7 +49,7 @@ def here(table):
 
 
 def failing(client, request, seconds, wait=0.0):
-    """The error of a read, how long it took, and what of a CPU."""
+    """Return the error of a read, its duration, and its share of a CPU."""
     began, worked = time.monotonic(), time.process_time()
     with pytest.raises(MulticloudDbError) as caught:
         client.read_changes(request, OperationOptions(seconds, wait))

@@ -1,4 +1,5 @@
-"""Snapshots on Google's emulator: every type of key and value, any place to go on at, changes meanwhile."""
+"""Tests snapshots on Google's emulator: every type of key and value, any position to resume from, concurrent
+changes."""
 
 import itertools
 import json
@@ -69,7 +70,7 @@ def provider(still):
 
 
 def planned(feed, segments, at_once=3):
-    """A plan, and its segments, cut a few at a time."""
+    """Return a plan and its segments, which are taken a few at a time."""
     plan = feed.snapshot(segments, Deadline.after(60))
     found, rest = [], plan.cursor
     while rest is not None:
@@ -79,7 +80,7 @@ def planned(feed, segments, at_once=3):
 
 
 def rows_of(feed, segment, size):
-    """The rows of a segment, by a new reader for each batch."""
+    """Return the rows of a segment, read with a new reader for each batch."""
     found, cursor = [], segment.cursor
     while True:
         reader = feed.open(segment.segment_id, through_a_token(cursor))
@@ -97,7 +98,7 @@ def rows_of(feed, segment, size):
 
 
 def texts(events):
-    """Events by key: NaN is not equal to itself."""
+    """Events by key: Replace NaN, because it is not equal to itself."""
     return [(event.event_id, event.key.canonical()) for event in events]
 
 
@@ -214,7 +215,7 @@ class TestRows:
 
 
 class TestDropped:
-    """The rows of a table that was dropped can still be read: it is noticed all the same."""
+    """The rows of a dropped table can still be read. Even so, the provider must detect the drop."""
 
     @pytest.mark.parametrize("what", ["table", "stream", "recreated"])
     def test_it_is_told_and_never_the_end(self, made, still, what):
@@ -266,7 +267,7 @@ class TestDropped:
 class TestUnderLoad:
     @pytest.mark.parametrize("order", [SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED])
     def test_a_process_for_each_row_ends_with_what_the_table_has(self, order, tmp_path):
-        """Partitions come and go, a writer changes, deletes and creates, and each process reads one page."""
+        """Partitions split and merge, a writer works, and each process reads one page."""
         table = Table(shared(HASTY))
         table.put(*([f"k{number:02}", number, "first"] for number in range(16)))
         stop = threading.Event()

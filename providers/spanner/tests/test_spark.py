@@ -1,4 +1,4 @@
-"""Spark over a table that is written meanwhile: both hold the same, and each change came once."""
+"""Tests that Spark reads a table during writes: the sink equals the table, and each change came once."""
 
 import os
 import random
@@ -20,7 +20,7 @@ BOUND = {"maxRecordsPerTrigger": "60"}
 
 
 def write(table, count, seed=0):
-    """Creates, updates and deletes, some of them in transactions."""
+    """Write creates, updates and deletes, some of them in transactions."""
     dice = random.Random(seed)
     for number in range(count):
         if number % 10 == 0:
@@ -38,7 +38,7 @@ def options_of(table, **options):
 
 
 def run(spark, table, folder, **options):
-    """A query that ends by itself; the next one continues where it stopped."""
+    """Run a query that ends by itself. The next query continues where this one stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(table, **options))
@@ -53,7 +53,8 @@ def run(spark, table, folder, **options):
 
 
 def check(spark, table, folder):
-    """The sink has every change once, and the last of each key is what the table holds."""
+    """Check that the sink has each change once, and that the last change of each key equals the table's
+    row."""
     rows = spark.read.parquet(str(folder / "rows")).orderBy("order_key").collect()
     here = ResourceAddress(table.database.database_id, table.name)
     with connect(table.emulator.url) as client:
@@ -68,7 +69,7 @@ def check(spark, table, folder):
 
 
 def test_runs_hold_what_the_table_holds(spark, items, tmp_path):
-    """Bounded and unbounded runs continue where the run before them stopped."""
+    """Bounded and unbounded runs continue where the previous run stopped."""
     write(items, 50)
     writer = threading.Thread(target=write, args=(items, 150, 1))
     writer.start()

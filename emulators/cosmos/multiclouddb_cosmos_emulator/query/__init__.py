@@ -45,12 +45,12 @@ def query_plan(body: Any) -> dict[str, Any]:
 
 
 def run_over(body: Any, documents: list[Any]) -> list[Any]:
-    """The results of a query over a few documents."""
+    """Return the results of a query over a few documents."""
     return list(compiled(body).results(documents))
 
 
 def predicate(condition: Any) -> Callable[[dict[str, Any]], bool]:
-    """The condition of a patch, `FROM c WHERE …`."""
+    """Return the condition of a patch, `FROM c WHERE …`."""
     if not isinstance(condition, str):
         raise bad_request("The condition of a patch has to be a text.")
     return Execution(parse(f"SELECT * {condition}"), {}).allows

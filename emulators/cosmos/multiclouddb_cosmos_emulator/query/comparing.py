@@ -16,19 +16,19 @@ _SCALARS: Final = 4
 
 
 def rank(value: Any) -> int:
-    """The rank of a value's type in a sort; 0 for `UNDEFINED`."""
+    """Return the rank of a value's type in a sort; 0 for `UNDEFINED`."""
     return _RANKS.get(type(value), 0)
 
 
 def equal(left: Any, right: Any) -> Any:
-    """True, False, or `UNDEFINED` for values of different types."""
+    """Return True or False, or `UNDEFINED` for values of different types."""
     if rank(left) == 0 or rank(left) != rank(right):
         return UNDEFINED
     return canonical(left) == canonical(right)
 
 
 def compare(left: Any, right: Any) -> int | None:
-    """Negative, 0 or positive; None for values without an order."""
+    """Return a negative number, 0 or a positive number; None for values that have no order."""
     if rank(left) == 0 or rank(left) != rank(right) or rank(left) > _SCALARS:
         return None
     if left is None:
@@ -37,7 +37,7 @@ def compare(left: Any, right: Any) -> int | None:
 
 
 def canonical(value: Any) -> bytes:
-    """A text that is the same for equal values."""
+    """Return a text that is the same for equal values."""
     return orjson.dumps(_plain(value), option=orjson.OPT_SORT_KEYS)
 
 
@@ -63,4 +63,4 @@ def _ordered(left: Any, right: Any) -> int:
 
 
 sort_key: Final = cmp_to_key(_ordered)
-"""The ranks: undefined, null, booleans, numbers, texts, arrays, objects."""
+"""The ranks of the types: undefined, null, booleans, numbers, texts, arrays, objects."""

@@ -1,4 +1,4 @@
-"""Turns expressions into Python functions."""
+"""Compiles query expressions to Python functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Row: TypeAlias = Mapping[str, Any]
 Compiled: TypeAlias = Callable[[Row], Any]
 
 ROWS: Final = "#rows"
-"""In the row of a group, the name under which the rows of the group are stored."""
+"""The name under which the row of a group stores the rows of the group."""
 
 _NUMBER, _TEXT = 3, 4
 
@@ -117,14 +117,14 @@ class Compiler:
     """Compiles the expressions of one query.
 
     Args:
-        parameters: Name, with its `@` → value.
+        parameters: Maps the name of each parameter, including its `@`, to its value.
     """
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         self._parameters = parameters
 
     def compiled(self, node: Node) -> Compiled:
-        """Compile an expression to a function from a row to a value."""
+        """Compile an expression to a function that maps a row to a value."""
         match node:
             case Literal(value):
                 return lambda row: value
@@ -159,7 +159,7 @@ class Compiler:
                 assert_never(node)
 
     def parameter(self, name: str) -> Any:
-        """The value of a parameter."""
+        """Return the value of a parameter."""
         if name not in self._parameters:
             raise query_error("SC2061", f"The query parameter '{name}' has no value.")
         return self._parameters[name]

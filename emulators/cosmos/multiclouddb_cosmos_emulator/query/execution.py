@@ -21,7 +21,7 @@ class Execution:
 
     Args:
         select: The query.
-        parameters: Name with `@` → value.
+        parameters: Maps the name of each parameter, including its `@`, to its value.
 
     Attributes:
         select: The query.
@@ -44,21 +44,21 @@ class Execution:
 
     @property
     def streams(self) -> bool:
-        """True when the results for a document do not depend on other documents."""
+        """Return True if the results for a document do not depend on other documents."""
         select = self.select
         whole = self._grouped or select.distinct or select.order or select.joins or select.source is None
         return not (whole or select.top is not None or select.limit is not None)
 
     @property
     def equalities(self) -> dict[tuple[str, ...], Any]:
-        """The properties that the filter requires to equal a value, by path."""
+        """Return the properties that the filter requires to equal a value, by path."""
         source = self.select.source
         if source is None or source.path is not None:
             return {}
         return equalities(self.select.where, source.alias, self._compiler.parameter)
 
     def results(self, documents: Iterable[Any]) -> Iterator[Any]:
-        """The results, in order."""
+        """Return the results of the query, in order."""
         rows: Iterable[Row] = self._rows(documents)
         if self._grouped:
             rows = self._groups(rows)
@@ -75,11 +75,11 @@ class Execution:
         return found
 
     def of(self, document: Any) -> list[Any]:
-        """The results for one document, if the query `streams`."""
+        """Return the results for one document, if the query `streams`."""
         return list(self._projected(self._rows([document])))
 
     def allows(self, document: Any) -> bool:
-        """True when the filter accepts a document."""
+        """Return True if the filter accepts a document."""
         return any(True for _ in self._rows([document]))
 
     # -- Rows
@@ -157,7 +157,7 @@ def _key(term: Compiled) -> Callable[[Row], Any]:
 
 
 def _names(path: Node | None, document: Any) -> dict[str, Any]:
-    """True when a path is relative to the document, whatever alias names the document."""
+    """Return True if a path is relative to the document, whatever alias names the document."""
     node: Any = path
     while hasattr(node, "base"):
         node = node.base

@@ -51,7 +51,7 @@ def _coalesced(words: Words) -> Node:
 
 
 def listed(words: Words, read: Callable[[Words], Node], end: str) -> tuple[Node, ...]:
-    """Parse expressions between commas up to a closing sign, which is read too."""
+    """Parse expressions separated by commas, up to a closing sign, which is also read."""
     found: list[Node] = []
     if words.takes(end):
         return ()

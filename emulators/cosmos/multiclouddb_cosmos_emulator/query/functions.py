@@ -1,4 +1,4 @@
-"""The built-in functions of queries."""
+"""Implements the built-in functions of queries."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from multiclouddb_cosmos_emulator.values import UNDEFINED
 __all__ = ["FUNCTIONS", "NOT_OFFERED"]
 
 NOT_OFFERED: Final = ("ST_", "VECTORDISTANCE", "FULLTEXT", "RRF", "DATETIME", "OBJECTTOARRAY", "DOCUMENTID")
-"""Name prefixes of functions that the service offers and this server does not."""
+"""Prefixes of functions that the service offers and this server does not."""
 
 _NUMBER, _TEXT, _ARRAY, _OBJECT, _BOOL = 3, 4, 5, 6, 2
 
 
 def _typed(wanted: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of values of one type; for other types its result is undefined."""
+    """Make a function for values of one type; for other types its result is undefined."""
 
     def call(*values: Any) -> Any:
         if any(rank(value) != wanted for value in values):
@@ -170,4 +170,4 @@ FUNCTIONS: Final[Mapping[str, tuple[Callable[..., Any], int, int]]] = {
     "TRUNC": (_typed(_NUMBER, math.trunc), 1, 1),
     "IIF": (_iif, 3, 3),
 }
-"""Name → the function, with its minimum and maximum number of arguments."""
+"""Maps each name to the function, with its minimum and maximum number of arguments."""

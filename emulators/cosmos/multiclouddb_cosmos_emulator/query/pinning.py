@@ -1,4 +1,7 @@
-"""Properties that a filter fixes to one value; if the partition key is one, one partition is enough."""
+"""Finds properties that a filter fixes to one value.
+
+If the filter fixes the partition key, one partition is enough.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ __all__ = ["equalities"]
 
 
 def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -> dict[tuple[str, ...], Any]:
-    """The properties that the filter requires to equal a value, by path.
+    """Return the properties that the filter requires to equal a value, by path.
 
     Args:
         node: The filter.
-        alias: The document's alias in the filter.
-        parameter: Gives the value of a parameter.
+        alias: The alias of the document in the filter.
+        parameter: A function that returns the value of a parameter.
     """
     match node:
         case Binary("AND", left, right):
@@ -31,7 +34,7 @@ def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -
 
 
 def _path(node: Node, alias: str) -> tuple[str, ...] | None:
-    """The names after the alias; None when the node is no property of the document."""
+    """Return the names after the alias; None if the node is not a property of the document."""
     match node:
         case Name(name):
             return () if name == alias else None

@@ -1,4 +1,4 @@
-"""The plan of a query over several partitions: the client's own work, and the query for each partition."""
+"""Plans a query over several partitions: the work of the client, and the query for each partition."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FILTER: Final = "{documentdb-formattableorderbyquery-filter}"
 
 
 def needs_plan(select: Select) -> bool:
-    """True when the client must merge the results of the partitions."""
+    """Return True if the client must merge the results of the partitions."""
     bounded = select.top is not None or select.limit is not None
     return bool(select.order or select.distinct or select.group or select.aggregates or bounded)
 
 
 def plan_of(select: Select, compiler: Compiler) -> dict[str, Any]:
-    """The plan; 400 for a query that no client of this SDK can run."""
+    """Return the plan, or a 400 error for a query that no client of this SDK can run."""
     if select.group:
         raise bad_request(
             "Query contains the following features, which the calling client does not support: GroupBy"
@@ -89,7 +89,7 @@ def _rest(select: Select) -> str:
 
 
 def _ordered(select: Select) -> str:
-    """The query that returns each row with its sort values, so that the client can merge."""
+    """Return the query that returns each row with its sort values, so that the client can merge the rows."""
     assert select.source is not None
     alias, filters = select.source.alias, [f"({select.where_text})"] if select.where_text else []
     if select.columns is None:
@@ -109,7 +109,7 @@ def _ordered(select: Select) -> str:
 
 
 def _partial(select: Select) -> str:
-    """The part of an aggregate that one partition computes."""
+    """Return the part of an aggregate that one partition computes."""
     parts = []
     for column in select.columns or ():
         node = column.node

@@ -35,10 +35,10 @@ class Token:
     """A token of a query.
 
     Attributes:
-        kind: `number`, `text`, `parameter`, `name`, `keyword`, `sign` or `end`.
-        text: As written; keywords in upper case.
-        start: Its start in the query.
-        end: Its end in the query, excluded.
+        kind: One of `number`, `text`, `parameter`, `name`, `keyword`, `sign` or `end`.
+        text: The text as written; keywords are in upper case.
+        start: The start of the token in the query.
+        end: The end of the token in the query, which is not included.
         value: The value of a number or a text.
     """
 
@@ -50,12 +50,12 @@ class Token:
 
 
 def syntax_error(near: str, start: int, end: int) -> ServiceError:
-    """The service's answer to a text that is no query."""
+    """Return the service's answer to a text that is not a query."""
     return query_error("SC1001", f"Syntax error, incorrect syntax near '{near}'.", start, end)
 
 
 def query_error(code: str, message: str, start: int = 0, end: int = 0) -> ServiceError:
-    """The service's answer to a query that cannot run."""
+    """Return the service's answer to a query that cannot run."""
     location = {"start": start, "end": end}
     error = {"severity": "Error", "location": location, "code": code, "message": message}
     return bad_request(orjson.dumps({"errors": [error]}).decode())
@@ -72,7 +72,7 @@ def _unquoted(text: str) -> str:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """All tokens of a query, and an end token."""
+    """Return all tokens of a query, followed by an end token."""
     found: list[Token] = []
     place = 0
     while place < len(text):

@@ -1,4 +1,4 @@
-"""The nodes of a query's tree."""
+"""Defines the nodes in the tree of a query."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Parameter:
 
 @attrs.frozen
 class Name:
-    """A document, by its alias."""
+    """A document, named by its alias."""
 
     name: str
 
 
 @attrs.frozen
 class Member:
-    """`base.name`, `base["name"]` or `base[0]`."""
+    """An access to a member: An access to a member: `base.name`, `base["name"]` or `base[0]`."""
 
     base: Node
     name: Node
@@ -82,7 +82,7 @@ class Binary:
 
 @attrs.frozen
 class Between:
-    """`operand BETWEEN low AND high`."""
+    """The expression `operand BETWEEN low AND high`."""
 
     operand: Node
     low: Node
@@ -99,7 +99,7 @@ class In:
 
 @attrs.frozen
 class Like:
-    """`operand LIKE pattern ESCAPE sign`."""
+    """The expression `operand LIKE pattern ESCAPE sign`."""
 
     operand: Node
     pattern: Node
@@ -108,7 +108,7 @@ class Like:
 
 @attrs.frozen
 class Conditional:
-    """`condition ? yes : no`."""
+    """The expression `condition ? yes : no`."""
 
     condition: Node
     yes: Node
@@ -160,8 +160,8 @@ class Column:
 
     Attributes:
         node: The expression.
-        name: The property's name in the result.
-        text: The expression as written.
+        name: The name of the property in the result.
+        text: The text of the expression, as written.
     """
 
     node: Node
@@ -171,7 +171,7 @@ class Column:
 
 @attrs.frozen
 class Source:
-    """`FROM alias` or `FROM alias IN path`; `path` is None for the documents themselves."""
+    """The clause `FROM alias` or `FROM alias IN path`; `path` is None for the documents themselves."""
 
     alias: str
     path: Node | None = None
@@ -179,7 +179,7 @@ class Source:
 
 @attrs.frozen
 class Join:
-    """`JOIN alias IN path`."""
+    """The clause `JOIN alias IN path`."""
 
     alias: str
     path: Node
@@ -187,7 +187,7 @@ class Join:
 
 @attrs.frozen
 class Order:
-    """A term of `ORDER BY`."""
+    """One term of `ORDER BY`."""
 
     node: Node
     descending: bool
@@ -204,10 +204,10 @@ class Select:
         distinct: True for `SELECT DISTINCT`.
         top: The argument of `TOP`.
         source: None if there is no `FROM`.
-        source_text: `FROM` and `JOIN` as written.
+        source_text: The text of `FROM` and `JOIN`, as written.
         joins: The joins, in order.
         where: The filter.
-        where_text: The filter as written.
+        where_text: The text of the filter, as written.
         group: The terms of `GROUP BY`.
         order: The terms of `ORDER BY`.
         offset: The argument of `OFFSET`.
@@ -230,12 +230,12 @@ class Select:
 
     @property
     def aggregates(self) -> list[str]:
-        """The aggregate functions in the selected columns."""
+        """Return the aggregate functions in the selected columns."""
         return [name for column in self.columns or () for name in aggregates_in(column.node)]
 
 
 def aggregates_in(node: Any) -> list[str]:
-    """The aggregate functions in an expression."""
+    """Return the aggregate functions in an expression."""
     if isinstance(node, tuple):
         return [name for part in node for name in aggregates_in(part)]
     if not attrs.has(type(node)):
@@ -246,7 +246,7 @@ def aggregates_in(node: Any) -> list[str]:
 
 
 def name_of(node: Node) -> str | None:
-    """The name that an expression has without an alias; None for one that has none."""
+    """Return the name that an expression has without an alias; None for an expression that has no name."""
     match node:
         case Name(name):
             return name

@@ -9,7 +9,7 @@ __all__ = ["Words"]
 
 
 class Words:
-    """Reads the tokens of a query one after the other.
+    """Reads the tokens of a query one after another.
 
     Args:
         text: The query.
@@ -27,7 +27,7 @@ class Words:
 
     @property
     def after_next(self) -> Token:
-        """The token after the next one."""
+        """Return the token after the next one."""
         return self._tokens[min(self._place + 1, len(self._tokens) - 1)]
 
     def take(self) -> Token:
@@ -45,11 +45,11 @@ class Words:
         return True
 
     def sees(self, *texts: str) -> bool:
-        """True when one of some keywords or signs comes next."""
+        """Return True if one of some keywords or signs comes next."""
         return any(self._is(0, text) for text in texts)
 
     def need(self, text: str) -> None:
-        """Read a keyword or a sign that has to come next."""
+        """Read a keyword or a sign that must come next."""
         if not self.takes(text):
             raise self.error()
 
@@ -60,11 +60,11 @@ class Words:
         return self.take().text
 
     def error(self) -> ServiceError:
-        """The error for a next token that should not be there."""
+        """Return the error for a next token that is not allowed here."""
         return syntax_error(self.next.text, self.next.start, self.next.end)
 
     def since(self, token: Token) -> str:
-        """The text that was read since a token, as written."""
+        """Return the text that was read since a token, as written."""
         last = self._tokens[self._place - 1]
         return self._text[token.start : last.end]
 

@@ -1,4 +1,4 @@
-"""The store: it writes the file and defines its layout."""
+"""The store writes the file and defines the file's layout."""
 
 from __future__ import annotations
 

@@ -1,51 +1,58 @@
-"""Puts and deletes, checked and encoded before the file is touched."""
+"""Represents puts and deletes, which are checked and encoded before the file is touched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 from uuid import UUID
 
 import attrs
 
 from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import is_a, type_name
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
 
-__all__ = ["MAX_DOCUMENT_BYTES", "Delete", "EncodedChange", "Key", "Operation", "Put", "encode", "to_key"]
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "Delete",
+    "EncodedChange",
+    "Key",
+    "Operation",
+    "Put",
+    "encode",
+    "encode_all",
+    "to_key",
+]
 
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 
 Scalar: TypeAlias = str | int | float | bool | bytes | Decimal | datetime | UUID
 Key: TypeAlias = MulticloudDbKey | Mapping[str, Any] | Scalar
-"""A key, its components by name, or one value for a component called `id`."""
+"""A key, a mapping of its components by name, or one value for a component called `id`."""
+
+_KEY: Final = is_a(MulticloudDbKey, Mapping, *get_args(Scalar))
 
 
 @attrs.frozen
 class Put:
-    """Write a document: a `CREATE` when there is none under its key, else an `UPDATE`.
+    """Write a document; this is a `CREATE` if no document has its key, else an `UPDATE`."""
 
-    Attributes:
-        key: Its key.
-        document: All of it, name → value.
-    """
-
-    key: Key = attrs.field(repr=shorten)
-    document: Mapping[str, Any] = attrs.field(repr=shorten)
+    key: Key = attrs.field(repr=shorten, validator=_KEY)
+    """Its key."""
+    document: Mapping[str, Any] = attrs.field(repr=shorten, validator=is_a(Mapping))
+    """The whole document, as a mapping from name to value."""
 
 
 @attrs.frozen
 class Delete:
-    """Delete a document; if there is none, nothing is written.
+    """Delete a document; if the document does not exist, nothing is written."""
 
-    Attributes:
-        key: Its key.
-    """
-
-    key: Key = attrs.field(repr=shorten)
+    key: Key = attrs.field(repr=shorten, validator=_KEY)
+    """Its key."""
 
 
 Operation: TypeAlias = Put | Delete
@@ -53,33 +60,45 @@ Operation: TypeAlias = Put | Delete
 
 @attrs.frozen
 class EncodedChange:
-    """One operation as the tables hold it.
-
-    Attributes:
-        identity: The key's canonical JSON.
-        hash: The hash of its partition key.
-        key: The key's components as JSON.
-        doc: The document as JSON, or None for a delete.
-        size: Bytes of the two.
-    """
+    """One operation in the form in which the tables store it."""
 
     identity: bytes
+    """The canonical JSON of the key."""
     hash: int
+    """The hash of the key's partition key."""
     key: str
+    """The key's components as JSON."""
     doc: str | None
+    """The document as JSON, or None for a delete."""
     size: int
+    """The total size of key and document in bytes."""
+
+
+def encode_all(operations: Iterable[Operation], collection: Collection) -> list[EncodedChange]:
+    """Check operations and encode them.
+
+    Raises:
+        MulticloudDbError: As `encode`.
+    """
+    if not isinstance(operations, Iterable):
+        raise invalid_request(
+            "operations",
+            f"must be a list, not {type_name(operations)}",
+            "pass [Put(key, document), Delete(key)]",
+        )
+    return [encode(operation, collection) for operation in operations]
 
 
 def encode(operation: Operation, collection: Collection) -> EncodedChange:
     """Check one operation and encode it.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: a value has no JSON form, the document is no mapping
-            or too large, or the key does not fit the collection.
+        MulticloudDbError: `INVALID_REQUEST` if a value has no JSON form, the document is not a mapping or is
+            too large, or the key does not fit the collection.
     """
     if not isinstance(operation, Put | Delete):
         raise invalid_request(
-            "operations", f"holds a {type(operation).__name__}", "pass Put(key, document) and Delete(key)"
+            "operations", f"holds a {type_name(operation)}", "pass Put(key, document) and Delete(key)"
         )
     key = to_key(operation.key, collection)
     identity = key.canonical()
@@ -96,10 +115,10 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
 
 
 def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
-    """The key that a caller means, checked against the collection's partition key.
+    """Return the key that the caller means, checked against the collection's partition key.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the mismatch.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the mismatch.
     """
     if isinstance(key, Mapping):
         key = MulticloudDbKey(key, collection.partition_components)
@@ -107,7 +126,7 @@ def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
         if not isinstance(key, Scalar):
             raise invalid_request(
                 "key",
-                f"is a {type(key).__name__}",
+                f"is a {type_name(key)}",
                 "pass a MulticloudDbKey, a mapping of components or one value",
             )
         key = MulticloudDbKey({"id": key})

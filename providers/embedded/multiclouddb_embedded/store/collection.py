@@ -10,14 +10,32 @@ from typing import Final, Literal, TypeAlias, get_args
 import attrs
 import orjson
 
-from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
-from multiclouddb_api.validators import suggestion, utf8
+from multiclouddb_api import (
+    ErrorCategory,
+    MulticloudDbKey,
+    ResourceAddress,
+    decode_json,
+    encode_json,
+    invalid_request,
+)
+from multiclouddb_api.validators import check_type, suggestion, utf8
+from multiclouddb_embedded.errors import failure
 from multiclouddb_spi import ProviderFault
 
-__all__ = ["MAIN", "Collection", "Images", "check_shape", "find_collection", "remove_collection"]
+__all__ = [
+    "MAIN",
+    "Collection",
+    "Images",
+    "check_kind",
+    "check_shape",
+    "find_collection",
+    "list_collections",
+    "make_room",
+    "remove_collection",
+]
 
 MAIN: Final = "main"
-"""The database of a store when none is named."""
+"""The database to use if the caller does not name one."""
 
 Images: TypeAlias = Literal["keys", "new", "new_and_old"]
 """The content of a change in the log: only the key, the new document, or also the old one."""
@@ -25,24 +43,30 @@ Images: TypeAlias = Literal["keys", "new", "new_and_old"]
 IMAGES: Final = get_args(Images)
 MAX_PARTITIONS: Final = 100_000
 
+_NUMBER: Final = [(b"-", b"-"), (b"0", b"9")]
+# The first character of a JSON value → the ranges of such characters for values of the same kind.
+_KINDS: Final = dict.fromkeys((b"-", *(b"%d" % digit for digit in range(10))), _NUMBER) | {
+    b"t": [(b"f", b"f"), (b"t", b"t")],
+    b"f": [(b"f", b"f"), (b"t", b"t")],
+}
 _COLUMNS: Final = "id, database, name, incarnation, images, partition_key, retention, created_seq, trimmed"
 
 
 @attrs.frozen
 class Collection:
-    """A row of `collections`.
+    """A row of the table `collections`.
 
     Attributes:
-        id: Number in the file, never used again.
+        id: The number of the collection in the file, which is never used again.
         database: Its database.
         name: Its name.
-        incarnation: Differs when it is recreated under the same name.
+        incarnation: An id that differs if the collection is deleted and created again under the same name.
         images: The content of a change in the log.
-        partition_key: Names of the components that make up the partition key, or None for the
-            first one, whatever its name.
-        retention: The number of microseconds for which changes should be kept, or None for ever.
-        created_seq: The head of the store when it was created.
-        trimmed: The highest seq that was removed from its log.
+        partition_key: The names of the components that form the partition key, or None for the first
+            component, whatever its name.
+        retention: The number of microseconds for which changes are kept, or None to keep them forever.
+        created_seq: The newest change of the store when the collection was created.
+        trimmed: The highest sequence number that was removed from the collection's log.
     """
 
     id: int
@@ -57,11 +81,11 @@ class Collection:
 
     @property
     def partition_components(self) -> int:
-        """How many leading components of a key make up the partition key."""
+        """The number of first components in a key that form the partition key."""
         return len(self.partition_key) if self.partition_key else 1
 
     def check_key(self, key: MulticloudDbKey) -> None:
-        """Refuse a key whose partition key is not this collection's.
+        """Refuse a key whose partition key is not the partition key of this collection.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST`.
@@ -76,12 +100,20 @@ class Collection:
             )
 
 
+def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
+    """Return the addresses of all collections, or of those of one database."""
+    rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
+    return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
+
+
 def find_collection(connection: sqlite3.Connection, database: str, name: str) -> Collection:
-    """The collection of that name.
+    """Return the collection with that name.
 
     Raises:
-        ProviderFault: `NOT_FOUND` with the nearest name.
+        ProviderFault: `NOT_FOUND` with a message that suggests the most similar name.
     """
+    check_type("database", database, str)
+    check_type("collection", name, str)
     utf8("database", database)
     utf8("collection", name)
     row = connection.execute(
@@ -99,14 +131,91 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
     return Collection(number, database, name, incarnation, images, partition_key, *rest)
 
 
+def check_kind(connection: sqlite3.Connection, collection: Collection, key: MulticloudDbKey) -> None:
+    """Refuse a partition key like none that a document has: its read would be empty without an error.
+
+    Names and kinds of JSON values are compared. Nothing is refused while there are no documents.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`.
+    """
+    row = connection.execute(
+        "SELECT key FROM documents WHERE collection = ? LIMIT 1", (collection.id,)
+    ).fetchone()
+    if row is None:
+        return
+    ((name, value), *_) = key.components.items()
+    # Up to the first character of the value, which tells its kind.
+    end = 1 + len(encode_json([key.partition_components, [[name]]])) - len("]]]")
+    prefix = key.canonical()[: end + 1]
+    kind = bytes(prefix[-1:])
+    for first, last in _KINDS.get(kind, [(kind, kind)]):
+        low, high = prefix[:-1] + first, prefix[:-1] + bytes([last[0] + 1])
+        if connection.execute(
+            "SELECT 1 FROM documents WHERE collection = ? AND id >= ? AND id < ? LIMIT 1",
+            (collection.id, low, high),
+        ).fetchone():
+            return
+    ((known, sample), *_) = decode_json(row[0]).items()
+    raise invalid_request(
+        "LogicalPartition.key",
+        f"begins with {name!r}, a {type(value).__name__}; no document of {collection.name!r} has such a key",
+        f"write it like the key of a document, which begins with {known!r}, a {type(sample).__name__}",
+    )
+
+
 def remove_collection(connection: sqlite3.Connection, collection: int) -> None:
-    """Delete a collection and everything in it."""
+    """Delete a collection with all its documents and changes."""
     connection.execute(
         "DELETE FROM log WHERE partition IN (SELECT id FROM partitions WHERE collection = ?)", (collection,)
     )
     for table in ("partitions", "documents"):
         connection.execute(f"DELETE FROM {table} WHERE collection = ?", (collection,))
     connection.execute("DELETE FROM collections WHERE id = ?", (collection,))
+
+
+def make_room(
+    connection: sqlite3.Connection,
+    address: ResourceAddress,
+    images: Images,
+    partition_key: str | None,
+    *,
+    recreate: bool,
+    exist_ok: bool,
+) -> bool:
+    """Look up a collection with that name: Return True to keep the collection.
+
+    If it is to be recreated, drop it and return False.
+
+    Raises:
+        MulticloudDbError: `CONFLICT` if the collection is neither kept nor dropped, or differs from the given
+            properties.
+    """
+    check_type("recreate", recreate, bool)
+    check_type("exist_ok", exist_ok, bool)
+    if recreate and exist_ok:
+        raise invalid_request("exist_ok", "is given together with recreate", "pass one of them")
+    row = connection.execute(
+        "SELECT id, images, partition_key FROM collections WHERE database = ? AND name = ?",
+        (address.database, address.collection),
+    ).fetchone()
+    if row is None:
+        return False
+    if recreate:
+        remove_collection(connection, row[0])
+    elif not exist_ok:
+        raise failure(
+            ErrorCategory.CONFLICT,
+            f"there is a collection {address} already; pass exist_ok=True to keep it, or recreate=True "
+            "to drop it and its changes",
+        )
+    elif row[1:] != (images, partition_key):
+        raise failure(
+            ErrorCategory.CONFLICT,
+            f"there is a collection {address} already, with images={row[1]!r} and partition_key={row[2]}; "
+            "pass the same, or recreate=True to drop it and its changes",
+        )
+    return exist_ok
 
 
 def check_shape(
@@ -119,7 +228,7 @@ def check_shape(
     """Refuse arguments with which no collection can be created.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the argument.
     """
     if not (address.database and address.collection):
         raise invalid_request(

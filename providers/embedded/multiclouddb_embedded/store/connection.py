@@ -1,4 +1,4 @@
-"""Connections to the file: how they are opened and shared, and how a changed file is noticed."""
+"""Opens and shares connections to the file, and detects that the file was replaced."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _READ_CACHE_KIB: Final = 4096
 _LOCK_SECONDS: Final = 1.0
 
 Version: TypeAlias = tuple[Identity, int, int]
-"""The file, the connection that was asked, and SQLite's counter of commits for that connection."""
+"""The file, the connection that was asked, and SQLite's count of commits for that connection."""
 
 
 def connect(
     path: str, *, create: bool = False, busy_seconds: float = _READ_BUSY_SECONDS
 ) -> sqlite3.Connection:
-    """A connection in autocommit mode, for any thread, one at a time.
+    """Open a connection in autocommit mode; any thread may use it, one thread at a time.
 
     Args:
         path: The file, absolute.
-        create: True to make an empty file when there is none.
-        busy_seconds: How long to wait for a lock. In WAL mode readers hardly ever wait; a waiting
-            connection cannot be interrupted, hence the short default.
+        create: True to make an empty file if the file does not exist.
+        busy_seconds: How long to wait for a lock, in seconds. In WAL mode readers hardly ever wait. The
+            default is short because a waiting connection cannot be interrupted.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a file that was in use when this process was forked.
-        sqlite3.OperationalError: The file is missing, and `create` is not set.
+        sqlite3.OperationalError: Raised if the file does not exist and `create` is not set.
     """
     check_inherited(path)
     return sqlite3.connect(
@@ -56,7 +56,7 @@ def connect(
 
 
 class Interrupt:
-    """Ends the statement that a reader runs, from any thread."""
+    """Ends the statement that a reader runs; any thread may call it."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -72,10 +72,10 @@ class Interrupt:
 
     @contextmanager
     def covers(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """Statements of this connection can be ended inside.
+        """Allow statements of this connection to be ended inside the block.
 
         Raises:
-            ProviderFault: The reader was cancelled.
+            ProviderFault: Raised if the reader was cancelled.
         """
         with self._lock:
             if self.cancelled.is_set():
@@ -90,7 +90,7 @@ class Interrupt:
 
 @contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """All reads inside see the state of one moment."""
+    """Make all reads inside the block see the state of one moment."""
     connection.execute("BEGIN")
     try:
         yield
@@ -100,14 +100,14 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 class ConnectionPool(Holder):
-    """Read connections of one provider, at most `size` at a time.
+    """Provides read connections of one provider, at most `size` at a time.
 
-    A file that was deleted and created again is noticed when a connection is borrowed.
+    If the file was deleted and created again, the pool detects this when a connection is borrowed.
 
     Args:
         path: The store.
-        size: Bound on open connections; further borrowers wait.
-        check: Refuses a file that is not a store; called once per connection.
+        size: The largest number of open connections; further borrowers wait.
+        check: A function that refuses a file that is not a store; called once per connection.
     """
 
     def __init__(self, path: str, size: int, check: Callable[[sqlite3.Connection, str], None]) -> None:
@@ -120,16 +120,16 @@ class ConnectionPool(Holder):
         super().__init__()
 
     def __len__(self) -> int:
-        """How many connections are open."""
+        """Return the number of open connections."""
         return len(self._idle) + len(self._used)
 
     @contextmanager
     def borrow(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """One connection to the file that is there now.
+        """Provide one connection to the current file.
 
         Raises:
-            ProviderFault: `TRANSIENT_FAILURE` when the pool is closed, or none got free in time.
-            FileNotFoundError: The file is gone.
+            ProviderFault: `TRANSIENT_FAILURE` if the pool is closed, or no connection became free in time.
+            FileNotFoundError: Raised if the file no longer exists.
         """
         if not self._slots.acquire(timeout=deadline.remaining()):
             raise _busy()
@@ -147,7 +147,7 @@ class ConnectionPool(Holder):
             slots.release()
 
     def close(self) -> None:
-        """Interrupt running statements and close everything; idempotent, any thread."""
+        """Interrupt running statements and close every connection; idempotent, from any thread."""
         with self._lock:
             self.closed = True
             for connection in self._used:
@@ -203,11 +203,11 @@ class ConnectionPool(Holder):
 
 
 class Monitor(Holder):
-    """Reports whether anything was committed; one connection for all readers of a provider.
+    """Reports whether any process has committed; all readers of a provider share its one connection.
 
     Args:
         path: The store.
-        check: Refuses a file that is no store.
+        check: A function that refuses a file that is not a store.
     """
 
     def __init__(self, path: str, check: Callable[[sqlite3.Connection, str], None]) -> None:
@@ -220,10 +220,10 @@ class Monitor(Holder):
         super().__init__()
 
     def version(self) -> Version:
-        """A value that changes after every commit of any process; it costs a few microseconds.
+        """Return a value that changes after every commit of any process; this costs a few microseconds.
 
         Raises:
-            FileNotFoundError: The file is gone.
+            FileNotFoundError: Raised if the file no longer exists.
         """
         identity = file_identity(self._path)
         with using_sqlite(), self._lock:
@@ -237,7 +237,7 @@ class Monitor(Holder):
             return identity, self._opened, count
 
     def close(self) -> None:
-        """Close the connection; idempotent, any thread."""
+        """Close the connection; idempotent, from any thread."""
         with using_sqlite(), self._lock:
             self._closed = True
             self._drop()

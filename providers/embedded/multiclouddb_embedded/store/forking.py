@@ -1,9 +1,9 @@
 """Forks: no connection to SQLite gets into a child process.
 
-SQLite keeps a table of the locks that its process holds. A child inherits the table, but not the locks: it
-would write into files that the parent removes when it closes, and wait for locks that nobody holds. A new
-connection in the child uses the same table. So a fork waits until no thread uses SQLite, and idle connections
-are closed before it. Parent and child open the file again when they need it.
+SQLite keeps a table of the file locks that its process holds. A child process inherits the table, but not the
+locks. So it would write into files that the parent removes when it closes, and wait for locks that no process
+holds. A new connection in the child process uses the same table. So a fork waits until no thread uses SQLite,
+and idle connections are closed before the fork. Parent and child open the file again when they need the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Holder", "Identity", "check_inherited", "file_identity", "inherited"
 _PATIENCE_SECONDS: Final = 10.0
 
 Identity = tuple[int, int]
-"""The device and inode of a file."""
+"""The device and inode number of a file."""
 
 
 class Holder(ABC):
@@ -35,14 +35,14 @@ class Holder(ABC):
 
     @abstractmethod
     def let_go(self) -> None:
-        """Before a fork: close every connection that no thread is using. Does not wait."""
+        """Close every connection that no thread is using; called before a fork. Does not wait."""
 
     @abstractmethod
     def begin_anew(self) -> list[object]:
-        """In the child: make new locks, and return the connections that the parent still used.
+        """Make new locks in the child, and return the connections that the parent was still using.
 
-        The child never uses these connections. They are kept, because closing one could remove what the
-        parent needs.
+        The child never uses these connections. The connections are kept, because closing one could remove
+        locks that the parent needs.
         """
 
 
@@ -133,10 +133,10 @@ os.register_at_fork(
 
 @contextmanager
 def using_sqlite() -> Iterator[None]:
-    """Prevents forks inside, unless this takes too long; waits while another thread forks.
+    """Prevent forks inside the block, unless it takes too long; wait while another thread forks.
 
-    A thread may be inside several times. A connection opened inside is closed there, or belongs to a
-    `Holder`.
+    One thread may enter this block several times. A connection that is opened inside the block is closed
+    there, or belongs to a `Holder`.
     """
     _gate.enter()
     try:
@@ -146,7 +146,7 @@ def using_sqlite() -> Iterator[None]:
 
 
 def inherited(path: str) -> MulticloudDbError:
-    """The error for a file that a child cannot use."""
+    """Make the error for a file that a child process cannot use."""
     return invalid_request(
         path,
         "was in use in the parent process when it forked, and SQLite cannot continue in such a child",
@@ -159,13 +159,13 @@ def check_inherited(path: str) -> None:
     """Refuse a file that was open when this process was forked.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` with the way out.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the way out.
     """
     _gate.check(path)
 
 
 def file_identity(path: str) -> Identity:
-    """The identity of a file, which another file of the same name does not have.
+    """Return the identity of a file, which another file with the same name does not have.
 
     Raises:
         FileNotFoundError: There is none.
@@ -175,7 +175,10 @@ def file_identity(path: str) -> Identity:
 
 
 def _identity_of(handle: int) -> Identity | None:
-    """The file of a handle; None when it is no file or closed."""
+    """Return the identity of the file behind a handle.
+
+    None if the handle is closed or does not belong to a file.
+    """
     try:
         found = os.fstat(handle)
     except OSError:
@@ -184,7 +187,7 @@ def _identity_of(handle: int) -> Identity | None:
 
 
 def _open_files() -> dict[int, Identity]:
-    """Every file that is open in this process, the application's own among them."""
+    """Return every file that is open in this process, including the application's own files."""
     try:
         handles = [int(name) for name in os.listdir("/dev/fd")]
     except OSError:

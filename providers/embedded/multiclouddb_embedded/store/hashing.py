@@ -1,4 +1,4 @@
-"""The partition of a key: partitions are ranges of the hash of the partition key."""
+"""Computes the partition of a key: partitions are ranges of the hash of the partition key."""
 
 from __future__ import annotations
 
@@ -11,22 +11,28 @@ from multiclouddb_api import MulticloudDbKey
 __all__ = ["HASH_END", "even_ranges", "partition_hash", "partition_identity"]
 
 HASH_END: Final = 2**62
-"""Hashes are in `[0, HASH_END)`; 62 bits, so that the end also fits SQLite's signed integers."""
+"""Hashes are in `[0, HASH_END)`.
+
+Hashes have 62 bits, so that the end also fits into SQLite's signed integers.
+"""
 
 
 def partition_identity(key: MulticloudDbKey) -> bytes:
-    """The canonical JSON of a key's partition key; the same for all keys that share it."""
+    """Return the canonical JSON of a key's partition key.
+
+    The JSON is the same for all keys with that partition key.
+    """
     if len(key.components) > key.partition_components:
         key = MulticloudDbKey(key.partition_key, key.partition_components)
     return key.canonical()
 
 
 def partition_hash(identity: bytes) -> int:
-    """The hash of a partition key, from its `partition_identity`."""
+    """Return the hash of a partition key, from its `partition_identity`."""
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 2
 
 
 def even_ranges(count: int) -> list[tuple[int, int]]:
-    """`count` adjacent ranges `[low, high)` of about the same size that cover every hash."""
+    """Return `count` adjacent ranges `[low, high)` of about the same size that cover every hash."""
     bounds = [HASH_END * number // count for number in range(count + 1)]
     return list(pairwise(bounds))

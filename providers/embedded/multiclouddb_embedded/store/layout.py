@@ -10,7 +10,7 @@ import attrs
 import orjson
 
 from multiclouddb_api import ErrorCategory, ResourceAddress, invalid_request
-from multiclouddb_api.validators import suggestion, utf8
+from multiclouddb_api.validators import check_type, suggestion, utf8
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.store.collection import MAIN, Collection
 from multiclouddb_spi import ProviderFault, encode_partition_id
@@ -37,24 +37,24 @@ def _names(text: str) -> tuple[str, ...]:
 
 @attrs.frozen
 class PartitionRow:
-    """A row of `partitions`; it holds changes in `(start_seq, end_seq]`.
+    """A row of the table `partitions`; the partition contains the changes in `(start_seq, end_seq]`.
 
     Attributes:
-        id: Number in the file.
-        name: Its id in the collection, `p0`.
+        id: The number of the partition in the file.
+        name: The id of the partition in the collection, for example `p0`.
         low: First hash.
-        high: The hash after the last one.
-        parents: Names of the partitions that it comes from.
-        children: Names of the partitions that follow.
-        start_seq: The head of the store when it was made.
-        start_ts: The time of that moment.
-        end_seq: The head when it was closed, or None while it is open.
-        end_ts: The time of that moment.
-        last_seq: Its last change, or `start_seq`.
-        written: The number of changes so far.
-        volume: The bytes of all changes so far.
-        removed: Changes that were trimmed.
-        trimmed: The highest seq that was trimmed, or 0.
+        high: The hash after the last one in the partition.
+        parents: The names of the partitions that this one replaces.
+        children: The names of the partitions that replace this one.
+        start_seq: The newest change of the store when the partition was made.
+        start_ts: The time at which the partition was made.
+        end_seq: The newest change of the store when the partition was closed, or None while it is open.
+        end_ts: The time at which the partition was closed.
+        last_seq: The number of the partition's last change, or `start_seq`.
+        written: The number of changes in the partition so far.
+        volume: The total bytes of all changes in the partition so far.
+        removed: The number of changes that were trimmed.
+        trimmed: The highest sequence number that was trimmed, or 0.
     """
 
     id: int
@@ -75,21 +75,21 @@ class PartitionRow:
 
     @property
     def is_open(self) -> bool:
-        """True while it takes writes."""
+        """True while the partition accepts writes."""
         return self.end_seq is None
 
     @property
     def remaining(self) -> int:
-        """How many changes are still kept."""
+        """Return the number of changes that are still kept."""
         return self.written - self.removed
 
     def holds(self, number: int | None) -> bool:
-        """True when that hash belongs here; None stands for any."""
+        """Return True if the partition contains that hash; None matches any partition."""
         return number is None or self.low <= number < self.high
 
 
 def partition_rows(connection: sqlite3.Connection, collection: int) -> list[PartitionRow]:
-    """Every partition that the collection ever had, parents before children."""
+    """Return every partition that the collection ever had, parents before children."""
     rows = connection.execute(
         f"SELECT {PARTITION_COLUMNS} FROM partitions WHERE collection = ? ORDER BY id", (collection,)
     )
@@ -99,7 +99,7 @@ def partition_rows(connection: sqlite3.Connection, collection: int) -> list[Part
 def named_partitions(
     connection: sqlite3.Connection, collection: int, names: Iterable[str]
 ) -> dict[str, PartitionRow]:
-    """The partitions of these names; unknown ones are left out."""
+    """Return the partitions with these names; unknown names are ignored."""
     rows = connection.execute(
         f"SELECT {PARTITION_COLUMNS} FROM partitions "
         "WHERE collection = ? AND name IN (SELECT value FROM json_each(?)) ORDER BY id",
@@ -109,10 +109,10 @@ def named_partitions(
 
 
 def open_partition(connection: sqlite3.Connection, collection: Collection, name: str) -> PartitionRow:
-    """An open partition, to be split or merged.
+    """Return an open partition that is to be split or merged.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: it was split or merged before.
+        MulticloudDbError: `INVALID_REQUEST` if the partition was split or merged before.
         ProviderFault: `NOT_FOUND`.
     """
     row = named_partitions(connection, collection.id, [name]).get(name)
@@ -138,14 +138,15 @@ def add_partitions(
     parents: Sequence[PartitionRow],
     start: tuple[int, int],
 ) -> list[str]:
-    """Open partitions that replace their parents; returns their names.
+    """Open partitions that replace their parents; return their names.
 
     Args:
-        connection: In a write transaction.
+        connection: This must run in a write transaction.
         collection: The collection.
-        ranges: The hashes of each; together those of the parents.
-        parents: Open partitions, closed here; none for the first ones of a collection.
-        start: The position where the parents end and they start: a seq and its time.
+        ranges: The hash range of each partition; together they equal the ranges of the parents.
+        parents: Open partitions that are closed here; none for the first partitions of a collection.
+        start: The position at which the parents end and the new partitions start: a sequence number and its
+            time.
     """
     (number,) = connection.execute(
         "SELECT partitions FROM collections WHERE id = ?", (collection,)
@@ -171,11 +172,12 @@ def add_partitions(
 
 
 def native_id(partition_id: str, collection: Collection) -> str:
-    """The partition of an id: either `p0` or the public id that a client lists.
+    """Return the partition with an id: either `p0` or the public id that a client lists.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an id of another resource.
     """
+    check_type("partition_id", partition_id, str)
     native = utf8("partition_id", partition_id).rpartition(":")[2]
     if native == partition_id:
         return native

@@ -18,11 +18,11 @@ _CREATE, _UPDATE, _DELETE = range(3)
 
 
 class Moment:
-    """The head of the store inside a write transaction.
+    """The newest change of the store inside a write transaction.
 
     Attributes:
-        seq: The last change; every further one adds 1.
-        ts: The time of this commit in microseconds since 1970, never before the last one's.
+        seq: The number of the last change; every further change adds 1.
+        ts: The time of this commit in microseconds since 1970, never before the time of the previous commit.
     """
 
     __slots__ = ("seq", "ts")
@@ -32,15 +32,15 @@ class Moment:
 
     @property
     def end(self) -> tuple[int, int]:
-        """The position of both."""
+        """Return the position after the last change."""
         return self.seq, self.ts
 
 
 @contextmanager
 def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Moment]:
-    """A transaction: all changes inside are committed together, or none.
+    """Open a transaction: all changes inside the block are committed together, or none.
 
-    One writer runs at a time, so that the order of seqs is the order of commits.
+    Only one writer runs at a time, so the order of sequence numbers is the order of commits.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -70,12 +70,12 @@ class _Tail:
 
 
 class LogWriter:
-    """Writes changes of one collection.
+    """Writes the changes of one collection.
 
     Args:
         connection: Inside a `write_transaction`.
         collection: The collection.
-        moment: The head of the store; changed in place.
+        moment: The newest change of the store, which is updated in place.
     """
 
     def __init__(self, connection: sqlite3.Connection, collection: Collection, moment: Moment) -> None:
@@ -89,7 +89,10 @@ class LogWriter:
         )
 
     def write(self, change: EncodedChange) -> ChangeType | None:
-        """Apply one change to the documents and log it; None for a delete of a missing document."""
+        """Apply one change to the documents and log it.
+
+        None for a delete of a document that does not exist.
+        """
         place = (self._collection.id, change.identity)
         found = self._connection.execute(self._read, place).fetchone()
         if change.doc is None:
@@ -106,7 +109,7 @@ class LogWriter:
         return CHANGE_TYPES[kind]
 
     def flush(self) -> None:
-        """Save where the partitions end; called once, at the end."""
+        """Save the ends of the partitions; called once, at the end."""
         self._connection.executemany(
             "UPDATE partitions SET last_seq = ?, written = ?, volume = ? WHERE id = ?",
             [(tail.last_seq, tail.written, tail.volume, tail.id) for tail in self._tails],

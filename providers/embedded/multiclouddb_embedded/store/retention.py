@@ -1,4 +1,4 @@
-"""Removes old changes; documents stay."""
+"""Removes old changes; the documents stay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_bounds(max_age: object, max_count: object) -> None:
 
 
 def seq_before(connection: sqlite3.Connection, ts: int) -> int:
-    """The last change of the store that was committed before a time; 0 when none is known."""
+    """Return the last change of the store that was committed before a time; 0 if none is known."""
     row = connection.execute(
         "SELECT seq FROM commits WHERE ts < ? ORDER BY ts DESC LIMIT 1", (ts,)
     ).fetchone()
@@ -35,7 +35,10 @@ def seq_before(connection: sqlite3.Connection, ts: int) -> int:
 
 
 def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> int:
-    """How many changes the partition ever had up to and with a seq; at least the removed ones."""
+    """Return how many changes the partition ever had up to and including a sequence number.
+
+    The number includes at least the removed changes.
+    """
     if seq >= row.last_seq:
         return row.written
     found = connection.execute(
@@ -47,7 +50,7 @@ def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> i
 def count_bound(
     connection: sqlite3.Connection, rows: Sequence[PartitionRow], keep: int, head_seq: int
 ) -> int:
-    """The seq up to which to trim, so that at most `keep` changes are left in all partitions."""
+    """Return the sequence number up to which to trim so that at most `keep` changes are left in total."""
     rows = [row for row in rows if row.remaining]
 
     def gone(seq: int) -> int:
@@ -58,10 +61,10 @@ def count_bound(
 
 
 def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int) -> int:
-    """Remove every change up to and with `bound`; returns how many there were.
+    """Remove every change up to and including `bound`; return the number of removed changes.
 
-    The bound is the same for all partitions, so the changes left in a parent are always older than those that
-    its children have lost.
+    The bound is the same for all partitions, so the remaining changes of a parent are always older than the
+    changes that its children have lost.
     """
     highest, total = 0, 0
     for row in partition_rows(connection, collection.id):
@@ -83,9 +86,9 @@ def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int)
 
 
 def _forget_commits(connection: sqlite3.Connection) -> None:
-    """Drop the times of commits that no collection can be started at any more.
+    """Delete commit times that are no longer needed as start times of any collection.
 
-    The last of them stays, so that a time before it is known to be older than what was removed.
+    The last such time is kept, so that an earlier time is known to be older than the removed changes.
     """
     connection.execute(
         "DELETE FROM commits WHERE seq < (SELECT max(seq) FROM commits WHERE seq <= "

@@ -16,15 +16,15 @@ _ROWS: Final = 500
 _KEPT_CHARACTERS: Final = 256 * 1024 * 1024
 
 Row = tuple[str, str]
-"""Key and document, as JSON."""
+"""The key and the document, as JSON."""
 
 
 class Scan(Holder):
-    """A cursor over the documents; a fork between two parts reads the rest into memory.
+    """A cursor over the documents; a fork during the scan reads the remaining rows into memory.
 
     Args:
         path: The store.
-        database: The database of the collection.
+        database: The database that contains the collection.
         collection: Its name.
     """
 
@@ -47,7 +47,7 @@ class Scan(Holder):
         self.partition_components = found.partition_components
 
     def fetch(self) -> list[Row]:
-        """The next rows; none at the end."""
+        """Return the next rows; none at the end."""
         with using_sqlite(), self._lock:
             if self._kept:
                 return self._kept.pop(0)
@@ -61,7 +61,7 @@ class Scan(Holder):
             self._drop()
 
     def let_go(self) -> None:
-        """Read the rest, if there is not too much of it, and close."""
+        """Read the remaining rows, if there are not too many, and close the connection."""
         if self._connection is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -77,7 +77,7 @@ class Scan(Holder):
             self._lock.release()
 
     def begin_anew(self) -> list[object]:
-        """After a fork without `let_go`, only the rows in memory can still be read."""
+        """Keep only the rows in memory, after a fork without `let_go`."""
         self._lock = threading.RLock()
         if self._connection is None:
             return []

@@ -1,4 +1,4 @@
-"""The tables of a store, and the marks that distinguish a store from any other file."""
+"""Defines the tables of a store, and the marks that distinguish a store from any other file."""
 
 from __future__ import annotations
 
@@ -88,15 +88,17 @@ CREATE TABLE commits (
 
 
 def create_store(connection: sqlite3.Connection, path: str, patience: float) -> None:
-    """Create the tables in an empty file; in a store it does nothing. Several processes may call it at once.
+    """Create the tables in an empty file; on a store this does nothing.
+
+    Several processes may call this function at the same time.
 
     Args:
-        connection: To the file, which may be empty.
+        connection: A connection to the file, which may be empty.
         path: For messages.
-        patience: Seconds to wait for another process that is doing the same.
+        patience: The number of seconds to wait for another process that also creates the store.
 
     Raises:
-        ProviderFault: The file is not empty and not a store.
+        ProviderFault: Raised if the file is not empty and not a store.
     """
     if not _is_empty(connection, path):
         check_store(connection, path)
@@ -118,11 +120,11 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
 
 
 def check_store(connection: sqlite3.Connection, path: str) -> None:
-    """Refuse a file that is not a store, or a store of a later version.
+    """Refuse a file that is not a store, or that is a store of a later version.
 
     Raises:
         ProviderFault: `NOT_FOUND` for an empty file, else `INVALID_REQUEST`.
-        sqlite3.DatabaseError: It is not an SQLite file.
+        sqlite3.DatabaseError: Raised if the file is not an SQLite file.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID:
@@ -151,14 +153,14 @@ def _is_empty(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def enter_wal_mode(connection: sqlite3.Connection, patience: float) -> None:
-    """Let readers and a writer work side by side.
+    """Switch to WAL mode, in which readers and a writer work at the same time.
 
     SQLite's own busy timeout does not always cover this change: with several processes at once it may
     give up without waiting.
 
     Args:
         connection: Outside a transaction.
-        patience: How many seconds to keep trying.
+        patience: The number of seconds for which to keep trying.
     """
     until = time.monotonic() + patience
     while True:

@@ -1,4 +1,7 @@
-"""A store's connection: shared by its threads, closed before a fork and opened again after it."""
+"""Manages a store's connection, which its threads share.
+
+The connection is closed before a fork and opened again after it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from multiclouddb_api import invalid_request
-from multiclouddb_api.validators import to_utc
+from multiclouddb_api.validators import check_type, to_utc, type_name
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.store.connection import connect
@@ -24,18 +27,22 @@ _WAL_BYTES: Final = 64 * 1024 * 1024
 
 
 class Session(Holder):
-    """The one connection that a store writes over.
+    """The one connection that a store uses for writing.
 
     Args:
-        path: The file, which is created if it does not exist.
-        clock: Gives the time of commits, or None for the system's clock.
-        durable: True to sync each commit to the disk.
-        busy_seconds: How long to wait for other writers.
+        path: The path of the file, which is created if it does not exist.
+        clock: A function that returns the time of commits, or None for the system's clock.
+        durable: True to sync each commit to disk.
+        busy_seconds: How long to wait for other writers, in seconds.
     """
 
     def __init__(
         self, path: str, clock: Callable[[], datetime] | None, *, durable: bool, busy_seconds: float
     ) -> None:
+        if clock is not None and not callable(clock):
+            raise invalid_request("clock", f"must be a function, not {type_name(clock)}", "pass datetime.now")
+        check_type("durable", durable, bool)
+        check_type("busy_seconds", busy_seconds, int, float)
         self.path = path
         self.closed = False
         self._clock = clock or _system_clock
@@ -47,12 +54,12 @@ class Session(Holder):
             self._connection = self._open(create=True)
 
     def now(self) -> datetime:
-        """The time of the clock, in UTC."""
+        """Return the time of the clock, in UTC."""
         return to_utc("clock", self._clock())
 
     @contextmanager
     def reading(self, operation: str) -> Iterator[sqlite3.Connection]:
-        """The connection, outside a transaction; failures are raised as `MulticloudDbError`."""
+        """Provide the connection outside a transaction; failures are raised as `MulticloudDbError`."""
         self.check_open()
         with using_sqlite(), self._lock, store_errors(operation, self.path):
             self.check_open()
@@ -62,7 +69,7 @@ class Session(Holder):
 
     @contextmanager
     def writing(self, operation: str) -> Iterator[tuple[sqlite3.Connection, Moment]]:
-        """The connection inside a write transaction, which is committed at the end."""
+        """Provide the connection inside a write transaction, which is committed at the end of the block."""
         now = to_micros(self.now())
         with self.reading(operation) as connection, write_transaction(connection, now) as moment:
             yield connection, moment

@@ -21,16 +21,17 @@ from multiclouddb_api import (
     decode_json,
     invalid_request,
 )
-from multiclouddb_api.validators import to_utc
+from multiclouddb_api.validators import check_type, each_is, is_a, to_utc
 from multiclouddb_embedded.config import check_path
 from multiclouddb_embedded.errors import failure, store_errors
 from multiclouddb_embedded.mapping import to_micros
-from multiclouddb_embedded.store.change import Delete, Key, Operation, Put, encode, to_key
+from multiclouddb_embedded.store.change import Delete, Key, Operation, Put, encode_all, to_key
 from multiclouddb_embedded.store.collection import (
     MAIN,
     Images,
     check_shape,
     find_collection,
+    make_room,
     remove_collection,
 )
 from multiclouddb_embedded.store.hashing import even_ranges
@@ -50,40 +51,38 @@ __all__ = ["EmbeddedStore", "PartitionRange"]
 
 @attrs.frozen
 class PartitionRange:
-    """An open partition.
+    """An open partition."""
 
-    Attributes:
-        partition_id: Its id in the collection, `p0`.
-        low: Its first hash.
-        high: The hash after its last one.
-        parents: The partitions that it comes from.
-    """
-
-    partition_id: str
-    low: int
-    high: int
-    parents: tuple[str, ...]
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The id of the partition in the collection, for example `p0`."""
+    low: int = attrs.field(validator=is_a(int))
+    """Its first hash."""
+    high: int = attrs.field(validator=is_a(int))
+    """The hash after the last one in the range."""
+    parents: tuple[str, ...] = attrs.field(validator=each_is(str))
+    """The partitions that this one replaced."""
 
 
 class EmbeddedStore:
     """A document store with a change feed in one SQLite file, which is created if it does not exist.
 
     It writes; `connect("embedded:///…")` reads the feed. Any number of stores in any number of processes may
-    have the same file open: writers wait for each other, and readers never wait. Safe for several threads.
-    Parent and child can continue after a fork, which waits up to ten seconds for calls that run in other
-    threads. If one is still running then, or if the application has a SQLite connection of its own to the
+    have the same file open: writers wait for each other, and readers never wait. A store is safe for several
+    threads. Parent and child can continue after a fork, which waits up to ten seconds for calls that run in
+    other threads. If a call is still running then, or if the application has its own SQLite connection to the
     file, the child is refused with `INVALID_REQUEST`.
 
     Args:
-        path: The file; its folder has to exist.
-        clock: Gives the time of commits; for tests. It may stand still or go back; the store's time does not.
-        durable: False leaves it to the system when to sync commits. That gives about 30 times as many single
-            writes per second. A crash of a process still loses nothing, but a crash of the machine may lose
-            the last commits, which readers may have seen.
+        path: The path of the file; its folder must exist.
+        clock: A function that returns the time of commits, for tests. The function's time may stand still or
+            go back; the store's time never does.
+        durable: False lets the system decide when to sync commits to disk. That allows about 30 times as many
+            single writes per second. A crash of a process still loses nothing, but a crash of the machine may
+            lose the last commits, which readers may have seen.
         busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when the folder is missing or the file is not a store.
+        MulticloudDbError: `INVALID_REQUEST` if the folder is missing or the file is not a store.
 
     Examples:
         >>> with EmbeddedStore("/tmp/store.db") as store:
@@ -109,11 +108,11 @@ class EmbeddedStore:
 
     @property
     def closed(self) -> bool:
-        """True once it was closed."""
+        """True after the store was closed."""
         return self._session.closed
 
     def now(self) -> datetime:
-        """The time of this store's clock."""
+        """Return the time of this store's clock."""
         return self._session.now()
 
     def create_collection(
@@ -126,37 +125,35 @@ class EmbeddedStore:
         partition_key: Sequence[str] | None = None,
         retention: timedelta | None = None,
         recreate: bool = False,
+        exist_ok: bool = False,
     ) -> ResourceAddress:
         """Create a collection and return its address.
 
         Args:
             name: Its name.
-            partitions: How many partitions it starts with; their ids are `p0`, `p1`, ….
-            database: Its database, which need not be created before.
+            partitions: The number of partitions at the start; their ids are `p0`, `p1`, ….
+            database: The database of the collection, which need not be created before.
             images: The content of a change in the log: `"keys"`, the `"new"` document, or `"new_and_old"`.
-            partition_key: Names of the leading components of every key that make up the partition
-                key; None = the first component, whatever its name.
-            retention: The time for which changes should be kept; `trim(name)` uses it.
-            recreate: True to drop one of the same name; tokens of the old one are refused then.
+            partition_key: The names of the first components of every key that form the partition key; None
+                means the first component, whatever its name.
+            retention: The time for which changes are kept; `trim(name)` uses it.
+            recreate: True to drop a collection with the same name first; tokens of the old one are refused
+                from then on.
+            exist_ok: True to keep an existing collection with this name, with its partitions, documents and
+                changes. The collection's `images` and `partition_key` must equal the given ones.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when there is one of that name.
+            MulticloudDbError: `CONFLICT` if such a collection exists and may be neither dropped nor kept.
         """
+        check_type("name", name, str)
+        check_type("database", database, str)
         address = ResourceAddress(database, name)
         check_shape(address, partitions, images, partition_key, retention)
         names = orjson.dumps(list(partition_key)).decode() if partition_key is not None else None
         kept = retention // timedelta(microseconds=1) if retention is not None else None
         with self._session.writing("create_collection") as (connection, moment):
-            existing = connection.execute(
-                "SELECT id FROM collections WHERE database = ? AND name = ?", (database, name)
-            ).fetchone()
-            if existing is not None and not recreate:
-                raise failure(
-                    ErrorCategory.CONFLICT,
-                    f"there is a collection {address} already; pass recreate=True to drop it and its changes",
-                )
-            if existing is not None:
-                remove_collection(connection, existing[0])
+            if make_room(connection, address, images, names, recreate=recreate, exist_ok=exist_ok):
+                return address
             added = connection.execute(
                 "INSERT INTO collections (database, name, incarnation, images, partition_key, retention, "
                 "created_seq) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -167,64 +164,67 @@ class EmbeddedStore:
         return address
 
     def drop_collection(self, name: str, database: str = MAIN) -> None:
-        """Drop a collection with its documents and changes; readers of it end with `NOT_FOUND`.
+        """Drop a collection with its documents and changes; its readers end with `NOT_FOUND`.
 
         Args:
             name: Its name.
             database: The database of the collection; `main` by default.
         """
+        check_type("name", name, str)
         with self._session.writing("drop_collection") as (connection, _):
             remove_collection(connection, find_collection(connection, database, name).id)
 
     def put(
         self, collection: str, key: Key, document: Mapping[str, Any], *, database: str = MAIN
     ) -> ChangeType:
-        """Write one document; returns whether that was a `CREATE` or an `UPDATE`.
+        """Write one document; return whether this was a `CREATE` or an `UPDATE`.
 
         Args:
-            collection: Name of the collection.
+            collection: The name of the collection.
             key: A `MulticloudDbKey`, its components by name, or one value for a component called `id`.
-            document: The whole document; replaces the one that is there.
-            database: The database that it is in; `main` by default.
+            document: The whole document, which replaces an existing one.
+            database: The database that contains the collection; `main` by default.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a value that has no JSON form or a document of
-                more than 16 MiB, before anything is written.
+            MulticloudDbError: `INVALID_REQUEST` if a value has no JSON form or the document is larger than 16
+                MiB; then nothing is written.
         """
         (kind,) = self._write("put", collection, [Put(key, document)], database)
         assert kind is not None
         return kind
 
     def delete(self, collection: str, key: Key, *, database: str = MAIN) -> bool:
-        """Delete one document; False, and nothing written, when there is none.
+        """Delete one document; Delete a document.
+
+        Return False, without writing, if the document does not exist.
 
         Args:
-            collection: Name of the collection.
+            collection: The name of the collection.
             key: As in `put`.
-            database: The database that it is in; `main` by default.
+            database: The database that contains the collection; `main` by default.
         """
         return self._write("delete", collection, [Delete(key)], database) != [None]
 
     def batch(self, collection: str, operations: Iterable[Operation], *, database: str = MAIN) -> int:
-        """Apply `Put` and `Delete` operations in one transaction, in their order: all or none.
+        """Apply `Put` and `Delete` operations in order in one transaction: all of them or none.
 
         Args:
-            collection: Name of the collection.
-            operations: The operations, in this order.
-            database: The database that it is in; `main` by default.
+            collection: The name of the collection.
+            operations: The operations, in the order in which to apply them.
+            database: The database that contains the collection; `main` by default.
 
         Returns:
-            How many changes were made; deleting a document that does not exist makes none.
+            The number of changes that were made; deleting a document that does not exist makes none.
         """
         return sum(kind is not None for kind in self._write("batch", collection, operations, database))
 
     def get(self, collection: str, key: Key, *, database: str = MAIN) -> dict[str, Any] | None:
-        """The document under a key, or None.
+        """Return the document with a key, or None.
 
         Args:
-            collection: Name of the collection.
+            collection: The name of the collection.
             key: As in `put`.
-            database: The database that it is in; `main` by default.
+            database: The database that contains the collection; `main` by default.
         """
         with self._session.reading("get") as connection:
             found = find_collection(connection, database, collection)
@@ -237,24 +237,29 @@ class EmbeddedStore:
     def scan(
         self, collection: str, *, database: str = MAIN
     ) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
-        """Every document with its key, in the order of the keys' canonical JSON, as of one moment.
+        """Return every document with its key, as of one moment, in the order of the keys' canonical JSON.
 
         Args:
-            collection: Name of the collection.
-            database: The database that it is in; `main` by default.
+            collection: The name of the collection.
+            database: The database that contains the collection; `main` by default.
         """
         self._session.check_open()
+        check_type("collection", collection, str)
+        check_type("database", database, str)
+        return self._scan(collection, database)
+
+    def _scan(self, collection: str, database: str) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
         with store_errors("scan", self.path), closing(Scan(self.path, database, collection)) as rows:
             while part := rows.fetch():
                 for key, doc in part:
                     yield MulticloudDbKey(decode_json(key), rows.partition_components), decode_json(doc)
 
     def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
-        """The open partitions in the order of their ranges; neighbours can be merged.
+        """Return the open partitions in the order of their ranges; adjacent partitions can be merged.
 
         Args:
-            collection: Name of the collection.
-            database: The database that it is in; `main` by default.
+            collection: The name of the collection.
+            database: The database that contains the collection; `main` by default.
         """
         with self._session.reading("partitions") as connection:
             found = find_collection(connection, database, collection)
@@ -267,17 +272,18 @@ class EmbeddedStore:
     def split(
         self, collection: str, partition_id: str, at: int | None = None, *, database: str = MAIN
     ) -> tuple[str, str]:
-        """Close a partition and open two that share its range; returns their ids.
+        """Close a partition and open two that share its range; return their ids.
 
         Args:
             collection: The collection.
-            partition_id: `p0`, or the public id that a client lists.
-            at: The first hash of the upper one; None = the middle.
+            partition_id: The partition: The partition: `p0`, or the public id that a client lists.
+            at: The first hash of the upper partition; None means the middle of the range.
             database: Its database.
         """
         with self._session.writing("split") as (connection, moment):
             found = find_collection(connection, database, collection)
             row = open_partition(connection, found, native_id(partition_id, found))
+            check_type("at", at, int, type(None))
             middle = (row.low + row.high) // 2 if at is None else at
             if not row.low < middle < row.high:
                 raise invalid_request(
@@ -290,16 +296,18 @@ class EmbeddedStore:
         return lower, upper
 
     def merge(self, collection: str, a: str, b: str, *, database: str = MAIN) -> str:
-        """Close two neighbouring partitions and open one over both ranges; returns its id.
+        """Close two adjacent partitions and open one with both ranges; return its id.
 
         Args:
-            collection: Name of the collection.
-            a: One partition: `p0`, or the public id that a client lists.
+            collection: The name of the collection.
+            a: One partition: The partition: The partition: `p0`, or the public id that a client lists.
             b: Its neighbour.
-            database: The database that it is in; `main` by default.
+            database: The database that contains the collection; `main` by default.
         """
         with self._session.writing("merge") as (connection, moment):
             found = find_collection(connection, database, collection)
+            check_type("a", a, str)
+            check_type("b", b, str)
             rows = [open_partition(connection, found, native_id(name, found)) for name in (a, b)]
             low, high = sorted(rows, key=lambda row: row.low)
             if low.high != high.low:
@@ -321,18 +329,18 @@ class EmbeddedStore:
         before: datetime | None = None,
         database: str = MAIN,
     ) -> int:
-        """Remove old changes; documents stay. Positions before the removed changes then have expired.
+        """Remove old changes; the documents stay. Positions before the removed changes expire.
 
         Args:
             collection: The collection.
             max_age: Keep the changes that were committed within this time.
-            max_count: Keep this many of the newest changes of the collection; 0 removes all.
+            max_count: Keep this many of the newest changes in the collection; 0 removes all.
             before: Remove the changes that were committed before this time.
             database: Its database.
 
         Returns:
-            How many changes were removed. With several bounds the strictest counts; with none,
-            the collection's `retention` does.
+            The number of changes that were removed. If several bounds are given, the strictest one applies;
+            if none is given, the collection's `retention` applies.
         """
         check_bounds(max_age, max_count)
         cutoff = to_micros(to_utc("before", before)) if before is not None else None
@@ -375,7 +383,7 @@ class EmbeddedStore:
     ) -> list[ChangeType | None]:
         with self._session.reading(operation) as connection:
             found = find_collection(connection, database, collection)
-        changes = [encode(item, found) for item in operations]
+        changes = encode_all(operations, found)
         with self._session.writing(operation) as (connection, moment):
             if find_collection(connection, database, collection).id != found.id:
                 raise failure(

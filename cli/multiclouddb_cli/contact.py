@@ -1,0 +1,87 @@
+"""The client of a `tail`: a first connection that cannot work fails soon, unless the user wants to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ErrorCategory,
+    MulticloudDbClient,
+    MulticloudDbError,
+    Observer,
+    OperationOptions,
+)
+from multiclouddb_cli.interrupt import Interrupt
+
+__all__ = ["Contact"]
+
+# What somebody may still start, create or allow.
+_MAY_COME: Final = (
+    ErrorCategory.NOT_FOUND,
+    ErrorCategory.AUTHENTICATION_FAILED,
+    ErrorCategory.AUTHORIZATION_FAILED,
+)
+
+
+class Contact:
+    """Reads pages as a client does; it connects at the first read. A signal may interrupt a read.
+
+    Args:
+        connect: Makes the client.
+        interrupt: Handles the signals.
+        observer: The object that receives the reports of an outage.
+        waits: True to keep trying until the first page, False to raise the first failure.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], MulticloudDbClient],
+        interrupt: Interrupt,
+        observer: Observer,
+        *,
+        waits: bool,
+    ) -> None:
+        self.observer = observer
+        self._connect, self._interrupt, self._waits = connect, interrupt, waits
+        self._client: MulticloudDbClient | None = None
+        self._has_read = False
+
+    @property
+    def client(self) -> MulticloudDbClient:
+        """The client, which this object closes."""
+        if self._client is None:
+            self._client = self._connect()
+        return self._client
+
+    def read_changes(
+        self, request: ChangeFeedRequest, options: OperationOptions | None = None
+    ) -> ChangeFeedPage:
+        """One page.
+
+        Raises:
+            MulticloudDbError: Read as the client does; before the first page, only an error that is worth
+                waiting for is retryable.
+        """
+        with self._interrupt.reading():
+            try:
+                page = self.client.read_changes(request, options)
+            except MulticloudDbError as error:
+                if self._has_read:
+                    raise
+                retryable = self._waits and (error.retryable or error.category in _MAY_COME)
+                if error.retryable == retryable:
+                    raise
+                detail = attrs.evolve(error.detail, retryable=retryable)
+                raise MulticloudDbError(error.message, detail) from error
+        self._has_read = True
+        return page
+
+    def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            self._client.close()

@@ -1,0 +1,288 @@
+"""Defines the arguments and options of the commands, and the values that completion offers."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+__all__ = [
+    "Checkpoint",
+    "Collection",
+    "Database",
+    "Exact",
+    "Expired",
+    "Format",
+    "From",
+    "FromAny",
+    "Json",
+    "JsonLines",
+    "Key",
+    "Kind",
+    "Last",
+    "MaxEvents",
+    "MaxScanRate",
+    "OldState",
+    "OnExpired",
+    "OnlyKey",
+    "ProviderOption",
+    "Scope",
+    "Since",
+    "SkipPoison",
+    "State",
+    "Target",
+    "Timeout",
+    "To",
+    "Token",
+    "Type",
+    "UntilIdle",
+    "Url",
+    "Wait",
+    "Want",
+]
+
+
+class Kind(StrEnum):
+    """The kind of a change, as an option's value."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+class Want(StrEnum):
+    """Whether events include a document."""
+
+    OMIT = "omit"
+    INCLUDE = "include"
+    REQUIRE = "require"
+
+
+class Expired(StrEnum):
+    """What to do if the position is older than the retention."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    SNAPSHOT = "snapshot"
+
+
+_STARTS = ("beginning", "now", "-1h", "-10m", "-1d", "@")
+_SNAPSHOTS = ("snapshot", "snapshot:ordered", "snapshot:interleaved")
+_SCOPES = ("collection", "database", "cluster", "partition:", "descendants:", "key:")
+_SCHEMES = {
+    "cosmos": "cosmos://",
+    "dynamo": "dynamo://",
+    "embedded": "embedded:///",
+    "mongo": "mongodb://",
+    "spanner": "spanner://",
+}
+
+
+def _starting(values: tuple[str, ...], typed: str) -> list[str]:
+    return [value for value in values if value.startswith(typed)]
+
+
+def _complete_start(incomplete: str) -> list[str]:
+    return _starting(_STARTS, incomplete)
+
+
+def _complete_any_start(incomplete: str) -> list[str]:
+    return _starting(_STARTS[:2] + _SNAPSHOTS + _STARTS[2:], incomplete)
+
+
+def _complete_time(incomplete: str) -> list[str]:
+    return _starting(("now", "-1h", "-10m", "-1d"), incomplete)
+
+
+def _complete_scope(incomplete: str) -> list[str]:
+    return _starting(_SCOPES, incomplete)
+
+
+def _complete_url(incomplete: str) -> list[str]:
+    """Return the form of each installed provider's URL, and the TOML files in the folder."""
+    from multiclouddb_api import installed_providers
+
+    urls = [_SCHEMES.get(name, f"{name}://") for name in installed_providers()]
+    files = sorted(str(path) for path in Path().glob("*.toml"))
+    return _starting((*urls, *files), incomplete)
+
+
+def _url_so_far() -> str | None:
+    """Return the URL on the line that the shell completes.
+
+    The parser provides none before an option's value.
+    """
+    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
+    return next((word for word in words if "://" in word or word.endswith(".toml")), None)
+
+
+def _complete_option(incomplete: str) -> list[str]:
+    """Return the options of the URL's provider."""
+    from multiclouddb_cli.provider_options import option_names
+
+    url = _url_so_far()
+    return _starting(tuple(f"{name}=" for name in option_names(url)), incomplete) if url else []
+
+
+def _complete_collection(incomplete: str) -> list[str]:
+    """Return the collections of the URL's database."""
+    from multiclouddb_cli.listing import known_collections
+
+    url = _url_so_far()
+    return _starting(known_collections(url), incomplete) if url else []
+
+
+Url: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="mongodb://…, dynamo://REGION, embedded:///data/store.db, or a .toml file with the connection.",
+        autocompletion=_complete_url,
+    ),
+]
+Collection: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="COLLECTION",
+        help="DATABASE/COLLECTION, or COLLECTION.",
+        autocompletion=_complete_collection,
+    ),
+]
+Target: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="COLLECTION",
+        help="DATABASE/COLLECTION, or COLLECTION; DATABASE with --scope database, nothing with cluster.",
+        autocompletion=_complete_collection,
+    ),
+]
+Database: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="DATABASE", help="Only the collections of this database.")
+]
+Token: TypeAlias = Annotated[
+    str, typer.Argument(metavar="TOKEN", help="A token, @FILE with one or with a checkpoint, or - (stdin).")
+]
+Scope: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="SCOPE",
+        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; an ID is what "
+        "partitions prints.",
+        autocompletion=_complete_scope,
+    ),
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+From: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="START",
+        help="beginning, now, a time (2026-01-31T12:00Z), an age (-1h), or @FILE.",
+        autocompletion=_complete_start,
+    ),
+]
+FromAny: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="START",
+        help="beginning, now, a time (2026-01-31T12:00Z), an age (-1h), @FILE, or snapshot: all rows, then "
+        "changes.",
+        autocompletion=_complete_any_start,
+    ),
+]
+To: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="TIME",
+        help="End after the changes up to this time, age (-10m) or now.",
+        autocompletion=_complete_time,
+    ),
+]
+Last: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--last", min=1, max=10000, metavar="N", help="First print the N newest changes."),
+]
+Checkpoint: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Resume from this file if it exists, and save to it.")
+]
+JsonLines: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON event per line, with plain values.")
+]
+Exact: TypeAlias = Annotated[
+    bool,
+    typer.Option("--exact", help="Print JSON in the exact form, which event_from_json reads."),
+]
+Format: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "-f",
+        "--format",
+        metavar="TEMPLATE",
+        help="Print each event by a template: %k key, %s document, %y type, %{key.id}, \\n …",
+    ),
+]
+UntilIdle: TypeAlias = Annotated[bool, typer.Option("--until-idle", help="End when there is nothing more.")]
+State: TypeAlias = Annotated[
+    Want,
+    typer.Option(metavar="STATE", case_sensitive=False, help="Documents: omit, include or require."),
+]
+OldState: TypeAlias = Annotated[
+    Want,
+    typer.Option(
+        metavar="STATE", case_sensitive=False, help="Documents before the change: omit, include or require."
+    ),
+]
+Type: TypeAlias = Annotated[
+    list[Kind] | None,
+    typer.Option(
+        "--type", metavar="TYPE", case_sensitive=False, help="Only create, update or delete; may be repeated."
+    ),
+]
+Since: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Leave out changes before this time or age.", autocompletion=_complete_time
+    ),
+]
+OnlyKey: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help="Leave out changes with another partition key, on any database."),
+]
+MaxEvents: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="End after N printed events.")
+]
+OnExpired: TypeAlias = Annotated[
+    Expired,
+    typer.Option(
+        metavar="HOW",
+        case_sensitive=False,
+        help="If changes are no longer kept: fail, skip them, or begin a snapshot.",
+    ),
+]
+SkipPoison: TypeAlias = Annotated[
+    bool, typer.Option("--skip-poison", help="Skip records that cannot be decoded.")
+]
+ProviderOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option of the provider; may be repeated.",
+        autocompletion=_complete_option,
+    ),
+]
+Wait: TypeAlias = Annotated[
+    bool, typer.Option("--wait", help="Keep trying while the feed cannot be read, also at the start.")
+]
+Timeout: TypeAlias = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="The limit of one call.")]
+MaxScanRate: TypeAlias = Annotated[
+    float | None, typer.Option(min=0.001, metavar="RATE", help="The limit of a snapshot's scan per second.")
+]
+Key: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="JSON", help="The partition key, for a token of one key.")
+]

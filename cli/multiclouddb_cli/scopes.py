@@ -1,0 +1,39 @@
+"""Finds partitions by the service's own names, as `multiclouddb partitions` prints them."""
+
+from __future__ import annotations
+
+import attrs
+import typer
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    FeedScope,
+    Now,
+    PhysicalPartition,
+    ResourceAddress,
+)
+from multiclouddb_cli.screen import shorter
+from multiclouddb_cli.session import Session
+
+__all__ = ["public_scope"]
+
+
+def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScope) -> FeedScope:
+    """Return the scope with the id that the library accepts; the service is asked only for its own name.
+
+    Raises:
+        MulticloudDbError: Raised if the partitions cannot be listed.
+        typer.BadParameter: Raised if no partition has this name.
+    """
+    if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
+        return scope
+    with Session(config, ChangeFeedRequest(address, Now())) as session:
+        listed = session.opened.call("partitions", session.feed.for_one_call().partitions)
+        names = [item.partition_id for item in listed]
+        if scope.partition_id in names:
+            return attrs.evolve(scope, partition_id=session.feed.public_id(scope.partition_id))
+    known = shorter(", ".join(shorter(name, 24) for name in names), 200)
+    raise typer.BadParameter(
+        f"the service lists no partition {scope.partition_id!r}, but {known}", param_hint="--scope"
+    )

@@ -1,0 +1,67 @@
+"""Decides which events are printed, and when no more events can be selected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import attrs
+
+from multiclouddb_api import ChangeEvent, ChangeFeedPage, ChangeType, MulticloudDbKey
+
+__all__ = ["Selection"]
+
+
+@attrs.frozen
+class Selection:
+    """The events to print; by default all events.
+
+    Attributes:
+        types: The kinds of changes to print; empty means all.
+        since: A time before which events are left out, or None.
+        until: A time after which events are left out and the command ends, or None.
+        key: The partition key, or None for every key.
+    """
+
+    types: frozenset[ChangeType] = frozenset()
+    since: datetime | None = None
+    until: datetime | None = None
+    key: MulticloudDbKey | None = None
+
+    def of(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
+        """Return the events to print."""
+        return [event for event in events if self._holds(event)]
+
+    def is_of_the_past(self) -> bool:
+        """Return True if everything up to `until` has been written."""
+        return self.until is not None and self.until < datetime.now(UTC)
+
+    def leaves_for_later(self, page: ChangeFeedPage) -> bool:
+        """Return True if a later run without `until` must print an event of this page."""
+        until = self.until
+        return until is not None and any(event.timestamp > until for event in page.events)
+
+    def is_over(self, page: ChangeFeedPage, asked_at: datetime) -> bool:
+        """Return True if no later page can contain an event up to `until`.
+
+        Args:
+            page: The last page.
+            asked_at: The time at which the service was asked.
+        """
+        if self.until is None:
+            return False
+        watermark = page.diagnostics.watermark
+        if watermark is not None and watermark > self.until:
+            return True
+        # An idle page has everything up to the moment when it was asked for.
+        return page.idle and asked_at.astimezone(UTC) > self.until
+
+    def _holds(self, event: ChangeEvent) -> bool:
+        if self.types and event.type not in self.types:
+            return False
+        # Some services report whole seconds, so an event of this second may be later than `since`.
+        if self.since is not None and event.timestamp < self.since.replace(microsecond=0):
+            return False
+        if self.until is not None and event.timestamp > self.until:
+            return False
+        return self.key is None or event.key.partition_key == self.key.components

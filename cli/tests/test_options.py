@@ -1,0 +1,362 @@
+"""Tests the options of `tail`: times, templates, selection, completion, and the errors for wrong values."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import typer
+
+from multiclouddb_api import ErrorCategory, event_from_json
+from multiclouddb_cli.advice import on_the_command_line
+from multiclouddb_cli.arguments import to_moment
+from multiclouddb_cli.plain import plain_value
+from multiclouddb_cli.template import Template
+from multiclouddb_embedded import EmbeddedStore
+
+EMPTY = ("--until-idle", "--from", "beginning")
+
+
+def ids(lines):
+    return [json.loads(line)["key"]["id"] for line in lines.splitlines()]
+
+
+class TestTime:
+    @pytest.mark.parametrize(
+        ("text", "age"),
+        [
+            ("-1h", timedelta(hours=1)),
+            ("-90s", timedelta(seconds=90)),
+            ("-1h30m", timedelta(minutes=90)),
+            ("-2.5d", timedelta(hours=60)),
+            ("-1w", timedelta(weeks=1)),
+            ("now", timedelta()),
+        ],
+    )
+    def test_an_age_is_taken_from_now(self, text, age):
+        before = datetime.now(UTC)
+        found = to_moment(text, "--from")
+        assert before - age <= found <= datetime.now(UTC) - age
+
+    @pytest.mark.parametrize("text", ["1h", "-1", "-1y", "-h", "yesterday", "-1h ago", "-99999999999w", ""])
+    def test_another_text_is_refused_with_an_example(self, text):
+        with pytest.raises(typer.BadParameter, match="-1h"):
+            to_moment(text, "--from")
+
+    def test_an_age_is_a_start_and_an_end(self, run, url, store):
+        words = ("tail", url, "orders", "--until-idle", "--json")
+        assert len(ids(run(*words, "--from", "-1h").stdout)) == 10
+        assert ids(run(*words, "--from", "beginning", "--since", "-1m").stdout) == []
+        assert ids(run(*words, "--from", "beginning", "--to", "-1h").stdout) == []
+
+    def test_the_end_leaves_later_changes_to_the_next_run(self, run, url, store, tmp_path):
+        words = ("tail", url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--exact")
+        events = [event_from_json(line) for line in run(*words[:5], *EMPTY, "--exact").stdout.splitlines()]
+        middle = sorted(event.timestamp for event in events)[4].isoformat()
+        first = [event_from_json(line) for line in run(*words, "--to", middle).stdout.splitlines()]
+        assert len(first) == 5
+        rest = [event_from_json(line) for line in run(*words, "--until-idle").stdout.splitlines()]
+        assert {event.event_id for event in first + rest} == {event.event_id for event in events}
+
+    def test_the_end_leaves_a_checkpoint_even_if_one_page_has_it_all(self, run, url, store, tmp_path):
+        kept = ("tail", url, "orders", "--checkpoint", tmp_path / "pos", "--json")
+        run(*kept, "--from", "beginning", "--to", "-29m")
+        assert (tmp_path / "pos").exists()
+        store.put("orders", "o-new", {})
+        assert "o-new" in ids(run(*kept, "--until-idle").stdout)
+
+    def test_without_a_position_before_the_end_it_says_so(self, run, url, store, tmp_path):
+        result = run(
+            "tail", url, "orders", "--checkpoint", tmp_path / "pos", "--from", "beginning", "--to", "-1h"
+        )
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr.startswith("warning: no checkpoint was saved")
+
+    def test_an_end_that_is_reached_ends_the_run(self, run, url, store):
+        assert len(run("tail", url, "orders", "--from", "beginning", "--to", "now").stdout.splitlines()) == 10
+
+
+class TestLast:
+    def test_are_the_newest_in_order(self, run, url, store):
+        words = ("tail", url, "orders", "--until-idle", "--json")
+        assert ids(run(*words, "--last", 3).stdout) == ["o-7", "o-8", "o-9"]
+        assert len(ids(run(*words, "--last", 50).stdout)) == 10
+        store.delete("orders", "o-1")
+        assert ids(run(*words, "--last", 2, "--type", "create").stdout) == ["o-8", "o-9"]
+
+    def test_a_checkpoint_goes_first(self, run, url, store, tmp_path):
+        words = (
+            "tail",
+            url,
+            "orders",
+            "--until-idle",
+            "--json",
+            "--checkpoint",
+            tmp_path / "pos",
+            "--last",
+            2,
+        )
+        assert ids(run(*words).stdout) == ["o-8", "o-9"]
+        store.put("orders", "o-new", {})
+        assert ids(run(*words).stdout) == ["o-new"]
+
+    def test_counts_for_the_most_events(self, run, url, store):
+        words = ("tail", url, "orders", "--json", "--last", 2, "--max-events", 2)
+        assert ids(run(*words).stdout) == ["o-8", "o-9"]
+
+
+class TestSelection:
+    def test_only_printed_events_count(self, run, url, store):
+        store.delete("orders", "o-3")
+        words = ("tail", url, "orders", "--from", "beginning", "--type", "DELETE", "--max-events", 1)
+        assert run(*words, "--json").stdout.count("DELETE") == 1
+
+    def test_they_are_counted_exactly_with_and_without_a_checkpoint(self, run, url, store, tmp_path):
+        for number in range(6):
+            store.delete("orders", f"o-{number}")
+        words = (
+            "tail",
+            url,
+            "orders",
+            "--from",
+            "beginning",
+            "--type",
+            "delete",
+            "--max-events",
+            4,
+            "--json",
+        )
+        assert len(ids(run(*words).stdout)) == 4
+        kept = (*words, "--checkpoint", tmp_path / "pos")
+        seen = ids(run(*kept).stdout) + ids(run(*kept, "--until-idle").stdout)
+        assert sorted(seen) == [f"o-{number}" for number in range(6)]
+
+    def test_a_key_is_a_json_object(self, run, url, store):
+        result = run("tail", url, "orders", *EMPTY, "--json", "--only-key", '{"id": "o-4"}')
+        assert ids(result.stdout) == ["o-4"]
+
+
+class TestTemplate:
+    def test_has_the_letters_of_kcat_and_paths(self, run, url, store):
+        template = r"%k|%y|%s|%S|%t|%{key.id}|%{new.total}|%{new.no.such}|%%|\t|\x41"
+        lines = run("tail", url, "main/orders", *EMPTY, "-f", template).stdout.splitlines()
+        assert '{"id":"o-3"}|CREATE|{"total":3}|11|main/orders|o-3|3||%|\t|A' in lines
+
+    def test_a_line_end_of_its_own_is_the_only_one(self, run, url, store):
+        out = run("tail", url, "orders", *EMPTY, "-f", r"%{key.id}\0").stdout
+        assert (out.count("\0"), out.count("\n")) == (10, 0)
+
+    def test_a_missing_document_is_null(self, run, url, store):
+        store.delete("orders", "o-1")
+        out = run("tail", url, "orders", *EMPTY, "-f", "%s %S", "--type", "delete").stdout
+        assert out == "null -1\n"
+
+    @pytest.mark.parametrize("text", ["", "{type} {key}", "%q", "%", "%{nothing}", r"\q", "\\"])
+    def test_what_no_event_has_is_refused(self, text):
+        with pytest.raises(typer.BadParameter):
+            Template(text)
+
+
+class TestPlainJson:
+    def test_keys_are_objects_and_values_have_no_tags(self):
+        from decimal import Decimal
+        from uuid import UUID
+
+        value = {
+            "n": Decimal("1.50"), "i": Decimal("30"), "long": Decimal("0.1234567890123456789"), "b": b"hi",
+            "t": datetime(2026, 1, 31, tzinfo=UTC), "u": UUID(int=1), "big": 2**70, "$ref": 1,
+            "list": [{"x": Decimal("2")}], "nan": float("nan"),
+        }  # fmt: skip
+        assert plain_value(value) == {
+            "n": 1.5, "i": 30, "long": "0.1234567890123456789", "b": "aGk=", "t": "2026-01-31T00:00:00Z",
+            "u": "00000000-0000-0000-0000-000000000001", "big": str(2**70), "$ref": 1, "list": [{"x": 2}],
+            "nan": "NaN",
+        }  # fmt: skip
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--checkpoint", "no/such/pos"), "make it first"),
+            (("--checkpoint", "."), "is a folder"),
+            (("--last", 3, "--from", "now"), None),
+            (("--last", 3, "--from", "beginning"), "only one"),
+            (("--json", "--format", "%k"), "only one"),
+            (("--since", "now", "--to", "-1h"), "nothing can be between"),
+            (("--type", "drop"), "create"),
+            (("--on-expired", "ignore"), "skip"),
+            (("--option", "poll_seconds"), "NAME=VALUE"),
+            (("--option", "poll=1"), "poll_seconds"),
+            (("--option", "backfill=yes"), "true or false"),
+            (("--max-scan-rate", 5), "--from snapshot"),
+            (("--scope", "partition:p9"), "p0, p1"),
+            (("--scope", "p0"), "partition:p0"),
+            (("--only-key", "o-1"), '{"customer": "c-1"}'),
+            (("--timeout", 0), "0.1"),
+        ],
+    )
+    def test_before_anything_is_read(self, run, url, store, words, said):
+        result = run("tail", url, "orders", "--until-idle", *words)
+        if said is None:
+            assert result.exit_code == 0
+            return
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert said in result.stderr
+        assert "Value error" not in result.stderr
+
+    def test_an_advice_says_what_to_type(self, run, url, store, tmp_path):
+        words = ("tail", url, "orders", "--checkpoint", tmp_path / "pos", "--until-idle")
+        run(*words, "--from", "beginning", "--max-events", 2)
+        store.trim("orders", max_count=0)
+        assert "here: tail --on-expired skip" in run(*words).stderr
+        result = run(*words, "--on-expired", "skip")
+        assert result.exit_code == 0
+        assert result.stderr.startswith("notice: Gap: ")
+
+    def test_an_error_without_an_option_is_as_it_was(self):
+        assert on_the_command_line("there is no table; SkipToOldest() is not named") == (
+            "there is no table; SkipToOldest() is not named; here: tail --on-expired skip"
+        )
+        assert on_the_command_line("SkipToOldest; create it") == "SkipToOldest; create it"
+        assert ErrorCategory.NOT_FOUND in ErrorCategory.known()
+
+
+class TestCompletion:
+    @pytest.fixture
+    def complete(self, run):
+        """What bash is offered after a line."""
+
+        def offered(line):
+            env = {
+                "_MULTICLOUDDB_COMPLETE": "complete_bash",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(line.count(" ")),
+            }
+            return run(env=env).stdout.split()
+
+        return offered
+
+    @pytest.mark.parametrize(
+        ("end", "offered"),
+        [
+            ("--type ", {"create", "update", "delete"}),
+            ("--on-expired s", {"skip", "snapshot"}),
+            ("--from b", {"beginning"}),
+            ("--from snapshot:", {"snapshot:ordered", "snapshot:interleaved"}),
+            ("--scope d", {"database", "descendants:"}),
+            ("--old-state r", {"require"}),
+            ("--option p", {"poll_seconds="}),
+        ],
+    )
+    def test_offers_values(self, complete, url, store, end, offered):
+        assert set(complete(f"multiclouddb tail {url} orders {end}")) == offered
+
+    def test_offers_urls_and_collections(self, complete, url, store):
+        assert "embedded:///" in complete("multiclouddb tail emb")
+        assert complete(f"multiclouddb tail {url} ma") == ["main/orders"]
+
+
+class TestWait:
+    def test_keeps_trying_until_there_is_a_store(self, path, url):
+        words = [
+            sys.executable,
+            "-m",
+            "multiclouddb_cli",
+            "tail",
+            url,
+            "orders",
+            "--wait",
+            "--max-events",
+            "1",
+        ]
+        words += ["--from", "beginning", "--json"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            warning = process.stderr.readline()
+            with EmbeddedStore(path, durable=False) as store:
+                store.create_collection("orders")
+                store.put("orders", "o-1", {})
+                assert ids(process.stdout.readline()) == ["o-1"]
+                assert process.wait(timeout=60) == 0
+        assert warning.startswith("warning: there is no store at ")
+
+
+DEAD = """
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ErrorCategory, Support
+from multiclouddb_spi import Fault, Provider, ProviderFault, ProviderPlugin
+
+KNOWN = CapabilitySet({each: CapabilityNote(Support.NATIVE) for each in Capability})
+
+
+class Dead(Provider):
+    provider_id = "fake"
+
+    def __init__(self, tried_again):
+        self.tried_again = tried_again
+
+    def capabilities(self):
+        return KNOWN
+
+    def open_feed(self, spec, deadline):
+        raise ConnectionError("nobody at mongodb://me:a-hidden-key@host/")
+
+    def classify(self, error):
+        return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; check the host", retryable=True,
+                     vendor_retried=self.tried_again)
+
+    def close(self):
+        pass
+
+
+class Plugin(ProviderPlugin):
+    provider_id = "fake"
+
+    def connect(self, config, native_client):
+        return Dead(config.connection["url"].endswith("/once"))
+
+    def capabilities(self):
+        return KNOWN
+
+
+PLUGIN = Plugin()
+"""
+
+
+class TestDeadHost:
+    """The first try fails at once; the engine tries again for three seconds."""
+
+    def follow(self, fake, tmp_path, *words, command="tail"):
+        (tmp_path / "site" / "fake_provider.py").write_text(DEAD)
+        return subprocess.Popen(
+            [sys.executable, "-m", "multiclouddb_cli", command, fake, "orders", *words],
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def test_is_reported_before_the_run_ends_with_the_reason(self, fake, tmp_path):
+        with self.follow(fake, tmp_path) as process:
+            out, err = process.communicate(timeout=60)
+        warning, error = err.splitlines()
+        assert warning.startswith("warning: nobody at ")
+        assert error.startswith("error: [TRANSIENT_FAILURE] nobody at ")
+        assert (process.returncode, out, "a-hidden-key" in err) == (8, "", False)
+
+    def test_is_reported_once_while_the_user_waits(self, fake, tmp_path):
+        with self.follow(fake, tmp_path, "--wait") as process:
+            assert process.stderr.readline().startswith("warning: nobody at ")
+            process.terminate()
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (143, "", "")
+
+    def test_ends_a_top_too(self, fake, tmp_path):
+        with self.follow(f"{fake}/once", tmp_path, command="top") as process:
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (8, "")
+        assert err.startswith("error: [TRANSIENT_FAILURE] nobody at ")
+
+    def test_of_a_run_that_ends_is_its_error_alone(self, fake, tmp_path):
+        with self.follow(f"{fake}/once", tmp_path, "--until-idle") as process:
+            _, err = process.communicate(timeout=60)
+        assert err.startswith("error: [TRANSIENT_FAILURE] ")
+        assert err.count("\n") == 1

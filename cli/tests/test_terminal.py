@@ -1,0 +1,98 @@
+"""Tests what `tail` and `top` show on a narrow terminal, and that an idle `tail` shows that it is running."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from multiclouddb_conformance.waiting import wait_until
+
+PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """Run a command on a terminal of 50 columns."""
+
+    def __init__(self, *words):
+        self._main, worker = pty.openpty()
+        env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "50", "LINES": "40"}
+        env.pop("NO_COLOR", None)
+        self.process = subprocess.Popen(
+            [*PROGRAM, *map(str, words)], stdout=worker, stderr=worker, stdin=worker, env=env
+        )
+        os.close(worker)
+        os.set_blocking(self._main, False)
+        self.text = ""
+
+    def read(self):
+        """Return everything that was shown so far."""
+        try:
+            while part := os.read(self._main, 65536):
+                self.text += part.decode()
+        except OSError:  # nothing more now, or the terminal is closed
+            pass
+        return self.text
+
+    def lines(self):
+        """Return the lines as a person sees them, including those that were replaced."""
+        return [CODES.sub("", line) for line in re.split(r"[\r\n]+", self.read())]
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=60)
+        self.read()
+        os.close(self._main)
+
+
+@pytest.fixture
+def long(store):
+    store.put("orders", "a-key-that-is-much-longer-than-fifty-columns-of-a-terminal", {"total": 1})
+    store.put("orders", "o-1", {"text": "long " * 30})
+    return store
+
+
+def test_a_tail_fits_and_says_that_it_is_alive(url, long):
+    terminal = Terminal("tail", url, "orders", "--from", "beginning", "--old-state", "include")
+    wait_until(lambda: "idle" in terminal.read())
+    terminal.end()
+    assert max(map(len, terminal.lines())) <= 50
+    (event,) = [line for line in terminal.lines() if "UPDATE" in line]
+    assert re.match(r'\d\d:\d\d:\d\d  UPDATE  id="o-1"  \{"text":"long', event)
+    alive = [line for line in terminal.lines() if line.startswith("idle")]
+    assert re.match(r"idle  at \d\d:\d\d:\d\d  lag [\d.]+s  12 events  ", alive[0])
+
+
+def test_it_is_removed_before_an_event(url, long):
+    terminal = Terminal("tail", url, "orders")
+    wait_until(lambda: "idle" in terminal.read())
+    long.put("orders", "o-new", {})
+    wait_until(lambda: "o-new" in terminal.read())
+    terminal.end()
+    before, _, _ = terminal.text.partition("o-new")
+    assert before.rindex("\x1b[2K") > before.rindex("idle")
+
+
+def test_in_a_pipe_there_is_nothing(url, store):
+    words = [*PROGRAM, "tail", url, "orders", "--max-events", "1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+        def printed():
+            store.put("orders", "o-new", {})
+            return process.poll() is not None
+
+        wait_until(printed)
+        assert (process.returncode, process.stderr.read()) == (0, "")
+        assert len(process.stdout.read().splitlines()) == 1
+
+
+def test_a_top_fits(url, long):
+    terminal = Terminal("top", url, "orders", "--once", "--from", "beginning")
+    wait_until(lambda: terminal.process.poll() is not None and "╯" in terminal.read())
+    terminal.end()
+    assert max(map(len, terminal.lines())) <= 50
+    assert any("p1" in line and "active" in line for line in terminal.lines())

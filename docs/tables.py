@@ -1,0 +1,225 @@
+"""Makes two pages: which database can do what, and every option with its default.
+
+Called by `docs/generate.py`. Facts that the code knows come from the code; `docs/databases.toml` contains the
+rest.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_api import (
+    Capability,
+    CapabilitySet,
+    ChangeFeedIterator,
+    ChangeFeedRequest,
+    ClientConfig,
+    OperationOptions,
+    Snapshot,
+    Support,
+)
+from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_embedded import EmbeddedOptions
+from multiclouddb_mongo import MongoOptions, RunCommandOptions, RunCursorCommandOptions
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_MARKS: Final = {Support.NATIVE: "yes", Support.EMULATED: "opt-in", Support.UNSUPPORTED: "—"}
+DATABASES: Final = {
+    "cosmos": "Cosmos DB",
+    "dynamo": "DynamoDB",
+    "embedded": "embedded",
+    "mongo": "MongoDB",
+    "spanner": "Spanner",
+}
+"""Maps each provider id to its heading."""
+OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
+    "A client": (ClientConfig,),
+    "A request": (ChangeFeedRequest, OperationOptions, Snapshot),
+    "An iterator": (ChangeFeedIterator,),
+    "One database only": (
+        CosmosOptions,
+        EmbeddedOptions,
+        MongoOptions,
+        RunCommandOptions,
+        RunCursorCommandOptions,
+    ),
+}
+"""Maps each heading to the classes with its options."""
+_BASES: Final = {RunCursorCommandOptions: RunCommandOptions}
+"""Maps each class to the class whose fields it repeats."""
+
+
+def _table(head: list[str], rows: Iterator[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def _words(capability: Capability) -> str:
+    return capability.value.removeprefix("change_feed_").replace("_", " ")
+
+
+def _data() -> dict[str, Any]:
+    return tomllib.loads((_ROOT / "docs" / "databases.toml").read_text(encoding="utf-8"))
+
+
+def databases_page(known: Mapping[str, CapabilitySet]) -> str:
+    """Make the page with capabilities and other differences, with one column for each database."""
+    head = ["", *DATABASES.values()]
+    able = _table(
+        head,
+        (
+            [
+                f"[{_words(item)}](capabilities.md#{item.name.lower()})",
+                *(_MARKS[known[name][item].support] for name in DATABASES),
+            ]
+            for item in Capability
+        ),
+    )
+    facts = _table(head, ([row["title"], *(row[name] for name in DATABASES)] for row in _data()["facts"]))
+    starts = _table(
+        ["", "`AtTime(…)`", "`Beginning()`", "`Snapshot()`"],
+        (
+            [
+                title,
+                known[name][Capability.CHANGE_FEED_POINT_IN_TIME].note,
+                known[name][Capability.CHANGE_FEED_BEGINNING].note,
+                known[name][Capability.CHANGE_FEED_SNAPSHOT].note,
+            ]
+            for name, title in DATABASES.items()
+        ),
+    )
+    return f"""---
+hide: [toc]
+---
+
+# Which database can do what
+
+This page shows the differences between the databases side by side. [Portability
+warnings](../configuration.md#portability-warnings) says what to do about each of them, and
+[Capabilities](capabilities.md) contains every note.
+
+## Capabilities
+
+{able}
+
+*yes*: the service does it. *opt-in*: this library does it over the service, if the request asks for it. —:
+refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability) and an alternative.
+
+## Retention, order, precision and cost
+
+{facts}
+
+Figures about services come from the vendors' documentation. The last row names the servers of our tests.
+
+## Where a feed may start
+
+`Now()` and a stored token work everywhere.
+
+{starts}
+
+## Setup
+
+[Configuration](../configuration.md#set-up-the-database) shows the setting that each feed needs, and the
+pages in *Databases* show the roles.
+
+---
+
+*Made by `python docs/generate.py` from the capabilities of the providers and from `docs/databases.toml`.*
+"""
+
+
+def described(kind: type) -> dict[str, str]:
+    """Map each field to its text: in the docstring below the field, or in the section `Attributes`."""
+    found = re.search(r"^Attributes:\n((?:\n|[ ].*\n?)+)", inspect.getdoc(kind) or "", re.MULTILINE)
+    entries = re.split(r"^    (?=\w+: )", found[1], flags=re.MULTILINE)[1:] if found else []
+    texts = dict(_below_fields(kind))
+    texts |= {name: text for name, _, text in (entry.partition(": ") for entry in entries)}
+    return {name: " ".join(text.split()) for name, text in texts.items()}
+
+
+def _below_fields(kind: type) -> Iterator[tuple[str, str]]:
+    for base in kind.__mro__:
+        if not base.__module__.startswith("multiclouddb_"):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in itertools.pairwise(tree.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    yield name, words
+
+
+def _default(field: attrs.Attribute[Any]) -> str:
+    match field.default:
+        case attrs.NOTHING:
+            return "required"
+        case attrs.Factory(factory=factory):  # type: ignore[misc]
+            return f"`{factory()!r}`"
+        case value if hasattr(value, "name") and hasattr(value, "value"):
+            return f"`{type(value).__name__}.{value.name}`"
+        case value:
+            return f"`{value!r}`"
+
+
+def _rows(kind: type) -> Iterator[list[str]]:
+    texts = described(kind)
+    for field in attrs.fields(kind):
+        if field.init and field.name in texts:
+            text = texts[field.name].replace("|", "\\|")
+            yield [f"`{field.name}`", _default(field), text[0].upper() + text[1:]]
+
+
+def connection_names(provider: str) -> tuple[str, ...]:
+    """Return the names that a provider accepts in `connection`."""
+    names: tuple[str, ...] = import_module(f"multiclouddb_{provider}.config")._OPTIONS
+    return names
+
+
+def options_page() -> str:
+    """Make the page with every option of the Python API, with its default and its meaning."""
+    parts = []
+    for heading, kinds in OPTIONS.items():
+        tables = []
+        for kind in kinds:
+            base = _BASES.get(kind)
+            more = f"Also every option of `{base.__name__}`.\n\n" if base else ""
+            tables.append(
+                f"### {kind.__name__}\n\n{more}{_table(['option', 'default', 'what it does'], _rows(kind))}"
+            )
+        parts.append(f"## {heading}\n\n" + "\n\n".join(tables))
+    texts = _data()["connection"]
+    settings = "\n\n".join(
+        f"### {title}\n\n"
+        + _table(["name", "what it is"], ([f"`{key}`", texts[name][key]] for key in connection_names(name)))
+        for name, title in DATABASES.items()
+    )
+    return f"""# Options
+
+This page lists every option of the Python API with its default. The options of the Spark source have [their
+own table](spark.md#options). In a [TOML file](../how-to/connect.md), the fields of `ClientConfig` are
+top-level keys, and the names in [`connection`](#the-connection) are in the table `[connection]`.
+
+{parts[0]}
+
+## The connection
+
+These names may be in `ClientConfig.connection`. Other names are refused.
+
+{settings}
+
+{(chr(10) * 2).join(parts[1:])}
+
+---
+
+*Made by `python docs/generate.py` from the classes and their docstrings.*
+"""

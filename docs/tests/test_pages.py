@@ -1,0 +1,58 @@
+"""Tests every page: its length, its vocabulary, and the notice that it was generated."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[1]
+PAGES = sorted(DOCS.rglob("*.md"))
+CODE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
+MOST_WORDS = 2000
+PROMISES = "us8.md"
+
+
+def name_of(page):
+    return page.relative_to(DOCS).as_posix()
+
+
+def text_of(page):
+    return page.read_text(encoding="utf-8")
+
+
+def is_generated(page):
+    return "\n*Made by `python" in text_of(page) or "\nMade by `python" in text_of(page)
+
+
+def words_of(text):
+    """Return the words outside of code blocks."""
+    return CODE.sub("", text).split()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not is_generated(page)], ids=name_of)
+def test_a_page_written_by_hand_is_not_long(page):
+    assert len(words_of(text_of(page))) <= MOST_WORDS
+
+
+def test_words_in_code_do_not_count():
+    assert words_of("one two\n\n```py\nthree = 3\n```\n\n  four\n") == ["one", "two", "four"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_speaks_of_the_product(page):
+    """Numbers of requirements may appear only in the table of promises."""
+    found = re.findall(r"[Uu]ser [Ss]tory|\bUS8\b|\bFR-\d+", text_of(page))
+    assert page.name == PROMISES or found == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if is_generated(page)], ids=name_of)
+def test_a_generated_page_says_so_at_its_end(page):
+    if page.name != "command-line.md":  # there it says how its examples were made
+        assert text_of(page).count("Made by `python") == 1
+        assert text_of(page).rpartition("\n---\n\n")[2].startswith("*Made by `python")
+
+
+def test_some_pages_are_generated():
+    generated = {page.name for page in PAGES if is_generated(page)}
+    assert {"us8.md", "mutants.md", "options.md", "databases.md", "benchmarks.md"} <= generated
+    assert len(generated) == 8

@@ -1,0 +1,61 @@
+"""Tests that the address of the repository is one setting, which metadata and site use unless it is empty."""
+
+import runpy
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "docs/repository.py"))
+ADDRESS = "https://example.org/team/multiclouddb"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Return a copy of the files in the repository that may contain the address."""
+    for file in [*SCRIPT["projects"](), ROOT / "mkdocs.yml"]:
+        place = tmp_path / file.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    return tmp_path
+
+
+def write(address, root):
+    for file, text in SCRIPT["written"](address, root).items():
+        file.write_text(text)
+
+
+def urls(root):
+    return [tomllib.loads(file.read_text())["project"]["urls"] for file in SCRIPT["projects"](root)]
+
+
+def test_every_file_has_what_is_set():
+    for file, text in SCRIPT["written"](SCRIPT["address"]()).items():
+        assert text == file.read_text(), f"{file}: run python docs/repository.py"
+
+
+def test_no_file_has_another_address():
+    addresses = {url for each in urls(ROOT) for name, url in each.items() if name == "Repository"}
+    assert addresses == ({SCRIPT["address"]()} - {""})
+
+
+def test_one_setting_is_enough(copy):
+    write(ADDRESS, copy)
+    assert SCRIPT["address"](copy) == ADDRESS
+    for each in urls(copy):
+        assert {"Changelog", "Documentation"} < each.keys()
+        assert (each["Repository"], each["Issues"]) == (ADDRESS, f"{ADDRESS}/issues")
+    site = yaml.load((copy / "mkdocs.yml").read_text(), yaml.BaseLoader)
+    assert [each["link"] for each in site["extra"]["social"]] == [ADDRESS, f"{ADDRESS}/issues"]
+
+
+def test_it_can_be_changed_and_taken_back(copy):
+    before = {file: file.read_text() for file in SCRIPT["written"]("", copy)}
+    write(ADDRESS, copy)
+    write("https://example.org/other", copy)
+    assert {each["Issues"] for each in urls(copy)} == {"https://example.org/other/issues"}
+    write(SCRIPT["address"](), copy)
+    assert {file: file.read_text() for file in before} == before

@@ -1,0 +1,16 @@
+"""Tests a snapshot and its changes in a Delta table, from MongoDB, with a query that is killed."""
+
+import runpy
+from pathlib import Path
+
+LIVES = runpy.run_path(str(Path(__file__).parents[3] / "spark" / "tests" / "delta_lives.py"))
+
+
+def test_table_equals_the_source_after_a_kill(one, here, written, tmp_path):
+    def put(name, number):
+        written.replace_one({"_id": name}, {"n": number}, upsert=True)
+
+    options = {"url": one.uri(), "database": here.database, "collection": here.collection}
+    options |= {"snapshotSegments": "4"}
+    written.delete_many({})
+    LIVES["live"](tmp_path, options, put, lambda name: written.delete_one({"_id": name}))

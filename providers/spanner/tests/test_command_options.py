@@ -1,0 +1,22 @@
+"""Tests the options of the command line on Spanner's emulator."""
+
+import pytest
+
+from multiclouddb_conformance.command_options import CommandOptions, Shown
+
+from .servers.emulator import HASTY, shared
+from .table import Table
+
+pytestmark = pytest.mark.emulator(*HASTY)
+
+
+class TestOptions(CommandOptions):
+    @pytest.fixture
+    def shown(self):
+        emulator = shared(HASTY)
+        orders = Table(emulator, name="orders")
+        yield Shown(
+            emulator.url, orders.where, lambda key: orders.put([key, 1, "x"]), orders.delete,
+            lambda key: {"id": key},
+        )  # fmt: skip
+        orders.drop()

@@ -1,0 +1,177 @@
+"""Reads from the checkpoint of a query what its sink needs: the snapshot, and whether the scan is over.
+
+Spark stores the end of the micro-batch N as `offsets/N` before it runs the batch, and `commits/N` after it.
+The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). So every run of
+the batch finds the same answer here, even after a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import attrs
+
+from multiclouddb_api import MulticloudDbError, invalid_request
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Checkpoint", "Scan", "query_of"]
+
+_THIS_QUERY: Final = "pass the checkpointLocation of the query that calls this"
+_OWN: Final = "give the snapshot a query of its own, with one source"
+
+
+@attrs.frozen
+class Scan:
+    """The snapshot to which a micro-batch belongs.
+
+    Attributes:
+        plan: Its id.
+        floor: Rows of the target with a lower `order_key` are older than the snapshot.
+        is_first: True if no earlier batch of the query belongs to this snapshot.
+        was_over: True if the scan was over before the batch.
+        is_over: True if the scan is over when the batch is merged.
+    """
+
+    plan: str
+    floor: str
+    is_first: bool
+    was_over: bool
+    is_over: bool
+
+
+class Checkpoint:
+    """Reads the checkpoint of a query.
+
+    Args:
+        where: The `checkpointLocation`: a folder, or a URL that Spark can read.
+        spark: The Spark session that reads a URL; by default the active one.
+    """
+
+    def __init__(self, where: str, spark: SparkSession | None = None) -> None:
+        self._where, self._spark = where.rstrip("/"), spark
+        url = urlsplit(where)
+        path = url2pathname(url.path) if url.scheme == "file" else where
+        self._folder = path if os.path.isdir(os.path.join(path, "offsets")) else None
+
+    def scan(self, batch_id: int, query_id: str | None) -> Scan | None:
+        """Return the snapshot of a batch; None if the query has not begun with a snapshot.
+
+        Args:
+            batch_id: The number of the batch.
+            query_id: The id of the query that runs the batch, or None if it is not known.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` if the checkpoint belongs to another query.
+        """
+        if query_id is not None:
+            stored = json.loads(self._read("metadata") or "{}").get("id")
+            if stored != query_id:
+                raise self._wrong(f"is of the query {stored}, and this is {query_id}")
+        after = self._snapshot(batch_id)
+        if after is None:
+            return None
+        before = self._snapshot(batch_id - 1) if batch_id else None
+        same = before is not None and before["plan"] == after["plan"]
+        was_over = before is not None and same and bool(before["over"])
+        return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
+
+    def is_scanned(self) -> bool:
+        """Return True if a batch after the end of the scan was completed, or if there is no scan."""
+        last = max(self._completed(), default=None)
+        if last is None:
+            return False
+        snapshot = self._snapshot(last)
+        return snapshot is None or bool(snapshot["over"])
+
+    def _snapshot(self, batch_id: int) -> dict[str, Any] | None:
+        """Return the snapshot in the end of a batch, if its scan reads every row."""
+        text = self._read(f"offsets/{batch_id}")
+        if text is None:
+            raise self._wrong(f"has no offsets/{batch_id}")
+        lines = text.splitlines()[2:]
+        offsets = [offset for line in lines for offset in _offsets_in(line)]
+        found = [offset["s"] for offset in offsets if offset.get("s", {}).get("whole")]
+        if found and (len(lines) > 1 or len(offsets) > 1):
+            raise invalid_request(
+                "checkpoint", "is of a query that reads a snapshot and something else", _OWN
+            )
+        return found[0] if found else None
+
+    def _completed(self) -> Iterator[int]:
+        """Return the numbers of the completed batches that the checkpoint still contains."""
+        if self._folder is not None:
+            folder = os.path.join(self._folder, "commits")
+            names = os.listdir(folder) if os.path.isdir(folder) else []
+        else:
+            files = self._session().read.format("binaryFile").option("pathGlobFilter", "[0-9]*")
+            names = [row.path for row in files.load(f"{self._where}/commits").select("path").collect()]
+        for name in names:
+            number = name.rpartition("/")[2]
+            if number.isdigit():
+                yield int(number)
+
+    def _read(self, name: str) -> str | None:
+        """Return the text of a file, or None if the file does not exist."""
+        if self._folder is not None:
+            try:
+                with open(os.path.join(self._folder, name), encoding="utf-8") as file:
+                    return file.read()
+            except FileNotFoundError:
+                return None
+        from pyspark.errors import AnalysisException
+
+        try:
+            rows = self._session().read.text(f"{self._where}/{name}", wholetext=True).collect()
+        except AnalysisException as error:
+            if "PATH_NOT_FOUND" not in str(error):
+                raise
+            return None
+        return str(rows[0].value) if rows else None
+
+    def _session(self) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        spark = self._spark or SparkSession.getActiveSession()
+        if spark is None:
+            raise self._wrong("is not a folder here, and no Spark session can read it")
+        return spark
+
+    def _wrong(self, problem: str) -> MulticloudDbError:
+        return invalid_request("checkpoint", f"{self._where} {problem}", _THIS_QUERY)
+
+
+def query_of(batch: DataFrame) -> str | None:
+    """Return the id of the query that runs a batch.
+
+    None if Spark does not report it, for example over Connect.
+
+    Args:
+        batch: The DataFrame that `foreachBatch` passes.
+    """
+    try:
+        told = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    except Exception:  # noqa: BLE001 - the error depends on the version of Connect
+        return None
+    return told or None
+
+
+def _offsets_in(line: str) -> Iterator[dict[str, Any]]:
+    """Return the offsets of this source in a line of the offset log, even if the log names its sources."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return
+    if not isinstance(value, dict):
+        return
+    if isinstance(value.get("src"), str) and isinstance(value.get("v"), int):
+        yield value
+        return
+    for part in value.values():
+        yield from _offsets_in(part if isinstance(part, str) else json.dumps(part))

@@ -1,0 +1,181 @@
+"""The driver that `test_kill.py` and `test_cluster.py` kill: a query over each of several databases.
+
+    python queries_life.py FOLDER MASTER EVENTS MOMENT
+
+`FOLDER/queries` contains the options of each query by its name. A query uses `FOLDER/NAME` for its
+checkpoint, its rows, and its earlier deliveries. The program ends when each query has this many events. At
+the given MOMENT, a query leaves the file `reached-MOMENT` and waits until the file `FOLDER/go` exists. The
+moments are `planning` (before it), `planned`, `task`, `sink` (it has committed) or `commit` (the same; then
+the test lets it return to a Spark that has stopped). The query does this in the second batch with rows of a
+run.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+
+from pyspark_multiclouddb import DefaultSource, local_session, merge_into_delta
+from pyspark_multiclouddb.opening import settings_of
+from pyspark_multiclouddb.stream import ChangeFeedStreamReader
+
+folder, master, events, moment = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+queries = json.loads((folder / "queries").read_text())
+conf = {
+    "spark.master": master,
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.memory": "512m",
+    "spark.excludeOnFailure.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+
+
+class Place:
+    """Represents the point that a query has reached, as seen from each of its processes."""
+
+    def __init__(self, name, moment):
+        self.folder, self.moment = folder / name, moment
+        self.armed, self.plans = self.folder / "armed", self.folder / "plans"
+
+    def reach(self, moment):
+        """Wait here, if this is the given moment, until the test allows the query to continue or the driver
+        has ended.
+        """
+        if moment != self.moment or not self.armed.exists():
+            return
+        draft = self.folder / f"draft-{os.getpid()}-{threading.get_ident()}"
+        draft.write_text(str(os.getpid()))
+        try:
+            os.link(draft, self.folder / f"reached-{moment}")  # only one task of a query stops
+        except FileExistsError:
+            return
+        parent = os.getppid()
+        while os.getppid() == parent and not (self.folder.parent / "go").exists():
+            time.sleep(0.01)
+
+
+class Reader(ChangeFeedStreamReader):
+    """The source's own class, which stops at a given moment."""
+
+    def __init__(self, settings, place):
+        super().__init__(settings)
+        self.place = place
+
+    def __reduce__(self):
+        return type(self), (self._batches.settings, self.place)
+
+    def latestOffset(self, start, limit):  # noqa: N802 - Spark's name
+        self.place.plans.touch()
+        self.place.reach("planning")
+        return super().latestOffset(start, limit)
+
+    def partitions(self, start, end):
+        self.place.plans.touch()
+        tasks = super().partitions(start, end)
+        if tasks:
+            self.place.reach("planned")
+        return tasks
+
+    def read(self, partition):
+        for rows in super().read(partition):
+            yield rows
+            self.place.reach("task")
+
+
+def source_of(place):
+    """Return the source for one query, with the name of the query's folder."""
+
+    class Source(DefaultSource):
+        @classmethod
+        def name(cls):
+            return f"multiclouddb_{place.folder.name}"
+
+        def streamReader(self, schema):  # noqa: N802 - Spark's name
+            return Reader(settings_of(self.options, schema, is_stream=True), place)
+
+    return Source
+
+
+class Sink:
+    """Keep each batch in a file, and each delivery of the batch in another; a query on the embedded store
+    also merges the batch into a Delta table.
+    """
+
+    def __init__(self, place):
+        self.place, self.folder = place, place.folder
+        for name in ("rows", "deliveries"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, frame, batch_id):
+        frame = frame.persist()
+        rows = json.dumps(sorted(row.event_id for row in frame.select("event_id").collect()))
+        if self.folder.name == "embedded":
+            # Less than a batch, which so is several commits.
+            merge_into_delta(frame, batch_id, self.folder / "table", "embedded", max_bytes=1500)
+        frame.unpersist()
+        (self.folder / "deliveries" / f"{batch_id}-{os.getpid()}").write_text(rows)
+        draft = self.folder / "draft"
+        draft.write_text(rows)
+        draft.rename(self.folder / "rows" / str(batch_id))
+        self.place.reach("sink")
+        self.place.reach("commit")
+        (self.folder / "returned").write_text(str(batch_id))
+        if rows != "[]":
+            self.place.armed.touch()
+
+    def count(self):
+        return sum(len(json.loads(file.read_text())) for file in (self.folder / "rows").iterdir())
+
+
+class Query:
+    """Run one query, from its checkpoint."""
+
+    def __init__(self, name, options):
+        self.place = Place(name, moment)
+        self.place.folder.mkdir(exist_ok=True)
+        for left in (self.place.armed, self.place.plans):
+            left.unlink(missing_ok=True)
+        spark.dataSource.register(source_of(self.place))
+        self.sink = Sink(self.place)
+        stream = spark.readStream.format(f"multiclouddb_{name}").options(**options).load()
+        writer = stream.writeStream.foreachBatch(self.sink)
+        self.writer = writer.option("checkpointLocation", str(self.place.folder / "checkpoint"))
+        self.start()
+
+    def start(self):
+        """Spark waits ten seconds for the process that plans a query. If the machine is too busy for this,
+        Spark starts the process again. Therefore the queries start one after another.
+        """
+        self.running = self.writer.start()
+        while not self.place.plans.exists():
+            self.wait()
+
+    def wait(self):
+        try:
+            self.running.awaitTermination(0.05)
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+            self.start()
+
+    def is_done(self):
+        if self.sink.count() < events:
+            self.wait()
+            return False
+        self.running.processAllAvailable()
+        self.running.stop()
+        return True
+
+
+spark = local_session("queries", **conf)
+spark.sparkContext.setLogLevel("OFF")
+(folder / "jvm").write_text(str(spark.sparkContext._gateway.proc.pid))
+running = [Query(*each) for each in queries.items()]
+while running:
+    running = [query for query in running if not query.is_done()]
+spark.stop()

@@ -1,0 +1,89 @@
+"""Tests the extras: each named extra exists, `all` contains all of them, and `spark` contains the whole
+pipeline.
+"""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from multiclouddb_api import MulticloudDbError, connect, registry
+
+ROOT = Path(__file__).parents[1]
+PROJECTS = {
+    found["name"]: found
+    for file in [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml"), *ROOT.glob("*/*/pyproject.toml")]
+    for found in [tomllib.loads(file.read_text())["project"]]
+}
+EXTRAS = {name: set(found.get("optional-dependencies", {})) for name, found in PROJECTS.items()}
+MAIN = PROJECTS["multiclouddb"]["optional-dependencies"]
+# A requirement in a text, also in one that is put together: `multiclouddb[{provider_id}]`.
+NAMED = re.compile(r"(?<![\w-])(multiclouddb(?:-[a-z]+)*)\[([a-z{][^\]\s]*)\]")
+TEXTS = sorted(
+    path
+    for pattern in ("*.py", "*.md", "*.toml", "Makefile")
+    for path in ROOT.rglob(pattern)
+    if not {".venv", "tests", "dist", "site", "build"} & set(path.relative_to(ROOT).parts)
+)
+
+
+def named():
+    """Return file, distribution and extra of every place that names an extra."""
+    for path in TEXTS:
+        for distribution, extras in NAMED.findall(path.read_text(encoding="utf-8")):
+            for extra in extras.split(","):
+                yield path.relative_to(ROOT).as_posix(), distribution, extra.strip()
+
+
+def test_every_extra_that_is_named_exists():
+    found = list(named())
+    assert {"README.md", "multiclouddb_api/registry.py", "spark/pyspark_multiclouddb/java.py"} <= {
+        file for file, _, _ in found
+    }
+    # Of these texts, the providers below fill in the name.
+    fixed = [each for each in found if each[2] != "{provider_id}"]
+    assert [each for each in fixed if each[2] not in EXTRAS.get(each[1], ())] == []
+
+
+@pytest.mark.parametrize("provider", sorted(registry._OURS))
+class TestProviders:
+    def test_a_provider_that_messages_name_is_an_extra_and_can_be_found(self, provider):
+        (requirement,) = MAIN[provider]
+        points = PROJECTS[re.match(r"[\w-]+", requirement)[0]]["entry-points"]["multiclouddb.providers"]
+        assert provider in points
+
+    def test_the_message_for_one_that_is_missing_names_its_extra(self, provider, monkeypatch):
+        monkeypatch.setattr(registry, "entry_points", lambda **_: ())
+        with pytest.raises(MulticloudDbError) as caught:
+            connect("mongodb://host" if provider == "mongo" else f"{provider}://anywhere")
+        ((_, extra),) = NAMED.findall(caught.value.message)
+        assert extra == provider
+
+
+def test_all_is_all():
+    (requirement,) = MAIN["all"]
+    ((_, extras),) = NAMED.findall(requirement)
+    assert extras.split(",") == sorted(MAIN.keys() - {"all"})
+
+
+def test_the_extra_of_spark_is_the_whole_pipeline():
+    """The package for the source alone does not require PySpark, because pip would replace the Spark of a
+    platform.
+    """
+    source, pyspark = MAIN["spark"]
+    assert pyspark.startswith("pyspark>=")
+    ((_, extras),) = NAMED.findall(source)
+    assert set(extras.split(",")) == EXTRAS["multiclouddb-spark"] == {"delta", "java"}
+    assert not any("pyspark" in each for each in PROJECTS["multiclouddb-spark"]["dependencies"])
+
+
+def test_the_name_of_the_distribution_is_no_package():
+    ran = subprocess.run(
+        [sys.executable, "-c", "import multiclouddb"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].startswith("ImportError: multiclouddb is the name of the distribution")
+    assert "import multiclouddb_api" in ran.stderr.splitlines()[-1]
