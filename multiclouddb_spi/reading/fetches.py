@@ -55,6 +55,7 @@ class Fetches:
         self._most = max(limit, context.page_records)
         self._call, self._no_room, self._sorted = object(), False, False
         self._landed: deque[Turn] = deque()
+        self._slow_from = 0.0  # no partition that is asked is slow before this moment
         self._wakeup = Wakeup()
         self.overtaken: frozenset[str] = frozenset()
 
@@ -69,8 +70,14 @@ class Fetches:
 
         Slow ones do not count, so that others are read too.
         """
-        slow, asked = time.monotonic() - HEAD_SECONDS, self._turns.asked.values()
-        return sum(turn.reader.asked_at > slow for turn in asked if turn.reader) >= self._context.width
+        now = time.monotonic()
+        if now < self._slow_from:
+            return True
+        began = [turn.reader.asked_at for turn in self._turns.asked.values() if turn.reader]
+        fresh = [at for at in began if at > now - HEAD_SECONDS]
+        if len(fresh) == len(began):
+            self._slow_from = min(fresh, default=now) + HEAD_SECONDS
+        return len(fresh) >= self._context.width
 
     def _has_room(self) -> bool:
         """Return whether enough bytes are left for one more answer.
@@ -137,6 +144,7 @@ class Fetches:
         if reader.future is None:
             self._start(reader, wait, most)
         assert reader.future is not None
+        self._slow_from = min(self._slow_from, reader.asked_at + HEAD_SECONDS)
 
         def arrived(_: object) -> None:
             """Record that an answer arrived; any thread may call this."""

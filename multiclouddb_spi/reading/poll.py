@@ -167,6 +167,7 @@ class Poll(Generic[T]):
         turns, fetches = self._turns, self._fetches
         may_block = not self._result.count and len(self._lineage) <= self._context.width
         wait = self._waiting.of_fetch() if may_block else 0.0
+        scanning, scans = self._scanning, self._scanning.runs
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))
             if self._head is not None and self._head.partition_id in fetches.overtaken:
@@ -176,7 +177,7 @@ class Poll(Generic[T]):
                 continue
             reader = fetches.take(turn.partition_id, self._lineage.cursor(turn.partition_id))
             now, starts = time.monotonic(), reader.batch is None and reader.future is None
-            not_before = max(reader.not_before, self._scanning.not_before(turn))
+            not_before = max(reader.not_before, scanning.not_before(turn)) if scans else reader.not_before
             if starts and not_before > now:
                 turns.pace(turn, not_before)
                 self._context.cache.put(reader)
@@ -185,7 +186,7 @@ class Poll(Generic[T]):
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
             if reader.waiting or slow:
                 self._served(turn)
-            fetches.launch(turn, reader, wait, self._scanning.most_records(turn) if starts else None)
+            fetches.launch(turn, reader, wait, scanning.most_records(turn) if scans and starts else None)
 
     # -- 4. Wait for answers
 
@@ -253,7 +254,9 @@ class Poll(Generic[T]):
         try:
             batch = reader.batch
             if batch is None:
-                batch = self._scanning.landed(turn, self._answers.landed(turn, reader))
+                batch = self._answers.landed(turn, reader)
+                if self._scanning.runs:
+                    self._scanning.landed(turn, batch)
         except RecordFault as fault:
             reader.discard()
             self._has_had_turn(turn)
@@ -272,7 +275,9 @@ class Poll(Generic[T]):
     def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
         # 4. The head's place on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
-        places, count = self._scanning.places(turn, self._result.places() - kept), len(batch)
+        places, count = self._result.places() - kept, len(batch)
+        if self._scanning.runs:
+            places = self._scanning.places(turn, places)
         if not turn.noticed and reader.taken < count and not places:
             self._context.cache.put(reader)
             self._turns.hold(turn)

@@ -61,7 +61,8 @@ class Scanning:
         single: True if one segment is read alone, as a physical partition.
 
     Attributes:
-        active: Return the partitions and segments to read, in this order.
+        active: The partitions and segments to read, in this order.
+        runs: False without a plan; then the methods need not be called for each partition.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Scanning:
         self._stream_first = False
         self.active = lineage.active()
         plan = lineage.plan
+        self.runs = plan is not None
         if plan is not None:
             self._begin(plan, now)
 
@@ -191,8 +193,8 @@ class Scanning:
         self._context.rates.spend(plan.partition_id, most / plan.rate)
         return most
 
-    def landed(self, turn: Turn, batch: Batch) -> Batch:
-        """Return the batch of a partition or segment; the cost of a scan's batch counts for its rate.
+    def landed(self, turn: Turn, batch: Batch) -> None:
+        """Count the cost of a batch of a partition or segment for the rate of the scan.
 
         Args:
             turn: The id of the partition or segment.
@@ -200,14 +202,13 @@ class Scanning:
         """
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
-            return batch
+            return
         cost = len(batch) if batch.charge is None else batch.charge
         self._context.rates.spend(plan.partition_id, (cost - self._reserved(plan.rate)) / plan.rate)
         soonest = self._context.rates.not_before(plan.partition_id)
         for other in self._result.turns.paced.values():  # the read has cost less than was reserved
             if self._lineage.is_segment(other.partition_id):
                 other.not_before = min(other.not_before, soonest)
-        return batch
 
     def _reserved(self, rate: float) -> int:
         """Return about the rows of one second, but never more than one fetch requests."""

@@ -44,6 +44,8 @@ class Stage(Enum):
     ANSWERED = auto()
     """The partition has answered, and there is no reason to read it again."""
 
+    __hash__ = object.__hash__  # equality is identity, and the hash of `Enum` is a Python function
+
 
 @attrs.define(eq=False)
 class Turn:
