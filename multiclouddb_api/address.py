@@ -23,9 +23,10 @@ class ResourceAddress:
     """A collection, table or container, and the database that contains it.
 
     Portability:
-        `database` is None on DynamoDB. It is a Spanner, Cosmos DB or MongoDB database elsewhere, and `"main"`
-        by default on the embedded store. `collection` is DynamoDB's or Spanner's table, Cosmos DB's container
-        and MongoDB's or the embedded store's collection. Warning 21 in docs/configuration.md.
+        `database` is None on DynamoDB. On the other services `database` is a Spanner, Cosmos DB or MongoDB
+        database, and `"main"` by default on the embedded store. `collection` is DynamoDB's or Spanner's
+        table, Cosmos DB's container and MongoDB's or the embedded store's collection. Warning 21 in
+        docs/configuration.md.
     """
 
     database: str | None = attrs.field(default=None, validator=_NAME)

@@ -51,8 +51,8 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: If the checkpoint exists but cannot be used. An implementation must not return
-                None in that case, because the reader would silently start again.
+            MulticloudDbError: Raised if the checkpoint exists but cannot be used. An implementation must not
+                return None in that case, because the reader would silently start again.
         """
         ...
 

@@ -331,7 +331,7 @@ class MulticloudDbClient:
     def _after_fork(self) -> None:
         """Reset the client in a forked child.
 
-        The parent's connections, locks and threads are not the child's.
+        The parent's connections, locks and threads do not belong to the child.
         """
         self._lock = threading.Lock()
         if not self._forked:

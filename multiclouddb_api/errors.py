@@ -1,6 +1,7 @@
 """Defines the one error type that applications see, and its categories.
 
-Every error that this project raises to its users is a `MulticloudDbError`. Its category says what to do:
+Every error that this project raises to its users is a `MulticloudDbError`. The category of an error says what
+to do:
 
     INVALID_REQUEST          the call is wrong: change it, a retry fails again
     UNSUPPORTED_CAPABILITY   this database cannot do that: the message names an alternative

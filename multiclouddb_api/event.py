@@ -44,8 +44,8 @@ class ChangeType(Enum):
 class ChangeEvent(Slotted):
     """One create, update or delete of one document.
 
-    Events are not validated, because one event is built for every change. Their fields still always have the
-    right types.
+    Events are not validated, because one event is built for every change. The fields of an event still always
+    have the right types.
 
     Portability:
         `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may go back
@@ -84,7 +84,7 @@ class ChangeEvent(Slotted):
 
 
 class _Draft(Slotted):
-    """An event while its attributes are set; it has the slots of an event."""
+    """An event whose attributes are being set; it has the same slots as an event."""
 
     __slots__ = tuple(field.name for field in attrs.fields(ChangeEvent))
 
@@ -96,7 +96,7 @@ def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeE
     event takes four times as long.
 
     Raises:
-        ValueError: The number of columns is wrong, or a column is too short.
+        ValueError: Raised if the number of columns is wrong, or a column is too short.
     """
     drafts: list[Any] = list(map(object.__new__, repeat(_Draft, count)))
     draft: Any

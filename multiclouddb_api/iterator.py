@@ -269,7 +269,7 @@ class ChangeFeedIterator:
         return None
 
     def _wait_until(self, due: float) -> bool:
-        """Wait, and report an outage meanwhile; True if `stop` was not called."""
+        """Wait, and report an outage during the wait; True if `stop` was not called."""
         assert self._outage is not None
         while (step := self._outage.until_next()) < due - self._timer.now():
             if not self._timer.wait(step):

@@ -83,7 +83,7 @@ class MulticloudDbKey(Slotted):
     def sort_key(self) -> dict[str, Any]:
         """The components after the partition key, as a mapping from name to value.
 
-        Empty if there are none.
+        The mapping is empty if there are no such components.
         """
         return dict(list(self.components.items())[self.partition_components :])
 
@@ -105,7 +105,7 @@ class MulticloudDbKey(Slotted):
 
 
 class _Draft(Slotted):
-    """A key while its attributes are set; it has the slots of a key."""
+    """A key whose attributes are being set; it has the same slots as a key."""
 
     __slots__ = ("components", "partition_components")
 

@@ -43,7 +43,7 @@ class ProviderOptions:
     def position_digest(self) -> str:
         """Return a digest of the options that change positions.
 
-        It is empty if all of them have their defaults.
+        The digest is empty if all of them have their defaults.
         """
         values: dict[str, Any] = {
             field.name: getattr(self, field.name)

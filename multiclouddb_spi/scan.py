@@ -107,7 +107,10 @@ class ScanPlan:
 
 @runtime_checkable
 class SupportsSnapshot(Protocol):
-    """A feed that can scan its collection. Its scope is a whole collection, or one partition key."""
+    """A feed that can scan its collection.
+
+    The scope of such a feed is a whole collection, or one partition key.
+    """
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Resolve the start of the stream, then plan the scan; both by the `deadline`.
@@ -139,7 +142,7 @@ class SupportsSnapshot(Protocol):
             there is a rest, the engine asks again.
 
         Raises:
-            InvalidCursor: If this provider cannot have made the cursor.
+            InvalidCursor: Raised if this provider cannot have made the cursor.
         """
         ...
 
@@ -148,8 +151,9 @@ class SupportsSnapshot(Protocol):
 class SupportsBackfill(SupportsSnapshot, Protocol):
     """A feed that can start only at the present: `Beginning` and `AtTime` scan first, then read changes.
 
-    Its rows contain the `order_key` of their own last change and no floor, so `SnapshotOrder.INTERLEAVED` is
-    refused. A scan of one partition is followed by the stream of that partition alone.
+    The rows of such a scan contain the `order_key` of their own last change and no floor, so
+    `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
+    partition alone.
     """
 
     def backfill(

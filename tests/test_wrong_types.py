@@ -15,14 +15,25 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 import attrs
+import pyspark.sql
+import pyspark.sql.streaming
+import pyspark.sql.types
 import pytest
 
 import multiclouddb_api as api
 import multiclouddb_mongo
+import pyspark_multiclouddb
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
 
-PACKAGES = ["multiclouddb_api", "multiclouddb_embedded", "multiclouddb_mongo", "multiclouddb_cosmos"]
+PACKAGES = [
+    "multiclouddb_api",
+    "multiclouddb_embedded",
+    "multiclouddb_mongo",
+    "multiclouddb_cosmos",
+    "multiclouddb_dynamo",
+    "pyspark_multiclouddb",
+]
 
 
 class Odd:
@@ -32,7 +43,7 @@ class Odd:
 class Duck:
     """What has the methods of a protocol needs no base."""
 
-    read_changes = load = save = print
+    read_changes = load = save = createDataFrame = print  # noqa: N815 - as Spark calls it
 
 
 WRONG = [
@@ -69,6 +80,8 @@ def takes(hint, value):
         return False
     if hint is float:
         return isinstance(value, int | float)
+    if isinstance(hint, typing.TypeVar):
+        return takes(hint.__bound__, value)
     if isinstance(hint, typing.ForwardRef):
         return True
     if isinstance(hint, type) and getattr(hint, "_is_protocol", False):
@@ -101,6 +114,8 @@ GOOD_FOR = {
     "CapabilitySet.notes": {},
     "connect.source": "embedded:///tmp/none.db",
     "merge.a": "p0",
+    "merge_into_delta.batch": api.ChangeFeedPage((), "token"),
+    "pages_to_dataframe.spark": Duck(),
     "merge.b": "p1",
     "split.partition_id": "p0",
     "MulticloudDbClient.config": api.ClientConfig.from_url("embedded:///tmp/none.db"),
@@ -111,13 +126,20 @@ LEFT_OUT = {
     api.ChangeFeedPage: "the library makes one in every call, and its checks would cost more than they find",
     api.OperationDiagnostics: "as a page",
     multiclouddb_mongo.RunCommandCursor: "run_cursor_command makes it",
+    pyspark_multiclouddb.DefaultSource: "Spark makes it and calls its methods",
     api.ErrorCategory: "it is text: a later version, or another process, may have a category of its own",
     api.Observer: "the library calls its methods; an application overrides them",
 }
 
 
 # What modules import for type checkers alone.
-NAMES = vars(api) | {"Unpack": typing.Unpack}
+NAMES = vars(api) | {
+    "DataFrame": pyspark.sql.DataFrame,
+    "SparkSession": pyspark.sql.SparkSession,
+    "StreamingQuery": pyspark.sql.streaming.StreamingQuery,
+    "StructType": pyspark.sql.types.StructType,
+    "Unpack": typing.Unpack,
+}
 
 
 def is_form(found):
@@ -147,7 +169,8 @@ def methods(owner):
     for name in dir(owner):
         found = inspect.getattr_static(owner, name)
         found = getattr(found, "__func__", found)
-        if not name.startswith("_") and inspect.isfunction(found) and "multiclouddb" in found.__module__:
+        hidden = name.startswith(("_", "onQuery"))  # the latter are for Spark
+        if not hidden and inspect.isfunction(found) and "multiclouddb" in found.__module__:
             yield name, found
 
 
@@ -272,7 +295,7 @@ def wrong_values(hint):
 def test_a_wrong_type_is_refused(title, name, instances, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, _, hints, needed = ENTRANCES[title]
-    arguments = {each: good(title, each, hints[each]) for each in needed}
+    arguments = {each: good(title, each, hints[each]) for each in needed if each != name}
     faults = []
     for value in wrong_values(hints[name]):
         try:
@@ -296,3 +319,59 @@ def wrong_message(error, name, value):
     if not types_in(value).intersection(words) and repr(value) not in error.message:
         return "does not name the type"
     return "" if "; " in error.message else "has no way out"
+
+
+ADDRESS = api.ResourceAddress("main", "orders")
+
+
+class TestWaysOut:
+    """What a user meant is in the message, where it can be told."""
+
+    @pytest.mark.parametrize(
+        ("call", "way_out"),
+        [
+            (
+                lambda _: api.ChangeFeedRequest(ADDRESS, api.Beginning),
+                "not the class Beginning; write Beginning()",
+            ),
+            (lambda _: api.ChangeFeedRequest(ADDRESS, api.AtTime), "write AtTime(…)"),
+            (
+                lambda _: api.ChangeFeedRequest(ADDRESS, api.Now(), new_item_state_mode="omit"),
+                "pass NewItemStateMode.OMIT",
+            ),
+            (
+                lambda client: client.capabilities().is_supported("CHANGE_FEED_POINT_IN_TIME"),
+                "pass Capability.CHANGE_FEED_POINT_IN_TIME",
+            ),
+            (lambda client: client.capabilities()["run_command"], "pass Capability.RUN_COMMAND"),
+            (
+                lambda client: client.iterate_changes(
+                    api.ChangeFeedRequest(ADDRESS, api.Now()), checkpoint_store="cp", checkpoint_name="a"
+                ),
+                'pass a store: FileCheckpointStore("checkpoints")',
+            ),
+            (lambda _: api.connect("embedded:///tmp/none.db", observer=api.Observer), "write Observer()"),
+        ],
+    )
+    def test_is_named(self, call, way_out, instances):
+        with pytest.raises(MulticloudDbError, match=re.escape(way_out)) as caught:
+            call(instances[api.MulticloudDbClient])
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+def test_every_class_that_is_left_out_is_public():
+    modules = map(importlib.import_module, PACKAGES)
+    there = [getattr(module, name) for module in modules for name in module.__all__]
+    assert [each for each in LEFT_OUT if each not in there] == []
+    assert all(LEFT_OUT.values())
+
+
+def test_a_new_callable_is_covered(monkeypatch):
+    """It is enough to export it."""
+
+    def greet(name: str) -> str:
+        return name
+
+    monkeypatch.setattr(api, "greet", greet, raising=False)
+    monkeypatch.setattr(api, "__all__", [*api.__all__, "greet"])
+    assert ("greet", {"name": str}) in [(title, hints) for title, _, _, hints, _ in entrances()]

@@ -117,7 +117,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     """The loop keeps no ids for a comparison, so our side checks its own events.
 
     Raises:
-        ValueError: If the library's side has missed a change or has read one twice.
+        ValueError: Raised if the library's side has missed a change or has read one twice.
     """
     assert not isinstance(done.ids, int)
     if (different := len(set(done.ids))) != changes.size or done.count != changes.size:

@@ -106,7 +106,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     """Check that each change came once.
 
     Raises:
-        ValueError: If a change is missing or came twice.
+        ValueError: Raised if a change is missing or came twice.
     """
     if done.count != changes.size or done.ids not in (0, changes.size):
         raise ValueError(f"read {done.count:,} changes, {done.ids} different, of {changes.size:,}")

@@ -107,7 +107,10 @@ class Life:
 
 
 class Reading:
-    """A consumer that may be killed after every page. It then resumes from the last stored token."""
+    """A consumer that may be killed after every page.
+
+    After a kill the consumer resumes from the last stored token.
+    """
 
     def __init__(self, world, dice, **request):
         self.world, self.dice, self.request = world, dice, request

@@ -90,7 +90,7 @@ class Part:
             cursor: In this segment.
 
         Raises:
-            InvalidCursor: If the cursor does not belong to a segment.
+            InvalidCursor: Raised if the cursor does not belong to a segment.
         """
         plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
         if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
@@ -123,7 +123,7 @@ class Part:
         """Return the position after an item, or after a key.
 
         Raises:
-            ProviderFault: If the item has no key, so that nothing after it can be read.
+            ProviderFault: Raised if the item has no key, so that nothing after it can be read.
         """
         try:
             return attrs.evolve(self, key=tuple(_key_text(item[name]) for name in names))
@@ -139,7 +139,7 @@ class Part:
         None at the start of the segment.
 
         Raises:
-            InvalidCursor: If the table's key has a different number of attributes.
+            InvalidCursor: Raised if the table's key has a different number of attributes.
         """
         if not self.key:
             return None

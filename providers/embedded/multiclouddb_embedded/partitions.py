@@ -92,7 +92,7 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
 
     Raises:
         ProviderFault: `NOT_FOUND`, `INVALID_REQUEST` for an unknown partition, or `CHECKPOINT_EXPIRED`.
-        InvalidCursor: If the position lies ahead of the store.
+        InvalidCursor: Raised if the position lies ahead of the store.
     """
     seq, ts = position
     collection = scope.collection

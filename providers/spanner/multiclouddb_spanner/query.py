@@ -33,8 +33,8 @@ def begin_query(
     Args:
         calls: The database.
         found: The change stream.
-        token: The partition; The partition to read; None for the list of the partitions that are alive at
-            `start`.
+        token: The partition; The partition to read; The partition to read; None for the list of the
+            partitions that are alive at `start`.
         start: The time from which to read.
         end: The time up to which to read.
         deadline: The time at which gRPC ends the call.

@@ -261,7 +261,7 @@ class SegmentReader(Reader):
     def _look_at(self, *, whole: bool) -> None:
         """Check the stream.
 
-        If it does not watch all columns, its events have no rows, and then the scan has none either.
+        If the stream does not watch all columns, its events have no rows, and then the scan has none either.
         """
         if whole != self._view.whole:
             self._end_answer()

@@ -34,7 +34,7 @@ def converter(kind: Mapping[str, Any]) -> Converter | None:
         kind: The column's type, in the form of the record: `{"code": "ARRAY", "array_element_type": {…}}`.
 
     Raises:
-        ValueError: If the type is unknown.
+        ValueError: Raised if the type is unknown.
     """
     return _of(kind, _PYTHON)
 
@@ -66,7 +66,8 @@ def _each(element: Converter) -> Converter:
 def _is_null(value: Any, element: Converter) -> bool:
     """Return True for a null.
 
-    The emulator writes a null inside an array as the text NULL, which is not a value of these types.
+    Return True for a null; the emulator writes a null inside an array as the text NULL, which is not a value
+    of these types.
     """
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 

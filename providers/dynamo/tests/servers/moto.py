@@ -1,7 +1,7 @@
 """Runs moto's server, which is a DynamoDB for a machine without npm.
 
-Its streams have one shard that never rolls over and never expires, so the server is useful only for a smoke
-test. moto's mock without a server does not know the host names that boto3 uses for streams.
+The streams of moto have one shard that never rolls over and never expires, so the server is useful only for a
+smoke test. moto's mock without a server does not know the host names that boto3 uses for streams.
 """
 
 from urllib.request import Request, urlopen

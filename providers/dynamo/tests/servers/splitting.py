@@ -47,7 +47,7 @@ def split_shard(database: Path, shard_id: str, into: int) -> list[str]:
     """Close an open shard and open children that share its keys; return their ids.
 
     Raises:
-        ValueError: If the shard is not open.
+        ValueError: Raised if the shard is not open.
     """
     with closing(sqlite3.connect(database, BUSY_SECONDS, isolation_level=None)) as sql:
         sql.execute("PRAGMA synchronous = OFF")  # nothing keeps it open, and the server waits for the lock

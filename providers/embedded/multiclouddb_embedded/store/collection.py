@@ -101,7 +101,7 @@ class Collection:
 
 
 def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
-    """The addresses of all collections, or of those of one database."""
+    """Return the addresses of all collections, or of those of one database."""
     rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
     return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
 
@@ -183,10 +183,13 @@ def make_room(
     recreate: bool,
     exist_ok: bool,
 ) -> bool:
-    """Look for a collection of that name: True if it is to be kept; drops it if it is to be recreated.
+    """Look up a collection with that name: Return True to keep the collection.
+
+    If it is to be recreated, drop it and return False.
 
     Raises:
-        MulticloudDbError: `CONFLICT` if it is neither kept nor dropped, or differs from the given form.
+        MulticloudDbError: `CONFLICT` if the collection is neither kept nor dropped, or differs from the given
+            properties.
     """
     check_type("recreate", recreate, bool)
     check_type("exist_ok", exist_ok, bool)

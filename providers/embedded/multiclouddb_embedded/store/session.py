@@ -1,6 +1,6 @@
 """Manages a store's connection, which its threads share.
 
-It is closed before a fork and opened again after it.
+The connection is closed before a fork and opened again after it.
 """
 
 from __future__ import annotations

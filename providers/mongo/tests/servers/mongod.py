@@ -97,7 +97,7 @@ class ReplicaSet:
     ) -> None:
         """Start a set. Start the set.
 
-        When the call returns, it has a primary that every other member follows.
+        When the call returns, the set has a primary that every other member follows.
 
         Args:
             folder: An empty folder, for data and logs.
@@ -110,8 +110,8 @@ class ReplicaSet:
             parameters: Further parameters of the server.
 
         Raises:
-            ServerUnavailableError: If a server could not be fetched or started; the message contains its
-                output.
+            ServerUnavailableError: Raised if a server could not be fetched or started; the message contains
+                its output.
         """
         self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
@@ -224,7 +224,7 @@ class ReplicaSet:
         """Return the member that accepts writes now.
 
         Raises:
-            ServerUnavailableError: If the set has no primary at the moment.
+            ServerUnavailableError: Raised if the set has no primary at the moment.
         """
         for member in self.alive():
             with contextlib.suppress(ConnectionFailure):

@@ -19,7 +19,7 @@ def wait_uncut(beginning: Callable[[], object]) -> None:
         beginning: Return the first entry of the server's oplog.
 
     Raises:
-        TimeoutError: If the truncation does not end.
+        TimeoutError: Raised if the truncation does not end.
     """
     found, looks, until = beginning(), 0, time.monotonic() + _SECONDS
     while looks < _LOOKS:

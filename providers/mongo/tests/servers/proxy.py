@@ -61,7 +61,7 @@ class Proxy:
     def heal(self) -> None:
         """Forward again. Stop disturbing.
 
-        A connection that lost bytes is reset, because the bytes after a gap are useless.
+        Stop disturbing; a connection that lost bytes is reset, because the bytes after a gap are useless.
         """
         with self._lock:
             self._cutting = self._dropping = False
