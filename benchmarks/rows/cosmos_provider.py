@@ -136,12 +136,6 @@ _WIDE: Final = "The client reads 64 ranges with 20 ms of latency added to each c
     "cosmos-ranges",
     title="Cosmos DB, 64 ranges",
     goal=0.8,
-    reason=(
-        "Measured by hand: one call through azure-cosmos takes about 1.7 ms of CPU time (2.2 ms before "
-        "the client sent reads in fewer steps). A run makes about 220 calls: the pages need 128 of them, "
-        "and the others ask ranges that are idle. The first calls and the last ones do not overlap with "
-        "others."
-    ),
     about=_WIDE,
     against=(
         "The ideal, computed from a run of the same calls with no latency. The ideal is the larger of two"
@@ -161,10 +155,6 @@ def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
     "cosmos-ranges-by-hand",
     title="Cosmos DB, 64 ranges compared with a loop",
     goal=8.0,
-    reason=(
-        "Measured by hand: 128 calls of 1.7 ms, and the events, take more CPU time than an eighth of the "
-        "loop. azure-cosmos takes half of a call, and urllib3 and http.client take the rest."
-    ),
     about=_WIDE,
     against=f"{_BARE} The loop asks one range after the other.",
 )

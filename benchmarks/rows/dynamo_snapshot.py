@@ -69,11 +69,6 @@ def _scanned_through_the_client(table: Local) -> Done:
     title="DynamoDB Local, snapshot",
     unit="rows/s",
     goal=2.0,
-    reason=(
-        "Measured by hand: the CPU time of the client is 2.4 times less than that of the baseline. The "
-        "rest of the wall time waits for DynamoDB Local, which has its own core and takes the same time "
-        "for both."
-    ),
     about=(
         "The client reads a snapshot of 24,000 items of 300 bytes, in eight segments, from DynamoDB Local. "
         "On both sides the client runs on one core and the server on another."

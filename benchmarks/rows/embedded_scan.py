@@ -97,11 +97,6 @@ def _snapshot(path: Path) -> Done:
     title="Embedded store, snapshot",
     unit="rows/s",
     goal=1.0,
-    reason=(
-        "Measured by hand: both sides parse the same text. Ours also hashes each key for the id, builds a "
-        "frozen event, counts the bytes of each row, and returns pages with tokens that any process can "
-        "continue."
-    ),
     about="The client reads a snapshot of 100,000 documents of 300 bytes, to `BackfillDone`.",
     against=(
         "The module `sqlite3` in four threads, each with a range of keys: `orjson` parses key and document, "

@@ -90,12 +90,6 @@ def _snapshot(rows: Backlog) -> Done:
     title="MongoDB, rows of a snapshot",
     unit="rows/s",
     goal=1.0,
-    reason=(
-        "Measured by hand: decoding takes 2 µs per row on both sides. The rest of our time goes to the "
-        "event, to an id that is a hash of the key, to the bytes of the row (for positions and damaged "
-        "rows), and to freeing them. Tried: rows without an object of PyMongo (less CPU time), ids by "
-        "column."
-    ),
     about=(
         "The client scans 100,000 rows of 300 bytes from one mongod with `Snapshot()`. The time counts "
         "from the connection to `BackfillDone`. On both sides the client runs on one core and the server "

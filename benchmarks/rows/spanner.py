@@ -185,10 +185,6 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     title="Spanner, pages of five",
     unit="ms",
     goal=250,
-    reason=(
-        "Measured by hand: a small page costs 0.9 ms more than its share of a large one. Two thirds of "
-        "that are the work of the engine: token, lineage, diagnostics and the poll of one partition."
-    ),
     at_most=True,
     about=(
         "The additional time that 500 pages of 5 take, compared with 3 pages of 1,000. Both sides read a "
@@ -246,11 +242,6 @@ def scan(changes: Backlog) -> Done:
     title="Spanner, rows of a snapshot",
     unit="rows/s",
     goal=1.0,
-    reason=(
-        "Measured by hand: the CPU time is about that of the baseline. But the first row comes 0.6 s "
-        "later: finding the stream takes 0.16 s, and finding where to cut the table takes 0.45 s, because "
-        "the emulator reads a whole part before it sends the first key of it."
-    ),
     about=(
         "The client reads 50,000 existing rows with `Snapshot()` from Google's emulator. A row has nine "
         "columns, which are about 300 bytes of JSON. On both sides the client runs on one core and the "
