@@ -26,7 +26,7 @@ _EVENTS: Final = 1_000_000
 _TASKS: Final = 2
 _SMALL: Final = 100_000
 _MANY: Final = 10_000
-_COMMITS: Final = 10
+_COMMITS: Final = 5
 _POLLS: Final = 200
 _SETTINGS: Final = {
     "spark.master": f"local[{_TASKS}]",
@@ -111,6 +111,7 @@ class Readers:
     title="Spark, a batch of a million rows",
     unit="rows/s",
     goal=0.5,
+    pairs=3,
     about=(
         "One micro-batch of 1,000,000 events of the embedded store with small documents, in two tasks, as "
         "Arrow into Spark's sink that keeps nothing. The session is warm, and the time is that of `addBatch`."
@@ -136,6 +137,7 @@ def spark_million(bench: Bench) -> Iterator[Sides]:
     title="Spark, batches of 100,000 rows",
     unit="rows/s",
     goal=0.375,
+    pairs=3,
     about="The same million events in micro-batches of 100,000 rows; the time is that of all `addBatch`.",
     against="One micro-batch of all of them.",
 )
@@ -234,6 +236,7 @@ def spark_idle(bench: Bench) -> Iterator[Sides]:
     goal=12,
     at_most=True,
     same_work=False,
+    pairs=3,
     about="The time of `latestOffset` after one row has changed; its batch reads one range.",
     against="The same with 1,000 partitions.",
 )
@@ -279,7 +282,7 @@ class Arrivals:
         for _ in range(self._commits):
             number = next(self._numbers)
             # Commits come at any moment of the interval at which the source looks.
-            time.sleep(0.1 * (number % 10))
+            time.sleep(0.2 * (number % 5))
             self._arrived.clear()
             self._change(number)
             began = time.perf_counter()
@@ -301,6 +304,7 @@ class Arrivals:
     goal=3,
     at_most=True,
     same_work=False,
+    pairs=3,
     about=(
         "The median time from a commit to the call of `foreachBatch` on an idle stream over the embedded "
         "store, which looks once a second (`pollInterval`)."
