@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.micro_batches import MicroBatches
 
 _MANY: Final = 10_000
-_COMMITS: Final = 5
 _POLLS: Final = 200
 
 
@@ -41,7 +38,6 @@ class Plans:
         settings = parse_options(options(path, pollInterval=0, startingPosition="now")).for_stream()
         self.batches: MicroBatches = MicroBatches(settings)
         self.offset = self.batches.after(self.batches.initial(), None)
-        self._number = itertools.count()
 
     def poll(self, times: int) -> float:
         """The CPU time of `latestOffset` when nothing has changed, in milliseconds."""
@@ -51,20 +47,6 @@ class Plans:
             if self.batches.after(self.offset, None) is not self.offset:
                 raise ValueError("something has changed")
         return 1000 * (time.process_time() - began) / times
-
-    def change(self, times: int) -> float:
-        """The time of `latestOffset` after one row has changed, in milliseconds; it plans one range."""
-        spent = 0.0
-        for _ in range(times):
-            self.store.put(str(ADDRESS.collection), "one", {"n": next(self._number)})
-            began = time.perf_counter()
-            end = self.batches.after(self.offset, None)
-            spent += time.perf_counter() - began
-            tasks = self.batches.tasks(self.offset, end)
-            if sum(len(task.value.ranges) for task in tasks) != 1:
-                raise ValueError("a batch of one row reads more than one range")
-            self.offset = end
-        return 1000 * spent / times
 
     def close(self) -> None:
         """Close the store and the connection."""
@@ -99,28 +81,3 @@ def spark_idle(bench: Bench) -> Iterator[Sides]:
             return Done(_POLLS, value=value, notes={f"{some:,} partitions": plans[some].poll(_POLLS)})
 
         yield Sides(ours)
-
-
-@row(
-    "spark-plan",
-    title="Spark, `latestOffset` of one changed row, 10,000 partitions",
-    unit="ms",
-    goal=12,
-    at_most=True,
-    same_work=False,
-    pairs=3,
-    about="The time of `latestOffset` after one row has changed; its batch reads one range.",
-    against="The same with 1,000 partitions.",
-)
-def spark_plan(bench: Bench) -> Iterator[Sides]:
-    """Planning grows with the number of partitions, and no faster."""
-    some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
-    with ExitStack() as stack:
-        plans = {size: Plans(bench.folder, size) for size in {some, many}}
-        for each in plans.values():
-            stack.callback(each.close)
-
-        def side(size: int) -> Done:
-            return Done(_COMMITS, value=plans[size].change(_COMMITS))
-
-        yield Sides(partial(side, many), partial(side, some))
