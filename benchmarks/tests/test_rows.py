@@ -12,7 +12,7 @@ from benchmarks.stores import fill, grow, small_document
 
 SMALL = 0.002
 # They start a JVM.
-SPARK = ("spark", "spark-batches", "spark-latency", "spark-million")
+SPARK = ("spark",)
 IN_PROCESS = [name for name in load_rows() if name not in SPARK]
 
 

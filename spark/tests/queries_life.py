@@ -24,6 +24,7 @@ from pyspark_multiclouddb.opening import settings_of
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
 folder, master, events, moment = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+TRIES = 10
 queries = json.loads((folder / "queries").read_text())
 conf = {
     "spark.master": master,
@@ -145,6 +146,7 @@ class Query:
         stream = spark.readStream.format(f"multiclouddb_{name}").options(**options).load()
         writer = stream.writeStream.foreachBatch(self.sink)
         self.writer = writer.option("checkpointLocation", str(self.place.folder / "checkpoint"))
+        self.tries = TRIES
         self.start()
 
     def start(self):
@@ -159,7 +161,8 @@ class Query:
         try:
             self.running.awaitTermination(0.05)
         except StreamingQueryException as error:
-            if "Python worker failed to connect back" not in str(error):
+            self.tries -= 1
+            if not self.tries or "Python worker failed to connect back" not in str(error):
                 raise
             self.start()
 

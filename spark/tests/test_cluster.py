@@ -34,6 +34,8 @@ def processes():
             environ = {
                 **os.environ,
                 "PYSPARK_PYTHON": sys.executable,
+                # A busy machine answers later than Spark expects.
+                "SPARK_AUTH_SOCKET_TIMEOUT": "120",
                 "SPARK_NO_DAEMONIZE": "1",
                 "SPARK_LOCAL_IP": "127.0.0.1",
                 "SPARK_DAEMON_MEMORY": "256m",

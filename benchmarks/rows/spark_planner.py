@@ -1,0 +1,83 @@
+"""The planner of the Spark source, without Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.stores import ADDRESS, fill, small_document, url
+
+if TYPE_CHECKING:
+    from pyspark_multiclouddb.micro_batches import MicroBatches
+
+_MANY: Final = 10_000
+_POLLS: Final = 200
+
+
+def options(path: Path, **more: object) -> dict[str, str]:
+    """The options of the source."""
+    texts = {name: str(value) for name, value in more.items()}
+    return {"url": url(path), "collection": str(ADDRESS.collection), **texts}
+
+
+class Plans:
+    """A stream's planner over a store with so many partitions; it is at the end of the feed."""
+
+    def __init__(self, folder: Path, partitions: int) -> None:
+        from multiclouddb_embedded import EmbeddedStore
+        from pyspark_multiclouddb.micro_batches import MicroBatches
+        from pyspark_multiclouddb.options import parse_options
+
+        path = folder / f"{partitions}.db"
+        fill(path, partitions, partitions, make=small_document)
+        self.store = EmbeddedStore(path, durable=False)
+        settings = parse_options(options(path, pollInterval=0, startingPosition="now")).for_stream()
+        self.batches: MicroBatches = MicroBatches(settings)
+        self.offset = self.batches.after(self.batches.initial(), None)
+
+    def poll(self, times: int) -> float:
+        """The CPU time of `latestOffset` when nothing has changed, in milliseconds."""
+        self.batches.after(self.offset, None)
+        began = time.process_time()
+        for _ in range(times):
+            if self.batches.after(self.offset, None) is not self.offset:
+                raise ValueError("something has changed")
+        return 1000 * (time.process_time() - began) / times
+
+    def close(self) -> None:
+        """Close the store and the connection."""
+        from pyspark_multiclouddb.connection import close_connections
+
+        close_connections()
+        self.store.close()
+
+
+@row(
+    "spark-idle",
+    title="Spark, idle `latestOffset`, 10,000 partitions",
+    unit="ms",
+    goal=50,
+    at_most=True,
+    about=(
+        "The CPU time of `latestOffset` on an idle stream over the embedded store. Spark calls it about ten "
+        "times a second, and the source looks once in `pollInterval`."
+    ),
+    against="",
+)
+def spark_idle(bench: Bench) -> Iterator[Sides]:
+    """An idle stream costs next to nothing."""
+    some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
+    with ExitStack() as stack:
+        plans = {size: Plans(bench.folder, size) for size in {some, many}}
+        for each in plans.values():
+            stack.callback(each.close)
+
+        def ours() -> Done:
+            value = plans[many].poll(_POLLS)
+            return Done(_POLLS, value=value, notes={f"{some:,} partitions": plans[some].poll(_POLLS)})
+
+        yield Sides(ours)
