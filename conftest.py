@@ -36,7 +36,7 @@ os.environ.setdefault("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
 JVM_TESTS = (
     "demo/",
     "spark/",
-    "benchmarks/tests/test_rows.py::TestRows::test_the_row_of_spark_runs",
+    "benchmarks/tests/test_rows.py::TestRows::test_the_rows_of_spark_run",
     "providers/cosmos/tests/test_spark.py",
     "providers/mongo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_dropped.py",
@@ -79,6 +79,7 @@ WAITING = (
     "docs/tests/test_dynamodb.py",
     "docs/tests/test_mongodb.py",
     "docs/tests/test_mongodb_rows.py",
+    "docs/tests/test_moving.py",
     "providers/dynamo/tests/test_command_line.py",
     "providers/cosmos/tests/test_command_line.py",
     "providers/dynamo/tests/test_local.py",

@@ -85,7 +85,7 @@ def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str,
 def emulator(items: int) -> Iterator[tuple[str, str]]:
     """Start an emulator whose container `CONTAINER` has this many items of 400 bytes.
 
-    Provide its endpoint and key.
+    The server's endpoint and key are provided.
     """
     with _started(_serve_emulator, items) as found:
         yield found

@@ -67,7 +67,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
         on_pair: Called after each pair with the number of finished pairs and the number of all pairs.
 
     Raises:
-        UnequalError: If the sides have read different events.
+        UnequalError: Raised if the sides have read different events.
         Exception: The error that a side raised.
     """
     with (

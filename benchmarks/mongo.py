@@ -70,7 +70,7 @@ def backlog(folder: Path, size: int) -> Iterator[Backlog]:
     """Start a replica set of one node, on its own core, with this many inserts in `ADDRESS`.
 
     Raises:
-        ServerUnavailableError: If the server could not be downloaded, or did not start.
+        ServerUnavailableError: Raised if the server could not be downloaded, or did not start.
     """
     with on_server_core():
         server = server_module("mongo", "mongod").ReplicaSet(folder)

@@ -76,7 +76,7 @@ class Record:
         """Check that the rows of a run in this setting may be combined with the recorded rows.
 
         Raises:
-            SettingError: If the rows and the record come from different settings.
+            SettingError: Raised if the rows and the record come from different settings.
         """
         if self.results and self.setting != now:
             raise SettingError(

@@ -1,6 +1,6 @@
 """Makes the transcript of the command line for the documentation: `python cli/record.py FILE`.
 
-It fills a small store, runs the commands as a user would, and writes their output as Markdown.
+The script fills a small store, runs the commands as a user would, and writes their output as Markdown.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _fill(path: Path) -> None:
 
 
 def _run(command: str, folder: Path) -> str:
-    """What a terminal would show, and the exit code when it is not 0."""
+    """Return what a terminal would show, and the exit code if it is not 0."""
     words = shlex.split(command.replace("/data/", f"{folder}/"))[1:]
     ran = subprocess.run(
         [sys.executable, "-m", "multiclouddb_cli", *words],

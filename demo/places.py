@@ -48,7 +48,8 @@ class Places:
     def written(self) -> Path:
         """Return the file with the progress of the writer: JSON lines of time and total events.
 
-        The last has `done`. The first line counts the flights that exist before the pipeline starts.
+        The last line contains `done`. The first line counts the flights that exist before the pipeline
+        starts.
         """
         return self.root / "written.jsonl"
 

@@ -1,16 +1,35 @@
-"""Lets the reference show how to call attrs classes, because griffe supports only dataclasses."""
+"""What the reference shows of our code, and griffe does not find itself.
+
+griffe supports dataclasses and not attrs, so it is told how each attrs class is called. The docstrings of
+fields are shown with their class. The portability warnings that a docstring names become links to their text.
+"""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, Final
 
 import griffe
+from markdown.extensions.toc import slugify
 
+_WARNINGS: Final = re.compile(r"Warnings?\s+(\d+(?:,\s+\d+)*(?:\s+and\s+\d+)?)\s+in\s+docs/configuration\.md")
+_SECTION: Final = re.compile(r"^(Raises|Examples|Portability):$", re.MULTILINE)
+_HEADING: Final = re.compile(r"^### ((\d+)\. .*)$", re.MULTILINE)
+_CONFIGURATION: Final = Path(__file__).with_name("configuration.md").read_text(encoding="utf-8")
+_ANCHORS: Final = {
+    number: slugify(heading.replace("`", ""), "-") for heading, number in _HEADING.findall(_CONFIGURATION)
+}
 _DECORATORS: Final = ("attrs.define", "attrs.frozen")
 
 
 class AttrsExtension(griffe.Extension):
-    """Gives each attrs class the `__init__` that attrs makes from its fields."""
+    """Gives each attrs class the `__init__` that attrs makes from its fields, and warnings their links."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called when griffe has read an object."""
+        if obj.docstring is not None:
+            obj.docstring.value = _WARNINGS.sub(_linked, obj.docstring.value)
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         """Called when griffe has read a class and its members."""
@@ -18,6 +37,34 @@ class AttrsExtension(griffe.Extension):
             fields = [_parameter(member) for member in cls.members.values() if _is_field(member)]
             init = griffe.Function("__init__", parameters=griffe.Parameters(*_self(), *filter(None, fields)))
             cls.set_member("__init__", init)
+            _describe(cls)
+        elif "TypedDict" in map(str, cls.bases):
+            _describe(cls)
+
+
+def _linked(found: re.Match[str]) -> str:
+    """The numbers as links to the headings of these numbers; the first link has the word, too."""
+    first, *others = re.split(r"(?<=\d)(?=,|\s)", found[1])
+    links = [f"[{found[0].split()[0]} {first}][{_ANCHORS[first]}]"]
+    links += [re.sub(r"\d+", lambda number: f"[{number[0]}][{_ANCHORS[number[0]]}]", each) for each in others]
+    return "".join(links)
+
+
+def _describe(cls: griffe.Class) -> None:
+    """Move the docstrings of fields to a section of the class, before the other sections."""
+    fields = [member for member in cls.members.values() if _is_field(member) and member.docstring]
+    if not fields or cls.docstring is None:
+        return
+    lines = [
+        f"    {field.name}: " + " ".join(field.docstring.value.split()) for field in fields if field.docstring
+    ]
+    section = "\n".join(["Attributes:", *lines])
+    found = _SECTION.search(cls.docstring.value)
+    place = found.start() if found else len(cls.docstring.value)
+    text = cls.docstring.value
+    cls.docstring.value = f"{text[:place].rstrip()}\n\n{section}\n\n{text[place:]}".rstrip()
+    for field in fields:
+        field.docstring = None
 
 
 def _self() -> list[griffe.Parameter]:

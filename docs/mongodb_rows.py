@@ -117,7 +117,7 @@ def page() -> str:
     """The page.
 
     Raises:
-        ValueError: If a row has neither a test nor a reason, or has both, or is not a row.
+        ValueError: Raised if a row has neither a test nor a reason, or has both, or is not a row.
     """
     raw, shown = data(), shown_rows()
     known = rows(raw)

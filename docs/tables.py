@@ -6,8 +6,11 @@ rest.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -136,11 +139,24 @@ pages in *Databases* show the roles.
 
 
 def described(kind: type) -> dict[str, str]:
-    """Map each field to its text in the section `Attributes` of a docstring."""
+    """Map each field to its text: in the docstring below the field, or in the section `Attributes`."""
     found = re.search(r"^Attributes:\n((?:\n|[ ].*\n?)+)", inspect.getdoc(kind) or "", re.MULTILINE)
-    assert found is not None, kind
-    entries = re.split(r"^    (?=\w+: )", found[1], flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries)}
+    entries = re.split(r"^    (?=\w+: )", found[1], flags=re.MULTILINE)[1:] if found else []
+    texts = dict(_below_fields(kind))
+    texts |= {name: text for name, _, text in (entry.partition(": ") for entry in entries)}
+    return {name: " ".join(text.split()) for name, text in texts.items()}
+
+
+def _below_fields(kind: type) -> Iterator[tuple[str, str]]:
+    for base in kind.__mro__:
+        if not base.__module__.startswith("multiclouddb_"):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in itertools.pairwise(tree.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    yield name, words
 
 
 def _default(field: attrs.Attribute[Any]) -> str:

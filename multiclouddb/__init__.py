@@ -1,4 +1,4 @@
-"""The name of the distribution, not of a package; importing it names the package."""
+"""This module only gives the distribution its name; importing it shows the name."""
 
 raise ImportError(
     "multiclouddb is the name of the distribution; applications import multiclouddb_api: "

@@ -22,18 +22,17 @@ _NAME = [is_a(str, type(None)), not_blank("give its name, or None where the scop
 class ResourceAddress:
     """A collection, table or container, and the database that contains it.
 
-    Attributes:
-        database: Name of the database, or None if the provider has no databases.
-        collection: Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`.
-
     Portability:
-        `database` is None on DynamoDB. It is a Spanner, Cosmos DB or MongoDB database elsewhere, and `"main"`
-        by default on the embedded store. `collection` is DynamoDB's or Spanner's table, Cosmos DB's container
-        and MongoDB's or the embedded store's collection. Warning 21 in docs/configuration.md.
+        `database` is None on DynamoDB. On the other services `database` is a Spanner, Cosmos DB or MongoDB
+        database, and `"main"` by default on the embedded store. `collection` is DynamoDB's or Spanner's
+        table, Cosmos DB's container and MongoDB's or the embedded store's collection. Warning 21 in
+        docs/configuration.md.
     """
 
     database: str | None = attrs.field(default=None, validator=_NAME)
+    """Name of the database, or None if the provider has no databases."""
     collection: str | None = attrs.field(default=None, validator=_NAME)
+    """Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`."""
 
     def __str__(self) -> str:
         return "/".join(name for name in (self.database, self.collection) if name is not None)

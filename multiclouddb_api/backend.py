@@ -1,7 +1,7 @@
 """Small protocols that the client calls and the SPI implements.
 
-They are defined here so that applications need not import the engine. A package entry point tells the client
-which engine to load.
+These protocols are defined here so that applications need not import the engine. A package entry point tells
+the client which engine to load.
 """
 
 from __future__ import annotations

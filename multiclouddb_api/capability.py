@@ -7,6 +7,8 @@ from enum import Enum
 
 import attrs
 
+from multiclouddb_api.validators import check_type, is_a
+
 __all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
 
 
@@ -49,33 +51,32 @@ class Support(Enum):
 
 @attrs.frozen
 class CapabilityNote:
-    """States how far a capability is supported, and its limits or the steps that it needs.
+    """States how far a capability is supported, and its limits or the steps that it needs."""
 
-    Attributes:
-        support: Whether the capability is native, emulated or unsupported.
-        note: One line with the precision, the setup step, the opt-in or the alternative.
-    """
-
-    support: Support
-    note: str = ""
+    support: Support = attrs.field(validator=is_a(Support))
+    """Whether the capability is native, emulated or unsupported."""
+    note: str = attrs.field(default="", validator=is_a(str))
+    """One line with the precision, the setup step, the opt-in or the alternative."""
 
 
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:
+    check_type("CapabilitySet.notes", notes, Mapping)
+    for capability, note in notes.items():
+        check_type("CapabilitySet.notes", capability, Capability)
+        check_type("CapabilitySet.notes", note, CapabilityNote)
     return dict(notes)
 
 
 @attrs.frozen
 class CapabilitySet:
-    """The capabilities of one provider, when its resources are provisioned as documented.
-
-    Attributes:
-        notes: Maps each capability to the extent of its support. A capability that is missing from the map is
-            `UNSUPPORTED`.
-    """
+    """The capabilities of one provider, when its resources are provisioned as documented."""
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
+    """Maps each capability to the extent of its support. A capability that is missing from the map is
+    `UNSUPPORTED`."""
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
+        check_type("capability", capability, Capability)
         return self.notes.get(capability, CapabilityNote(Support.UNSUPPORTED))
 
     def __iter__(self) -> Iterator[Capability]:

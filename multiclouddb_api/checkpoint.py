@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import orjson
 
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import shorten
-from multiclouddb_api.validators import is_a, not_blank
+from multiclouddb_api.validators import check_type, is_a, local_path, not_blank, type_name
 
 __all__ = ["Checkpoint", "CheckpointStore", "FileCheckpointStore"]
 
@@ -29,17 +28,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @attrs.frozen
 class Checkpoint:
-    """A continuation token in the form in which a checkpoint store keeps it.
-
-    Attributes:
-        token: The `continuation_token` of a page or of a `ChangeFeedIterator`.
-        version: An opaque name that the store gives to this saved state; pass this name to the next `save`.
-    """
+    """A continuation token in the form in which a checkpoint store keeps it."""
 
     token: str = attrs.field(
         repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
     )
+    """The `continuation_token` of a page or of a `ChangeFeedIterator`."""
     version: str = attrs.field(validator=[is_a(str), not_blank("pass what the store returned")])
+    """An opaque name that the store gives to this saved state; pass this name to the next `save`."""
 
 
 class CheckpointStore(Protocol):
@@ -55,8 +51,8 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: If the checkpoint exists but cannot be used. An implementation must not return
-                None in that case, because the reader would silently start again.
+            MulticloudDbError: Raised if the checkpoint exists but cannot be used. An implementation must not
+                return None in that case, because the reader would silently start again.
         """
         ...
 
@@ -93,7 +89,7 @@ class FileCheckpointStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(directory).absolute()
+        self._directory = Path(local_path("directory", directory)).absolute()
 
     def path(self, name: str) -> Path:
         """The file that contains one checkpoint; use this path to inspect or delete the file.
@@ -141,6 +137,8 @@ class FileCheckpointStore:
                 if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write.
         """
         path = self.path(name)
+        check_type("token", token, str)
+        check_type("expected", expected, str, type(None))
         try:
             make_folder(self._directory)
             with _locked(self._directory / f".{name}.lock"):
@@ -162,7 +160,9 @@ def check_name(name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid_request(
             "name",
-            f"{name!r} cannot name a checkpoint",
+            f"{name!r} cannot name a checkpoint"
+            if isinstance(name, str)
+            else f"must be str, not {type_name(name)}",
             "use 1 to 128 letters, digits, dots, hyphens and underscores, a letter or digit first",
         )
 
@@ -218,7 +218,7 @@ def sync_folder(folder: Path) -> None:
 def next_version(found: Checkpoint | None) -> str:
     """Return the next version: a count for people, and a nonce so that a recreated file never matches."""
     count, _, _ = ("0" if found is None else found.version).partition("-")
-    return f"{int(count) + 1 if count.isdecimal() else 1}-{secrets.token_hex(4)}"
+    return f"{int(count) + 1 if count.isdecimal() else 1}-{os.urandom(4).hex()}"
 
 
 def _checksum(fields: dict[str, Any]) -> str:

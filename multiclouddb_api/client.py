@@ -7,14 +7,21 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.backend import Backend
 from multiclouddb_api.capability import CapabilitySet
 from multiclouddb_api.config import ClientConfig
-from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.errors import (
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbError,
+    check_type,
+    invalid_request,
+    type_name,
+)
 from multiclouddb_api.iterator import ChangeFeedIterator
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.options import OperationOptions
@@ -22,6 +29,7 @@ from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_api.request import ChangeFeedRequest
 from multiclouddb_api.secret import outcome
+from multiclouddb_api.validators import to_dict
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -92,9 +100,21 @@ def _toml_file(source: object) -> Path:
         return Path(source)
     raise invalid_request(
         "source",
-        f"is neither a URL, nor a .toml file, nor a ClientConfig: {type(source).__name__}",
+        f"is neither a URL, nor a .toml file, nor a ClientConfig: {type_name(source)}",
         'write connect("embedded:///path/store.db")',
     )
+
+
+def _limits(options: OperationOptions | None) -> OperationOptions:
+    if options is None:
+        return _DEFAULTS
+    check_type("options", options, OperationOptions, NoneType)
+    return options
+
+
+def _check_command(database: str, command: Mapping[str, Any]) -> None:
+    check_type("database", database, str)
+    to_dict("command", command)
 
 
 class MulticloudDbClient:
@@ -117,6 +137,8 @@ class MulticloudDbClient:
         native_client: object | None = None,
         observer: Observer | None = None,
     ) -> None:
+        check_type("config", config, ClientConfig)
+        check_type("observer", observer, Observer, NoneType)
         self._config = config
         self._native_client = native_client
         self._observer = observer
@@ -158,7 +180,8 @@ class MulticloudDbClient:
             DB, a stream with images on DynamoDB, and a change stream of full rows on Spanner. Warnings 1, 4
             and 5 in docs/configuration.md.
         """
-        return self._live("read_changes").read_changes(request, options or _DEFAULTS)
+        check_type("request", request, ChangeFeedRequest)
+        return self._live("read_changes").read_changes(request, _limits(options))
 
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions | None = None
@@ -173,7 +196,8 @@ class MulticloudDbClient:
             Partition ids are valid only for the same provider and resource. MongoDB always has exactly one
             partition. Warnings 7 and 11 in docs/configuration.md.
         """
-        return self._live("list_physical_partitions").list_physical_partitions(address, options or _DEFAULTS)
+        check_type("address", address, ResourceAddress)
+        return self._live("list_physical_partitions").list_physical_partitions(address, _limits(options))
 
     def plan_partitions(
         self,
@@ -208,8 +232,10 @@ class MulticloudDbClient:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one
             partition, so there is nothing to spread. Warnings 7, 11 and 22 in docs/configuration.md.
         """
+        check_type("request", request, ChangeFeedRequest)
+        check_type("with_descendants", with_descendants, bool)
         backend = self._live("plan_partitions")
-        return backend.plan_partitions(request, options or _DEFAULTS, with_descendants=with_descendants)
+        return backend.plan_partitions(request, _limits(options), with_descendants=with_descendants)
 
     def iterate_changes(
         self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]
@@ -234,6 +260,7 @@ class MulticloudDbClient:
         Portability:
             MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
         """
+        _check_command(database, command)
         return self._live("run_command").run_command(database, command, options)
 
     def run_cursor_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
@@ -244,6 +271,7 @@ class MulticloudDbClient:
         Portability:
             MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
         """
+        _check_command(database, command)
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
 
     def capabilities(self) -> CapabilitySet:
@@ -303,7 +331,7 @@ class MulticloudDbClient:
     def _after_fork(self) -> None:
         """Reset the client in a forked child.
 
-        The parent's connections, locks and threads are not the child's.
+        The parent's connections, locks and threads do not belong to the child.
         """
         self._lock = threading.Lock()
         if not self._forked:

@@ -30,8 +30,9 @@ from uuid import UUID
 import attrs
 import orjson
 
-from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.errors import MulticloudDbError, invalid_request, type_name
 from multiclouddb_api.redaction import rfc3339
+from multiclouddb_api.validators import is_a
 
 __all__ = ["JsonValue", "Tagged", "canonical_json", "decode_json", "encode_json", "register_type"]
 
@@ -44,15 +45,12 @@ _MAX_DEPTH: Final = 200
 
 @attrs.frozen
 class Tagged:
-    """A value whose vendor-specific type no loaded provider knows.
+    """A value whose vendor-specific type no loaded provider knows."""
 
-    Attributes:
-        tag: The type's name without the `$`, for example `"mongo.objectid"`.
-        value: Its JSON form.
-    """
-
-    tag: str
-    value: JsonValue
+    tag: str = attrs.field(validator=is_a(str))
+    """The type's name without the `$`, for example `"mongo.objectid"`."""
+    value: JsonValue = attrs.field(validator=is_a(bool, int, float, str, list, dict, type(None)))
+    """Its JSON form."""
 
 
 _Encoder: TypeAlias = Callable[[Any], JsonValue]
@@ -195,7 +193,9 @@ def decode_json(text: bytes | str) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_request("text", f"is not JSON ({error})", "pass what encode_json returned") from error
+        is_text = isinstance(text, bytes | str | bytearray | memoryview)
+        problem = f"is not JSON ({error})" if is_text else f"must be bytes or str, not {type_name(text)}"
+        raise invalid_request("text", problem, "pass what encode_json returned") from error
     marked = '"$' in text if isinstance(text, str) else b'"$' in text
     try:
         return _decode(value) if marked else value

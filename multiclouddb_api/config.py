@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +14,15 @@ import attrs
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.secret import SecretText, outcome, settled
-from multiclouddb_api.validators import at_least, is_a, not_blank, to_dict, unknown_name
+from multiclouddb_api.validators import (
+    at_least,
+    check_type,
+    is_a,
+    local_path,
+    not_blank,
+    to_dict,
+    unknown_name,
+)
 
 __all__ = ["ClientConfig"]
 
@@ -54,48 +61,46 @@ class ClientConfig:
 
     A configuration can be pickled if the values in `connection` can be pickled; a client never can. The repr
     of a configuration shows no secrets.
-
-    Attributes:
-        provider: Provider id: One of `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`.
-        connection: The provider's own settings, as a mapping from name to value. Every provider accepts the
-            setting `url`, which contains the same URL that `connect` accepts.
-        max_buffered_bytes: The largest total size, in bytes, of records that have been fetched but not
-            delivered; 64 MiB by default.
-        max_concurrency: The number of partitions that one call reads at the same time; 32 by default.
-        headroom_warning_seconds: `Observer.retention_headroom_low` is called if the headroom is below this
-            value; one hour by default.
-        child_watch_seconds: How long to keep looking for more children of a partition that has ended, in
-            seconds while the reader runs; ten minutes by default. This setting matters only for DynamoDB,
-            which does not prove that all children of a partition are known.
-        coverage_audit_seconds: How often a feed of a whole collection is compared with the service's list of
-            partitions, in seconds; every ten minutes by default. After a partition has ended, the feed waits
-            only a tenth of this time.
-        max_readers_per_partition: The number of partition readers that are kept open between calls; 64 by
-            default. Each consumer of a feed in this client needs one open reader. Without an open reader, the
-            consumer opens a new reader, and so a cursor at the service, for each page.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
+    """Provider id: One of `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`."""
     connection: Mapping[str, Any] = attrs.field(factory=dict, repr=_redacted, hash=False)
+    """The provider's own settings, as a mapping from name to value. Every provider accepts the setting
+    `url`, which contains the same URL that `connect` accepts."""
     max_buffered_bytes: int = attrs.field(
         default=_BUFFERED_BYTES,
         validator=[is_a(int), at_least(65536, "give at least 64 KiB, one small read")],
     )
+    """The largest total size, in bytes, of records that have been fetched but not delivered; 64 MiB by
+    default."""
     max_concurrency: int = attrs.field(
         default=_CONCURRENCY, validator=[is_a(int), at_least(1, "give at least 1")]
     )
+    """The number of partitions that one call reads at the same time; 32 by default."""
     headroom_warning_seconds: float = attrs.field(
         default=_HEADROOM_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
     )
+    """`Observer.retention_headroom_low` is called if the headroom is below this value; one hour by
+    default."""
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
+    """How long to keep looking for more children of a partition that has ended, in seconds while the
+    reader runs; ten minutes by default. This setting matters only for DynamoDB, which does not prove
+    that all children of a partition are known."""
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
+    """How often a feed of a whole collection is compared with the service's list of partitions, in
+    seconds; every ten minutes by default. After a partition has ended, the feed waits only a tenth of
+    this time."""
     max_readers_per_partition: int = attrs.field(
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )
+    """The number of partition readers that are kept open between calls; 64 by default. Each consumer of a
+    feed in this client needs one open reader. Without an open reader, the consumer opens a new reader,
+    and so a cursor at the service, for each page."""
 
     def __init__(
         self,
@@ -132,6 +137,7 @@ class ClientConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the URL has no scheme.
         """
+        check_type("url", url, str)
         url = SecretText(url)
         return settled(_from_url, cls, url)
 
@@ -149,7 +155,7 @@ class ClientConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` with a message that names the file and the key.
         """
-        return settled(_from_toml, cls, Path(path))
+        return settled(_from_toml, cls, Path(local_path("path", path)))
 
 
 def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:
@@ -163,6 +169,8 @@ def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:
 
 
 def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
+    import tomllib  # only a configuration in a file needs it
+
     try:
         table = tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,6 +1,7 @@
 """Defines the one error type that applications see, and its categories.
 
-Every error that this project raises to its users is a `MulticloudDbError`. Its category says what to do:
+Every error that this project raises to its users is a `MulticloudDbError`. The category of an error says what
+to do:
 
     INVALID_REQUEST          the call is wrong: change it, a retry fails again
     UNSUPPORTED_CAPABILITY   this database cannot do that: the message names an alternative
@@ -19,13 +20,23 @@ Every error that this project raises to its users is a `MulticloudDbError`. Its 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import NoneType
 from typing import ClassVar, Final
 
 import attrs
 
 from multiclouddb_api.redaction import shorten
 
-__all__ = ["DOCS_URL", "ErrorCategory", "ErrorDetail", "MulticloudDbError", "invalid_request"]
+__all__ = [
+    "DOCS_URL",
+    "ErrorCategory",
+    "ErrorDetail",
+    "MulticloudDbError",
+    "check_type",
+    "invalid_request",
+    "type_name",
+]
 
 DOCS_URL: Final = "https://multiclouddb.readthedocs.io/"
 """The address at which this documentation is published."""
@@ -80,31 +91,38 @@ for _category in _KNOWN:
 
 @attrs.frozen
 class ErrorDetail:
-    """The facts of a failure; they survive pickling and sending to another process.
-
-    Attributes:
-        category: The kind of the failure.
-        provider: The provider id (`"dynamo"`), or None if the call failed before a provider was chosen.
-        operation: The name of the call that failed (`"read_changes"`), or None.
-        retryable: True if the same call may succeed later without any change.
-        native_class: The qualified class name of the vendor's exception, or None.
-        native_code: The vendor's own error code as text, or None.
-        native_text: The vendor's own error message, or None.
-        oldest_position: With `CHECKPOINT_EXPIRED`: the oldest position that the service still keeps, as
-            readable text, or None if the service does not report it.
-        skip_token: With `PROVIDER_ERROR` on a record: a continuation token for the position after that
-            record.
-    """
+    """The facts of a failure; they survive pickling and sending to another process."""
 
     category: ErrorCategory
+    """The kind of the failure."""
     provider: str | None = None
+    """The provider id (`"dynamo"`), or None if the call failed before a provider was chosen."""
     operation: str | None = None
+    """The name of the call that failed (`"read_changes"`), or None."""
     retryable: bool = False
+    """True if the same call may succeed later without any change."""
     native_class: str | None = None
+    """The qualified class name of the vendor's exception, or None."""
     native_code: str | None = None
+    """The vendor's own error code as text, or None."""
     native_text: str | None = None
+    """The vendor's own error message, or None."""
     oldest_position: str | None = None
+    """With `CHECKPOINT_EXPIRED`: the oldest position that the service still keeps, as readable text, or
+    None if the service does not report it."""
     skip_token: str | None = attrs.field(default=None, repr=shorten)
+    """With `PROVIDER_ERROR` on a record: a continuation token for the position after that record."""
+
+    def __attrs_post_init__(self) -> None:
+        check_type("ErrorDetail.category", self.category, ErrorCategory)
+        check_type("ErrorDetail.retryable", self.retryable, bool)
+        for name in _TEXTS:
+            check_type(f"ErrorDetail.{name}", getattr(self, name), str, type(None))
+
+
+_TEXTS: Final = tuple(
+    field.name for field in attrs.fields(ErrorDetail) if field.name not in ("category", "retryable")
+)
 
 
 class MulticloudDbError(Exception):
@@ -120,6 +138,8 @@ class MulticloudDbError(Exception):
     """
 
     def __init__(self, message: str, detail: ErrorDetail) -> None:
+        check_type("message", message, str)
+        check_type("detail", detail, ErrorDetail)
         super().__init__(message, detail)
         # Copies and unpickled errors are also made here; the notes of the original then replace this note.
         self.add_note(f"See {self.help_url}")
@@ -163,6 +183,45 @@ def invalid_request(field: str, problem: str, way_out: str) -> MulticloudDbError
         problem: The problem with the value; do not include the value itself if it may be a secret.
         way_out: What the user can do instead.
     """
+    for name, text in (("field", field), ("problem", problem), ("way_out", way_out)):
+        check_type(name, text, str)
     return MulticloudDbError(
         f"{field}: {problem}; {way_out}", ErrorDetail(category=ErrorCategory.INVALID_REQUEST)
     )
+
+
+def check_type(field: str, value: object, *types: type) -> None:
+    """Refuse a value that is an instance of none of the types; a bool does not count as a number.
+
+    Args:
+        field: Name of the argument, field or option.
+        value: The value.
+        types: The types that it may have.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that names the field, the types and the way out.
+    """
+    if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
+        return
+    wanted = " or ".join(_NAMES.get(kind, kind.__name__) for kind in types)
+    raise invalid_request(field, f"must be {wanted}, not {type_name(value)}", _way_out(value, types, wanted))
+
+
+_NAMES: Final[dict[type, str]] = {NoneType: "None", Mapping: "mapping"}
+
+
+def type_name(value: object) -> str:
+    """Return how a message names the type of a value; a class is not taken for its instance."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _way_out(value: object, types: tuple[type, ...], wanted: str) -> str:
+    if isinstance(value, type) and issubclass(value, types):
+        needs = any(field.default is attrs.NOTHING for field in getattr(value, "__attrs_attrs__", ()))
+        return f"write {value.__name__}({'…' if needs else ''})"
+    for kind in types:
+        # The name or the value of an enum's member, written as text.
+        for name, member in getattr(kind, "__members__", {}).items():
+            if isinstance(value, str) and value.casefold() in (name.casefold(), member.value):
+                return f"pass {kind.__name__}.{name}"
+    return f"pass a {wanted}"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from itertools import repeat
-from typing import Any
+from types import NoneType
+from typing import Any, Final
 
 import attrs
 
@@ -14,8 +15,11 @@ from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.redaction import shorten
 from multiclouddb_api.slots import Slotted
+from multiclouddb_api.validators import is_a
 
 __all__ = ["ChangeEvent", "ChangeType"]
+
+_DOCUMENT: Final = is_a(Mapping, NoneType)
 
 
 class ChangeType(Enum):
@@ -40,27 +44,8 @@ class ChangeType(Enum):
 class ChangeEvent(Slotted):
     """One create, update or delete of one document.
 
-    Events are not validated, because one event is built for every change. Their fields still always have the
-    right types.
-
-    Attributes:
-        event_id: The service's stable identity of this change. It is unique in the collection, and stays the
-            same on every redelivery, in every scope and after a split.
-        key: The document's key.
-        type: Whether the document was created, updated or deleted.
-        timestamp: The commit time that the service reports, as an aware datetime in UTC.
-        new_item_state: The full document after the change; None on a delete, with `OMIT`, or if the service
-            does not have the document. A partial document is never returned.
-        old_item_state: The full document before the change, or None; see `OldItemStateMode`.
-        order_key: Text that orders the changes of one key: the later of two changes has the greater text,
-            even if the changes come from different partitions.
-        by_expiry: True for a delete by time-to-live, False for any other change, None if the service does not
-            say.
-        backfilled: True if a backfill made this event from the current state of a document.
-        address: The address of the collection that contains the document.
-        partition_id: The id of the physical partition that the event came from; pass it to
-            `PhysicalPartition`.
-        native: The vendor's own record, present only with `include_native`.
+    Events are not validated, because one event is built for every change. The fields of an event still always
+    have the right types.
 
     Portability:
         `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may go back
@@ -69,22 +54,37 @@ class ChangeEvent(Slotted):
         8, 16, 17 and 23 in docs/configuration.md.
     """
 
-    event_id: str
-    key: MulticloudDbKey
-    type: ChangeType
-    timestamp: datetime
-    new_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False)
-    old_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False)
-    order_key: str
-    by_expiry: bool | None
-    backfilled: bool
-    address: ResourceAddress
-    partition_id: str
+    event_id: str = attrs.field(validator=is_a(str))
+    """The service's stable identity of this change. It is unique in the collection, and stays the same on
+    every redelivery, in every scope and after a split."""
+    key: MulticloudDbKey = attrs.field(validator=is_a(MulticloudDbKey))
+    """The document's key."""
+    type: ChangeType = attrs.field(validator=is_a(ChangeType))
+    """Whether the document was created, updated or deleted."""
+    timestamp: datetime = attrs.field(validator=is_a(datetime))
+    """The commit time that the service reports, as an aware datetime in UTC."""
+    new_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False, validator=_DOCUMENT)
+    """The full document after the change; None on a delete, with `OMIT`, or if the service does not have
+    the document. A partial document is never returned."""
+    old_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False, validator=_DOCUMENT)
+    """The full document before the change, or None; see `OldItemStateMode`."""
+    order_key: str = attrs.field(validator=is_a(str))
+    """Text that orders the changes of one key: the later of two changes has the greater text, even if the
+    changes come from different partitions."""
+    by_expiry: bool | None = attrs.field(validator=is_a(bool, NoneType))
+    """True for a delete by time-to-live, False for any other change, None if the service does not say."""
+    backfilled: bool = attrs.field(validator=is_a(bool))
+    """True if a backfill made this event from the current state of a document."""
+    address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
+    """The address of the collection that contains the document."""
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The id of the physical partition that the event came from; pass it to `PhysicalPartition`."""
     native: Any = attrs.field(default=None, repr=False, eq=False, hash=False)
+    """The vendor's own record, present only with `include_native`."""
 
 
 class _Draft(Slotted):
-    """An event while its attributes are set; it has the slots of an event."""
+    """An event whose attributes are being set; it has the same slots as an event."""
 
     __slots__ = tuple(field.name for field in attrs.fields(ChangeEvent))
 
@@ -96,7 +96,7 @@ def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeE
     event takes four times as long.
 
     Raises:
-        ValueError: The number of columns is wrong, or a column is too short.
+        ValueError: Raised if the number of columns is wrong, or a column is too short.
     """
     drafts: list[Any] = list(map(object.__new__, repeat(_Draft, count)))
     draft: Any

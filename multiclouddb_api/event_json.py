@@ -34,7 +34,7 @@ from multiclouddb_api.notice import (
 from multiclouddb_api.page import ChangeFeedPage, ChildPartition
 from multiclouddb_api.redaction import rfc3339
 from multiclouddb_api.snapshot import SnapshotOrder, SnapshotProgress
-from multiclouddb_api.validators import to_utc
+from multiclouddb_api.validators import check_type, to_utc
 
 __all__ = ["event_from_json", "event_to_json", "page_from_json", "page_to_json"]
 
@@ -64,7 +64,12 @@ def event_to_json(event: ChangeEvent) -> bytes:
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a document contains a value that has no JSON form.
     """
-    return encode_json(_event_out(event))
+    try:
+        fields = _event_out(event)
+    except (attrs.exceptions.NotAnAttrsClassError, AttributeError, KeyError):
+        check_type("event", event, ChangeEvent)
+        raise
+    return encode_json(fields)
 
 
 def event_from_json(text: bytes | str) -> ChangeEvent:
@@ -89,6 +94,7 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a document contains a value that has no JSON form.
     """
+    check_type("page", page, ChangeFeedPage)
     fields = _plain(page)
     fields["events"] = [_event_out(event) for event in page.events]
     fields["child_partitions"] = [_plain(child) for child in page.child_partitions]

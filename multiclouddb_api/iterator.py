@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from types import TracebackType
-from typing import Literal, Protocol, TypedDict
+from typing import Literal, Protocol
 
 import attrs
 
@@ -13,6 +13,7 @@ from multiclouddb_api.checkpoint import CheckpointStore
 from multiclouddb_api.checkpointer import Checkpointer
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
+from multiclouddb_api.iterator_settings import IteratorSettings
 from multiclouddb_api.notice import FeedEnded
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.options import OperationOptions
@@ -22,7 +23,7 @@ from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.position import FromContinuationToken, Now, StartPosition
 from multiclouddb_api.request import ChangeFeedRequest
 from multiclouddb_api.snapshot import Resnapshot, Snapshot
-from multiclouddb_api.validators import at_least, is_a, not_blank, one_of
+from multiclouddb_api.validators import at_least, has_methods, is_a, not_blank, one_of
 
 __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
 
@@ -35,21 +36,6 @@ class ReadsChanges(Protocol):
     ) -> ChangeFeedPage:
         """See `MulticloudDbClient.read_changes`."""
         ...
-
-
-class IteratorSettings(TypedDict, total=False):
-    """The keyword settings of `ChangeFeedIterator`; that class describes them."""
-
-    timeout_seconds: float
-    wait_seconds: float
-    until_idle: bool
-    idle_backoff_seconds: float
-    max_idle_backoff_seconds: float
-    max_outage_seconds: float
-    checkpoint_store: CheckpointStore | None
-    checkpoint_name: str | None
-    checkpoint_interval_seconds: float
-    on_poison: Literal["raise", "skip"]
 
 
 def _not_below_the_first(
@@ -84,26 +70,6 @@ class ChangeFeedIterator:
     With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
     not see the notices.
 
-    Attributes:
-        client: Reads the pages. The client stays open when the iterator is closed.
-        request: The request. A stored checkpoint takes precedence over the request's `start_position`.
-        timeout_seconds: The time limit of each read in seconds; 30 by default.
-        wait_seconds: How long a read may wait at the service for a first event (long poll), in seconds; 0 by
-            default. `stop` has to wait for such a read, so choose a time that stopping may take.
-        until_idle: True for a bounded run: end after the first idle page.
-        idle_backoff_seconds: How long to wait after the first idle page, in seconds; 0.1 by default. Each
-            further idle page doubles the upper limit of the wait, and the first event resets this limit.
-        max_idle_backoff_seconds: The longest wait after an idle page, in seconds; 5 by default.
-        max_outage_seconds: How long to continue while every read fails with a retryable error, or while every
-            page names the same partition in `partition_errors`, in seconds; 300 by default. After that, the
-            last error is raised; for a partition it is a `TRANSIENT_FAILURE`.
-        checkpoint_store: The store for the position, or None to save nothing.
-        checkpoint_name: The name of the checkpoint in the store.
-        checkpoint_interval_seconds: The shortest time between two saves after empty pages; with 0, the
-            default, each empty page is saved. After a page with events, the position is always saved.
-        on_poison: `"raise"`, the default, or `"skip"`. With `"skip"`, the iterator continues after a record
-            that cannot be decoded; the next page contains a `RecordSkipped` notice and no events.
-
     Raises:
         MulticloudDbError: Raised when the iterator is built: `INVALID_REQUEST` with a message that names the
             setting.
@@ -118,44 +84,68 @@ class ChangeFeedIterator:
         docs/configuration.md.
     """
 
-    client: ReadsChanges = attrs.field(repr=False)
+    client: ReadsChanges = attrs.field(
+        repr=False, validator=has_methods("read_changes", advice="pass a client")
+    )
+    """Reads the pages. The client stays open when the iterator is closed."""
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
+    """The request. A stored checkpoint takes precedence over the request's `start_position`."""
     timeout_seconds: float = attrs.field(
         default=30.0,
         kw_only=True,
         validator=[is_a(int, float), at_least(0.001, "give the seconds that one read may take")],
     )
+    """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float = attrs.field(
         default=0.0,
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to be answered at once")],
     )
+    """How long a read may wait at the service for a first event (long poll), in seconds; 0 by default.
+    `stop` has to wait for such a read, so choose a time that stopping may take."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
+    """True for a bounded run: end after the first idle page."""
     idle_backoff_seconds: float = attrs.field(
-        default=0.1,
+        default=0.005,
         kw_only=True,
         validator=[is_a(int, float), at_least(0.001, "give the seconds of the first wait")],
     )
+    """How long to wait after the first idle page, in seconds; 0.005 by default. Each further idle page
+    doubles the upper limit of the wait, and the first event resets this limit."""
     max_idle_backoff_seconds: float = attrs.field(
         default=5.0, kw_only=True, validator=[is_a(int, float), _not_below_the_first]
     )
+    """The longest wait after an idle page, in seconds; 5 by default."""
     max_outage_seconds: float = attrs.field(
         default=300.0,
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to raise at the first failure")],
     )
-    checkpoint_store: CheckpointStore | None = attrs.field(default=None, kw_only=True)
+    """How long to continue while every read fails with a retryable error, or while every page names the
+    same partition in `partition_errors`, in seconds; 300 by default. After that, the last error is
+    raised; for a partition it is a `TRANSIENT_FAILURE`."""
+    checkpoint_store: CheckpointStore | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=has_methods("load", "save", advice='pass a store: FileCheckpointStore("checkpoints")'),
+    )
+    """The store for the position, or None to save nothing."""
     checkpoint_name: str | None = attrs.field(
         default=None, kw_only=True, validator=[is_a(str, type(None)), not_blank("name the checkpoint")]
     )
+    """The name of the checkpoint in the store."""
     checkpoint_interval_seconds: float = attrs.field(
         default=0.0,
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to save after each page")],
     )
+    """The shortest time between two saves after empty pages; with 0, the default, each empty page is
+    saved. After a page with events, the position is always saved."""
     on_poison: Literal["raise", "skip"] = attrs.field(
         default="raise", kw_only=True, validator=one_of("raise", "skip")
     )
+    """`"raise"`, the default, or `"skip"`. With `"skip"`, the iterator continues after a record that
+    cannot be decoded; the next page contains a `RecordSkipped` notice and no events."""
 
     _timer: Timer = attrs.field(factory=Timer, init=False, repr=False)
     _position: StartPosition | None = attrs.field(default=None, init=False, repr=False)
@@ -279,7 +269,7 @@ class ChangeFeedIterator:
         return None
 
     def _wait_until(self, due: float) -> bool:
-        """Wait, and report an outage meanwhile; True if `stop` was not called."""
+        """Wait, and report an outage during the wait; True if `stop` was not called."""
         assert self._outage is not None
         while (step := self._outage.until_next()) < due - self._timer.now():
             if not self._timer.wait(step):

@@ -44,11 +44,6 @@ class MulticloudDbKey(Slotted):
     `1.0` are three different keys. MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` are two
     different keys.
 
-    Attributes:
-        components: Maps the name of each component to its value, in the database's own order. The key keeps a
-            copy of this mapping.
-        partition_components: The number of first components that form the partition key; 1 by default.
-
     Examples:
         >>> key = MulticloudDbKey({"customer": "c-1", "order": 7})
         >>> key.partition_key, key.sort_key
@@ -62,7 +57,10 @@ class MulticloudDbKey(Slotted):
     """
 
     components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)
+    """Maps the name of each component to its value, in the database's own order. The key keeps a copy of
+    this mapping."""
     partition_components: int = attrs.field(default=1, validator=is_a(int))
+    """The number of first components that form the partition key; 1 by default."""
 
     def __attrs_post_init__(self) -> None:
         if not self.components:
@@ -85,7 +83,7 @@ class MulticloudDbKey(Slotted):
     def sort_key(self) -> dict[str, Any]:
         """The components after the partition key, as a mapping from name to value.
 
-        Empty if there are none.
+        The mapping is empty if there are no such components.
         """
         return dict(list(self.components.items())[self.partition_components :])
 
@@ -107,7 +105,7 @@ class MulticloudDbKey(Slotted):
 
 
 class _Draft(Slotted):
-    """A key while its attributes are set; it has the slots of a key."""
+    """A key whose attributes are being set; it has the same slots as a key."""
 
     __slots__ = ("components", "partition_components")
 

@@ -6,6 +6,8 @@ from typing import TypeAlias
 
 import attrs
 
+from multiclouddb_api.validators import is_a
+
 __all__ = [
     "BackfillDone",
     "Dropped",
@@ -22,48 +24,36 @@ __all__ = [
 
 @attrs.frozen
 class Dropped:
-    """The collection or database was dropped.
+    """The collection or database was dropped."""
 
-    Attributes:
-        name: The dropped resource: `database/collection` or `database`.
-    """
-
-    name: str
+    name: str = attrs.field(validator=is_a(str))
+    """The dropped resource: `database/collection` or `database`."""
 
 
 @attrs.frozen
 class Renamed:
-    """The collection has been renamed.
+    """The collection has been renamed."""
 
-    Attributes:
-        name: The old name.
-        new_name: The new name of the collection.
-    """
-
-    name: str
-    new_name: str
+    name: str = attrs.field(validator=is_a(str))
+    """The old name."""
+    new_name: str = attrs.field(validator=is_a(str))
+    """The new name of the collection."""
 
 
 @attrs.frozen
 class Invalidated:
-    """The service ended the feed because the resource that it follows no longer exists.
+    """The service ended the feed because the resource that it follows no longer exists."""
 
-    Attributes:
-        reason: The reason on one line, in the service's own words or in the library's.
-    """
-
-    reason: str
+    reason: str = attrs.field(validator=is_a(str))
+    """The reason on one line, in the service's own words or in the library's."""
 
 
 @attrs.frozen
 class FeedEnded:
-    """No further change will come after this token.
+    """No further change will come after this token."""
 
-    Attributes:
-        reason: The reason why the feed ended, on one line.
-    """
-
-    reason: str
+    reason: str = attrs.field(validator=is_a(str))
+    """The reason why the feed ended, on one line."""
 
 
 @attrs.frozen
@@ -72,32 +62,27 @@ class Gap:
 
     Reading continued after them (`SkipToOldest`).
 
-    Attributes:
-        partition_id: The partition whose position had expired.
-        lost_from: The position that was lost, as readable text.
-        resumed_at: The position at which reading continued, as readable text.
-
     Portability:
         A gap is possible on every database; the service decides how soon changes expire. Warnings 3 and 10 in
         docs/configuration.md.
     """
 
-    partition_id: str
-    lost_from: str
-    resumed_at: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The partition whose position had expired."""
+    lost_from: str = attrs.field(validator=is_a(str))
+    """The position that was lost, as readable text."""
+    resumed_at: str = attrs.field(validator=is_a(str))
+    """The position at which reading continued, as readable text."""
 
 
 @attrs.frozen
 class RecordSkipped:
-    """A record that could not be decoded was skipped with a `skip_token`.
+    """A record that could not be decoded was skipped with a `skip_token`."""
 
-    Attributes:
-        partition_id: The partition that contains the skipped record.
-        position: The position of the skipped record, as readable text.
-    """
-
-    partition_id: str
-    position: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The partition that contains the skipped record."""
+    position: str = attrs.field(validator=is_a(str))
+    """The position of the skipped record, as readable text."""
 
 
 @attrs.frozen
@@ -108,18 +93,16 @@ class PartitionFoundLate:
     partition's events come after newer events of other partitions, and may be older than a watermark that was
     already reported.
 
-    Attributes:
-        partition_id: The partition.
-        starts_at: The position at which reading the partition starts, as readable text.
-
     Portability:
         This notice occurs only on DynamoDB, which may list shards late and does not prove that a listing is
         complete. If a service names every child partition, no partition is found late. Warning 22 in
         docs/configuration.md.
     """
 
-    partition_id: str
-    starts_at: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The partition."""
+    starts_at: str = attrs.field(validator=is_a(str))
+    """The position at which reading the partition starts, as readable text."""
 
 
 @attrs.frozen
@@ -130,18 +113,16 @@ class SnapshotStarted:
     of this notice's page before you read on. Only a read from this token or a later one continues the
     snapshot; any other read begins another snapshot.
 
-    Attributes:
-        floor: The `order_key` of every row of the snapshot. This floor is greater than the `order_key` of
-            every change that the rows certainly contain, and less than that of every change after this page.
-        partition_id: The id of the snapshot; the matching `BackfillDone` has the same id.
-
     Portability:
         Where `Capability.CHANGE_FEED_SNAPSHOT` is. On DynamoDB this floor is also less than the `order_key`
         of some older changes. Warning 23 in docs/configuration.md.
     """
 
-    floor: str
-    partition_id: str
+    floor: str = attrs.field(validator=is_a(str))
+    """The `order_key` of every row of the snapshot. This floor is greater than the `order_key` of every
+    change that the rows certainly contain, and less than that of every change after this page."""
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The id of the snapshot; the matching `BackfillDone` has the same id."""
 
 
 @attrs.frozen
@@ -151,16 +132,14 @@ class BackfillDone:
     This notice is the last content of its page. With `SnapshotOrder.INTERLEAVED` or `AUTO`, keep deleted keys
     until you have stored the token of this page or of a later one.
 
-    Attributes:
-        partition_id: With `Snapshot()`, the id of the snapshot, as in `SnapshotStarted`. With Cosmos DB's
-            opt-in, the partition whose backfill is complete.
-
     Portability:
         This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Otherwise it
         occurs only on Cosmos DB, if you opt into its backfill. Warnings 8 and 23 in docs/configuration.md.
     """
 
-    partition_id: str
+    partition_id: str = attrs.field(validator=is_a(str))
+    """With `Snapshot()`, the id of the snapshot, as in `SnapshotStarted`. With Cosmos DB's opt-in, the
+    partition whose backfill is complete."""
 
 
 Notice: TypeAlias = (

@@ -93,20 +93,20 @@ class Observer:
         """
 
     def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
-        """A `ChangeFeedIterator` gets no page; called within 2 seconds, and then every 30 seconds.
+        """Called when a `ChangeFeedIterator` gets no page: within 2 seconds, and then every 30 seconds.
 
         Args:
             address: The collection that is read.
-            seconds: How long the service has not answered.
-            reason: The last failure, or that the service has not answered yet; one line.
+            seconds: How long the service has not answered yet.
+            reason: One line with the last failure, or saying that the service has not answered yet.
         """
 
     def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
-        """A `ChangeFeedIterator` gets pages again.
+        """Called when a `ChangeFeedIterator` gets pages again.
 
         Args:
             address: The collection that is read.
-            seconds: How long the outage was.
+            seconds: How long the outage lasted.
         """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:

@@ -9,30 +9,27 @@ import attrs
 
 from multiclouddb_api.capability import Capability
 from multiclouddb_api.codec import encode_json
-from multiclouddb_api.validators import at_least, is_a
+from multiclouddb_api.validators import at_least, check_type, is_a
 
 __all__ = ["OperationOptions", "ProviderOptions"]
 
 
 @attrs.frozen
 class OperationOptions:
-    """The time limits of one call.
-
-    Attributes:
-        timeout_seconds: The time limit of the whole call in seconds, retries included; greater than 0, and 30
-            by default. If a call has made progress when this time is over, the call returns its page; without
-            progress it raises `TRANSIENT_FAILURE`.
-        wait_seconds: How long to wait for a first event before returning an empty page (long poll), in
-            seconds. The default is 0: return at once. The wait is never longer than `timeout_seconds`.
-    """
+    """The time limits of one call."""
 
     timeout_seconds: float = attrs.field(
         default=30.0,
         validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
     )
+    """The time limit of the whole call in seconds, retries included; greater than 0, and 30 by default. If
+    a call has made progress when this time is over, the call returns its page; without progress it
+    raises `TRANSIENT_FAILURE`."""
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
+    """How long to wait for a first event before returning an empty page (long poll), in seconds. The
+    default is 0: return at once. The wait is never longer than `timeout_seconds`."""
 
 
 @attrs.frozen
@@ -46,7 +43,7 @@ class ProviderOptions:
     def position_digest(self) -> str:
         """Return a digest of the options that change positions.
 
-        It is empty if all of them have their defaults.
+        The digest is empty if all of them have their defaults.
         """
         values: dict[str, Any] = {
             field.name: getattr(self, field.name)
@@ -63,5 +60,5 @@ class ProviderOptions:
         Args:
             capability: The capability.
         """
-        del capability
+        check_type("capability", capability, Capability)
         return False

@@ -1,19 +1,19 @@
-"""Notices that reads fail or get no answer, and reports it: soon, and then from time to time."""
+"""Detects that reads fail or get no answer, and reports this soon and then from time to time."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.observer import Observer
 
-__all__ = ["Outage", "answered", "still_waiting"]
+if TYPE_CHECKING:
+    from logging import Logger
 
-_log = logging.getLogger("multiclouddb.iterator")
+__all__ = ["Outage", "answered", "still_waiting"]
 
 _FAILING_SECONDS: Final = 0.5
 _SILENT_SECONDS: Final = 1.0
@@ -22,15 +22,16 @@ _SILENCE: Final = "the service has not answered yet"
 
 
 class Outage:
-    """The outage of one feed, if there is one; used by one thread.
+    """The outage of one feed, if there is one; only one thread uses this object.
 
-    A read that fails is reported at once. While a read is running, the engine says that it still waits
-    (`still_waiting`). A failed try is then reported after half a second, and no answer at all after a second.
+    A read that fails is reported at once. While a read is running, the engine reports that it is still
+    waiting (`still_waiting`). A failed attempt is then reported after half a second, and a missing answer
+    after a second.
 
     Args:
         address: The collection that is read.
-        observer: The application's, or None.
-        now: Seconds on a clock that never goes back.
+        observer: The observer of the application, or None.
+        now: Return the seconds of a clock that never goes back.
     """
 
     def __init__(self, address: ResourceAddress, observer: Observer | None, now: Callable[[], float]) -> None:
@@ -43,7 +44,7 @@ class Outage:
 
     @contextmanager
     def watching(self, wait_seconds: float) -> Iterator[None]:
-        """Held during one read, which may wait this long for news."""
+        """A context for one read, which may wait this long for new records."""
         self._wait = wait_seconds
         self._asked_at = self._silent_from = self._now()
         token = _current.set(self)
@@ -53,12 +54,15 @@ class Outage:
             _current.reset(token)
 
     def answered(self) -> None:
-        """The service has answered; it may now wait for news."""
+        """Record that the service has answered; from now on it may wait for new records."""
         self._asked_at = self._now()
         self._silent_from = self._asked_at + self._wait
 
     def waits(self, reason: Callable[[], str | None]) -> None:
-        """The read has had no answer yet; `reason` gives the failure of its last try, or None."""
+        """Record that the read has had no answer yet.
+
+        `reason` is the failure of its last attempt, or None.
+        """
         now = self._now()
         if now - self._asked_at < _FAILING_SECONDS or not self._is_due(now):
             return
@@ -70,23 +74,23 @@ class Outage:
         self._report(now, failure or self._reason or _SILENCE)
 
     def failed(self, reason: str) -> None:
-        """A read has failed, and will be repeated."""
+        """Record that a read has failed and will be repeated."""
         now = self._now()
         if self._is_due(now):
             self._report(now, reason)
 
     def ended(self) -> None:
-        """A read has returned a page."""
+        """Record that a read has returned a page."""
         if self._began is None:
             return
         seconds = self._now() - self._began
         self._began = self._reason = None
-        _log.info("%s: reads work again after %.1f s", self._address, seconds)
+        _log().info("%s: reads work again after %.1f s", self._address, seconds)
         if self._observer is not None:
             self._tell(self._observer.outage_ended, self._address, seconds)
 
     def until_next(self) -> float:
-        """Seconds until the next report; infinite if there is no outage."""
+        """Return the seconds until the next report; infinite if there is no outage."""
         if self._began is None or self._reported is None:
             return float("inf")
         return max(0.0, self._reported + _AGAIN_SECONDS - self._now())
@@ -101,7 +105,7 @@ class Outage:
         self._began = self._asked_at if self._began is None else self._began
         self._reported, self._reason = now, reason
         seconds = now - self._began
-        _log.warning("%s: cannot be read for %.1f s; trying again: %s", self._address, seconds, reason)
+        _log().warning("%s: cannot be read for %.1f s; trying again: %s", self._address, seconds, reason)
         if self._observer is not None:
             self._tell(self._observer.outage, self._address, seconds, reason)
 
@@ -109,17 +113,25 @@ class Outage:
         try:
             method(*args)
         except Exception:  # noqa: BLE001 - the application's code must not end a read
-            _log.exception("the observer's %s failed", method.__name__)
+            _log().exception("the observer's %s failed", method.__name__)
+
+
+def _log() -> Logger:
+    """The logger; imported only in an outage, because importing it takes milliseconds."""
+    import logging
+
+    return logging.getLogger("multiclouddb.iterator")
 
 
 _current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=None)
 
 
 def still_waiting(reason: Callable[[], str | None]) -> None:
-    """For the engine, in the thread of a read: the service has not answered yet.
+    """Called by the engine in the thread of a read: the service has not answered yet.
 
     Args:
-        reason: Gives the failure of the last try, on one line and without a secret; None if none has failed.
+        reason: A function that returns the failure of the last attempt, on one line and without a secret;
+            None if no attempt has failed.
     """
     outage = _current.get()
     if outage is not None:
@@ -127,7 +139,7 @@ def still_waiting(reason: Callable[[], str | None]) -> None:
 
 
 def answered() -> None:
-    """For the engine, in the thread of a read: the service has answered."""
+    """Called by the engine in the thread of a read: the service has answered."""
     outage = _current.get()
     if outage is not None:
         outage.answered()

@@ -16,6 +16,7 @@ __all__ = ["Backoff", "PollSchedule", "Timer"]
 _RETRY_SECONDS: Final = 0.5
 _MAX_RETRY_SECONDS: Final = 30.0
 _MOST_DOUBLED: Final = 60
+_LEAST_PART: Final = 50
 
 
 class Timer:
@@ -47,7 +48,8 @@ class Backoff:
     Args:
         first: The upper limit of the first wait, in seconds.
         most: The upper limit of every wait.
-        least: The lower limit of every wait.
+        least: The lower limit of every wait. If it is not 0, a wait is also at least a fiftieth of its upper
+            limit.
     """
 
     def __init__(self, first: float, most: float, least: float = 0.0) -> None:
@@ -58,7 +60,8 @@ class Backoff:
         """Return the time to wait now; the next wait may be longer."""
         longest = max(self._least, min(self._most, self._first * 2**self._doubled))
         self._doubled = min(self._doubled + 1, _MOST_DOUBLED)
-        return random.uniform(self._least, longest)
+        least = max(self._least, longest / _LEAST_PART) if self._least else 0.0
+        return random.uniform(least, longest)
 
     def reset(self) -> None:
         """Start again with the shortest wait."""

@@ -8,6 +8,7 @@ from multiclouddb_api.diagnostics import OperationDiagnostics
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.notice import Notice
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import each_is, is_a
 
 __all__ = ["ChangeFeedPage", "ChildPartition"]
 
@@ -20,52 +21,46 @@ def _count(events: tuple[ChangeEvent, ...]) -> str:
 class ChildPartition:
     """A partition that continues after one of its parent partitions has ended.
 
-    Attributes:
-        partition_id: The id of the child; pass it to `PhysicalPartition`.
-        parents: The ids of all parents, including the ended partition; read the child only after all of them.
-        continuation_token: The position from which to read the child. If you started from the id alone,
-            changes would be lost.
-
     Portability:
         Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
         the embedded store; MongoDB's only partition never ends. Warnings 7 and 11 in docs/configuration.md.
     """
 
-    partition_id: str
-    parents: tuple[str, ...]
-    continuation_token: str = attrs.field(repr=shorten)
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The id of the child; pass it to `PhysicalPartition`."""
+    parents: tuple[str, ...] = attrs.field(validator=each_is(str))
+    """The ids of all parents, including the ended partition; read the child only after all of them."""
+    continuation_token: str = attrs.field(repr=shorten, validator=is_a(str))
+    """The position from which to read the child. If you started from the id alone, changes would be lost."""
 
 
 @attrs.frozen
 class ChangeFeedPage:
-    """Events in the service's order within each partition, and the position to resume from.
-
-    Attributes:
-        events: The changes; there may be none.
-        continuation_token: The position to resume from; never None. The token advances whenever the service's
-            position does, even on empty pages. Store it after each page, or the position of an idle feed
-            expires. With many partitions, the token may be several kilobytes long: store it as text or blob,
-            never as `varchar(255)`.
-        idle: True only if every active partition answered that it has no more changes at the moment. A page
-            may be empty without being idle.
-        partition_retired: With `PhysicalPartition` alone: the partition has ended and all its changes have
-            been delivered. Reading from the same token again returns the same answer.
-        child_partitions: The partitions to read after the ended partition.
-        notices: Facts that are not changes of a document. Each notice has a place in the order of its
-            partition: after the partition's last event on this page, and before its first event on a later
-            page. So this page contains no event of the partition that comes after the notice. It also
-            contains no event that is read as a consequence of the notice. For example, with a `Gap` it
-            contains none from the partitions that replace the lost one. The page may contain events of other
-            partitions. A read from a `skip_token` reads no events: its page contains only the `RecordSkipped`
-            notice. A read from any token before this page delivers the page's notices again, even after a
-            restart; a read from this page's token does not.
-        diagnostics: The cost and the lag of the call.
-    """
+    """Events in the service's order within each partition, and the position to resume from."""
 
     events: tuple[ChangeEvent, ...] = attrs.field(repr=_count)
+    """The changes; there may be none."""
     continuation_token: str = attrs.field(repr=shorten)
+    """The position to resume from; never None. The token advances whenever the service's position does,
+    even on empty pages. Store it after each page, or the position of an idle feed expires. With many
+    partitions, the token may be several kilobytes long: store it as text or blob, never as
+    `varchar(255)`."""
     idle: bool = False
+    """True only if every active partition answered that it has no more changes at the moment. A page may
+    be empty without being idle."""
     partition_retired: bool = False
+    """With `PhysicalPartition` alone: the partition has ended and all its changes have been delivered.
+    Reading from the same token again returns the same answer."""
     child_partitions: tuple[ChildPartition, ...] = ()
+    """The partitions to read after the ended partition."""
     notices: tuple[Notice, ...] = ()
+    """Facts that are not changes of a document. Each notice has a place in the order of its partition:
+    after the partition's last event on this page, and before its first event on a later page. So this
+    page contains no event of the partition that comes after the notice. It also contains no event that
+    is read as a consequence of the notice. For example, with a `Gap` it contains none from the
+    partitions that replace the lost one. The page may contain events of other partitions. A read from a
+    `skip_token` reads no events: its page contains only the `RecordSkipped` notice. A read from any
+    token before this page delivers the page's notices again, even after a restart; a read from this
+    page's token does not."""
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
+    """The cost and the lag of the call."""

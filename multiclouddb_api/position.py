@@ -40,7 +40,7 @@ class Now:
     """
 
 
-def _utc(value: object) -> datetime:
+def _utc(value: datetime) -> datetime:
     return to_utc("AtTime.utc", value)
 
 
@@ -50,9 +50,6 @@ class AtTime:
 
     The feed never starts too late. The feed may start too early by at most the precision that the note of
     `Capability.CHANGE_FEED_POINT_IN_TIME` states.
-
-    Attributes:
-        utc: An aware datetime with any offset; it is stored in UTC.
 
     Raises:
         MulticloudDbError: Raised when the position is built: `INVALID_REQUEST` for a datetime without a time
@@ -66,16 +63,12 @@ class AtTime:
     """
 
     utc: datetime = attrs.field(converter=_utc)
+    """An aware datetime with any offset; it is stored in UTC."""
 
 
 @attrs.frozen
 class FromContinuationToken:
     """Starts after everything that an earlier page returned.
-
-    Attributes:
-        token: The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an
-            error. The token is opaque and may be several kilobytes long, so store it as text or blob, never
-            in a `varchar(255)` or a header.
 
     Portability:
         A token is valid for the provider, resource and scope that it came from, as long as the service keeps
@@ -87,6 +80,9 @@ class FromContinuationToken:
     token: str = attrs.field(
         repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
     )
+    """The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an error.
+    The token is opaque and may be several kilobytes long, so store it as text or blob, never in a
+    `varchar(255)` or a header."""
 
 
 StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuationToken

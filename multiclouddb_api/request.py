@@ -84,40 +84,38 @@ OnExpired: TypeAlias = Fail | SkipToOldest | Resnapshot
 class ChangeFeedRequest:
     """Describes one read of a change feed.
 
-    Attributes:
-        address: The address of the collection, table or container.
-        start_position: The position to start from; use a token to resume.
-        scope: The part of the database or collection to read; the entire collection by default.
-        new_item_state_mode: Whether events include the new document.
-        old_item_state_mode: Whether events include the old document; this needs a capability.
-        max_page_size: The upper limit of `len(page.events)`; 0 means the provider's own page size.
-        on_expired: What to do if the position is older than the retention.
-        include_native: True to receive the vendor's own record in `event.native`.
-        provider_options: The options of one provider, or None. Other providers refuse them.
-
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when the request is built; the message names the field.
     """
 
     address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
+    """The address of the collection, table or container."""
     start_position: StartPosition = attrs.field(
         validator=is_a(Beginning, Now, AtTime, Snapshot, FromContinuationToken)
     )
+    """The position to start from; use a token to resume."""
     scope: FeedScope = attrs.field(
         factory=EntireCollection,
         validator=is_a(EntireCollection, PhysicalPartition, LogicalPartition, EntireDatabase, EntireCluster),
     )
+    """The part of the database or collection to read; the entire collection by default."""
     new_item_state_mode: NewItemStateMode = attrs.field(
         default=NewItemStateMode.INCLUDE_IF_AVAILABLE, validator=is_a(NewItemStateMode)
     )
+    """Whether events include the new document."""
     old_item_state_mode: OldItemStateMode = attrs.field(
         default=OldItemStateMode.OMIT, validator=is_a(OldItemStateMode)
     )
+    """Whether events include the old document; this needs a capability."""
     max_page_size: int = attrs.field(
         default=0, validator=[is_a(int), at_least(0, "use 0 for the provider's own page size")]
     )
+    """The upper limit of `len(page.events)`; 0 means the provider's own page size."""
     on_expired: OnExpired = attrs.field(factory=Fail, validator=is_a(Fail, SkipToOldest, Resnapshot))
+    """What to do if the position is older than the retention."""
     include_native: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to receive the vendor's own record in `event.native`."""
     provider_options: ProviderOptions | None = attrs.field(
         default=None, validator=is_a(ProviderOptions, type(None))
     )
+    """The options of one provider, or None. Other providers refuse them."""

@@ -41,12 +41,6 @@ class PhysicalPartition:
     other reader. So if partitions merge, use a single reader of all parents, such as `EntireCollection`: only
     such a reader keeps the order across the merge and reads each event once.
 
-    Attributes:
-        partition_id: An id from `list_physical_partitions`, `plan_partitions`, an event or a
-            `ChildPartition`. It is valid only for that provider and resource.
-        with_descendants: True to continue in the partitions that replace it after a split or merge. A token
-            made with one value is refused with the other.
-
     Portability:
         Another provider or resource does not know this id: `INVALID_REQUEST`. MongoDB has one partition that
         never ends, so both forms are equivalent there. Warnings 6, 7, 11 and 22 in docs/configuration.md.
@@ -55,15 +49,16 @@ class PhysicalPartition:
     partition_id: str = attrs.field(
         validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
     )
+    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is
+    valid only for that provider and resource."""
     with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
+    """True to continue in the partitions that replace it after a split or merge. A token made with one
+    value is refused with the other."""
 
 
 @attrs.frozen
 class LogicalPartition:
     """All documents with one partition key value.
-
-    Attributes:
-        key: A key whose `partition_key` components are compared; its other components are ignored.
 
     Portability:
         Cosmos DB and the embedded store support this scope natively; on MongoDB the server filters its whole
@@ -73,6 +68,7 @@ class LogicalPartition:
     """
 
     key: MulticloudDbKey = attrs.field(repr=shorten, validator=is_a(MulticloudDbKey))
+    """A key whose `partition_key` components are compared; its other components are ignored."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""The base of values that are built from columns: it makes two classes with the same slots exchangeable."""
+"""The base class of values built from columns: it makes two classes with the same slots exchangeable."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["Slotted"]
 
 
 class Slotted:
-    """Holds only the place of weak references.
+    """Contains only the slot for weak references.
 
-    An object can be given another class if both classes add the same slots to the same base. So a draft with
-    plain attributes can become a frozen value. Each attribute of a frozen value costs a call to set, and an
-    attribute of a draft does not.
+    An object can change its class if both classes add the same slots to the same base class. So a draft with
+    plain attributes can become a frozen value. Setting an attribute of a frozen value costs a call, and
+    setting an attribute of a draft does not.
     """
 
     __slots__ = ("__weakref__",)

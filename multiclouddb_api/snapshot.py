@@ -75,15 +75,6 @@ class Snapshot:
     The token contains the progress of the scan, so any process can continue the scan at any row, even days
     later.
 
-    Attributes:
-        order: How rows and changes are mixed.
-        segments: The number of segments into which the collection is divided; None lets the provider decide.
-            A client reads up to eight segments at the same time; `plan_partitions` returns one token for each
-            segment.
-        max_scan_rate: The highest rate of the scan per second; a limit reduces cost and load. The unit is
-            that of `native_charge` if the service reports a charge; otherwise it is rows. None means no
-            limit. Each client applies the limit separately; `plan_partitions` divides it between its tokens.
-
     Raises:
         MulticloudDbError: Raised when the snapshot is built: `INVALID_REQUEST` with a message that names the
             field. Raised by the first read: `UNSUPPORTED_CAPABILITY` if the database does not support
@@ -97,6 +88,7 @@ class Snapshot:
     """
 
     order: SnapshotOrder = attrs.field(default=SnapshotOrder.AUTO, validator=is_a(SnapshotOrder))
+    """How rows and changes are mixed."""
     segments: int | None = attrs.field(
         default=None,
         validator=[
@@ -105,9 +97,14 @@ class Snapshot:
             attrs.validators.optional(_is_holdable),
         ],
     )
+    """The number of segments into which the collection is divided; None lets the provider decide. A client
+    reads up to eight segments at the same time; `plan_partitions` returns one token for each segment."""
     max_scan_rate: float | None = attrs.field(
         default=None, validator=[is_a(int, float, type(None)), _is_rate]
     )
+    """The highest rate of the scan per second; a limit reduces cost and load. The unit is that of
+    `native_charge` if the service reports a charge; otherwise it is rows. None means no limit. Each
+    client applies the limit separately; `plan_partitions` divides it between its tokens."""
 
 
 @attrs.frozen
@@ -119,9 +116,6 @@ class Resnapshot:
     events as always. After `BackfillDone`, rows that still have `""` no longer exist in the source, so delete
     them. docs/how-to/snapshot.md shows this with SQLite.
 
-    Attributes:
-        snapshot: How to scan.
-
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. This works only with a whole collection or one partition key,
         and only in a loop over pages: a loop over single events would not see the notices. Warnings 3 and 23
@@ -129,24 +123,21 @@ class Resnapshot:
     """
 
     snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))
+    """How to scan."""
 
 
 @attrs.frozen
 class SnapshotProgress:
-    """The progress of a snapshot's scan.
+    """The progress of a snapshot's scan."""
 
-    Attributes:
-        order: The present order: `ORDERED` while the changes wait, `INTERLEAVED` once the changes are read
-            too.
-        segments_done: The number of segments that are already read.
-        segments: The expected total number of segments; None as long as the total is unknown.
-        rows: The number of rows delivered so far, summed over all processes that have used this token.
-        records: The approximate number of rows at the start of the scan; None if the service does not report
-            this number.
-    """
-
-    order: SnapshotOrder
-    segments_done: int
-    segments: int | None
-    rows: int
-    records: int | None
+    order: SnapshotOrder = attrs.field(validator=is_a(SnapshotOrder))
+    """The present order: `ORDERED` while the changes wait, `INTERLEAVED` once the changes are read too."""
+    segments_done: int = attrs.field(validator=is_a(int))
+    """The number of segments that are already read."""
+    segments: int | None = attrs.field(validator=is_a(int, type(None)))
+    """The expected total number of segments; None as long as the total is unknown."""
+    rows: int = attrs.field(validator=is_a(int))
+    """The number of rows delivered so far, summed over all processes that have used this token."""
+    records: int | None = attrs.field(validator=is_a(int, type(None)))
+    """The approximate number of rows at the start of the scan; None if the service does not report this
+    number."""

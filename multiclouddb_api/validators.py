@@ -5,23 +5,28 @@ Each validator raises `INVALID_REQUEST` with the field's name, the problem and t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import Any
 
 import attrs
 
-from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.errors import MulticloudDbError, check_type, invalid_request, type_name
 
 __all__ = [
     "at_least",
+    "check_type",
+    "each_is",
+    "has_methods",
     "is_a",
+    "local_path",
     "not_blank",
     "one_of",
     "suggestion",
     "to_dict",
     "to_utc",
+    "type_name",
     "unknown_name",
     "utf8",
 ]
@@ -29,21 +34,38 @@ __all__ = [
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def _names(types: tuple[type, ...]) -> str:
-    return " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
-
-
 def is_a(*types: type) -> Validator:
     """Check that the value is an instance of one of the types; a bool does not count as an int."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
+        if not isinstance(value, types) or isinstance(value, bool):
+            check_type(f"{type(instance).__name__}.{attribute.name}", value, *types)
+
+    return check
+
+
+def each_is(*types: type) -> Validator:
+    """Check that the value is a tuple whose items are instances of one of the types."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        field = f"{type(instance).__name__}.{attribute.name}"
+        check_type(field, value, tuple)
+        assert isinstance(value, tuple)
+        for item in value:
+            check_type(field, item, *types)
+
+    return check
+
+
+def has_methods(*names: str, advice: str) -> Validator:
+    """Check that the value is an object, not a class, with these methods; None passes for an optional one."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None and attribute.default is None:
             return
-        raise invalid_request(
-            f"{type(instance).__name__}.{attribute.name}",
-            f"must be {_names(types)}, not {type(value).__name__}",
-            f"pass a {_names(types)}",
-        )
+        if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in names):
+            field, methods = f"{type(instance).__name__}.{attribute.name}", " and ".join(names)
+            raise invalid_request(field, f"must have {methods}, {type_name(value)} has not", advice)
 
     return check
 
@@ -77,7 +99,7 @@ def one_of(*texts: str) -> Validator:
         if value not in texts:
             raise invalid_request(
                 f"{type(instance).__name__}.{attribute.name}",
-                f"is {value!r}",
+                f"is {value!r}, a {type_name(value)}" if not isinstance(value, str) else f"is {value!r}",
                 "write " + " or ".join(f'"{text}"' for text in texts),
             )
 
@@ -98,16 +120,17 @@ def utf8(field: str, text: str) -> str:
 def to_dict(field: str, value: object) -> dict[Any, Any]:
     """Return a copy of a mapping."""
     if not isinstance(value, Mapping):
-        raise invalid_request(field, f"must be a mapping, not {type(value).__name__}", "pass a dict")
+        raise invalid_request(field, f"must be a mapping, not {type_name(value)}", "pass a dict")
+    for name in value:
+        if not isinstance(name, str):
+            raise invalid_request(field, f"has the name {name!r} of type {type_name(name)}", "names are text")
     return dict(value)
 
 
 def to_utc(field: str, value: object) -> datetime:
     """Return the time in UTC; refuse a naive datetime, because its time zone would be a guess."""
     if not isinstance(value, datetime):
-        raise invalid_request(
-            field, f"must be a datetime, not {type(value).__name__}", "pass an aware datetime"
-        )
+        raise invalid_request(field, f"must be a datetime, not {type_name(value)}", "pass an aware datetime")
     if value.utcoffset() is None:
         raise invalid_request(
             field, f"is a naive datetime ({value.isoformat()})", "add a time zone: datetime(…, tzinfo=UTC)"
@@ -120,8 +143,19 @@ def to_utc(field: str, value: object) -> datetime:
         ) from error
 
 
+def local_path(field: str, value: object) -> str:
+    """Return the text of a path; refuse what is no path, and bytes."""
+    if isinstance(value, str | os.PathLike):
+        text: object = os.fspath(value)
+        if isinstance(text, str):
+            return text
+    raise invalid_request(field, f"must be a path, not {type_name(value)}", "pass a str or a pathlib.Path")
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` if a similar name is known, else the list of known names."""
+    from difflib import get_close_matches  # only errors need it
+
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     if close:

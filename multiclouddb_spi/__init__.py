@@ -62,6 +62,7 @@ from multiclouddb_spi.scan import (
     plan_id_of,
     segment_id_of,
     snapshot_event_id,
+    snapshot_event_ids,
     snapshot_id_of,
 )
 
@@ -124,6 +125,7 @@ __all__ = [
     "read_range",
     "segment_id_of",
     "snapshot_event_id",
+    "snapshot_event_ids",
     "snapshot_id_of",
     "unsupported",
 ]

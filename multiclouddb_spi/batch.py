@@ -68,8 +68,8 @@ class Drained:
             `Awaiting` or `Ended`. The known children start at once. Another read at the final cursor must
             name at least these children.
         complete: True if the service proves that there are no other children. If False, the engine keeps the
-            partition in the token and asks `Feed.discover` for more children. It does so for ten minutes of
-            running time by default (`ClientConfig.child_watch_seconds`).
+            partition in the token and asks `Feed.discover` for more children. The engine asks for ten minutes
+            of running time by default (`ClientConfig.child_watch_seconds`).
         instead: True if the partition no longer exists and nothing can name its children any more. Then
             `children` contains all partitions that may descend from the lost partition. The engine uses these
             children if no child is known, and if no audit would find one.
@@ -179,7 +179,7 @@ class Mapper(ABC):
             stop: The index after the last record to map.
 
         Raises:
-            RecordFault: If a record cannot be decoded; its index is in `[start, stop)`.
+            RecordFault: Raised if a record cannot be decoded; its index is in `[start, stop)`.
         """
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:

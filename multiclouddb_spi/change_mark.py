@@ -17,8 +17,9 @@ class SupportsChangeMark(Protocol):
     def change_mark(self, deadline: Deadline) -> Hashable:
         """Return a value that stays equal until a record, partition or end is added to the feed or lost.
 
-        The engine then returns the last idle page again, with the same token. So a feed whose positions or
-        watermark advance without changes, or whose positions expire with time, must not have this ability.
+        If the value is equal, the engine returns the last idle page again, with the same token. So a feed
+        must not implement this method if its positions or watermark advance without changes, or if its
+        positions expire as time passes.
 
         Args:
             deadline: The time at which the call must be over.

@@ -16,9 +16,9 @@ These rules hold for every method here:
 - *Who retries.* The engine retries. A provider does not retry calls and does not wrap errors. A provider does
   not catch the vendor's exceptions: `Provider.classify` classifies them later, from the error alone. A
   provider raises `ProviderFault` for problems that it finds itself, and for an error whose meaning depends on
-  the call. For example, the same code can mean an expired position in a read and a wrong time in a start. It
-  catches such an error in that call, and raises `ProviderFault(Fault(…)) from error`; then `classify` is not
-  called.
+  the call. For example, the same code can mean an expired position in a read and a wrong time in a start. The
+  provider catches such an error in that call, and raises `ProviderFault(Fault(…)) from error`; then
+  `classify` is not called.
 - *Threads.* Several threads call a `Provider` and a `Feed` at once. One thread at a time calls a `Reader`,
   but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
@@ -76,7 +76,7 @@ FeedStart: TypeAlias = Beginning | Now | AtTime
 """A start position that the provider resolves; continuation tokens are resolved by the engine itself."""
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class FeedSpec:
     """The properties of a feed; two equal specs share one `Feed`.
 
@@ -120,8 +120,8 @@ class FeedIdentity:
         provider_id: The provider's id.
         address: The resource.
         incarnation: The service's own id of this resource (stream ARN, container rid, collection
-            UUID). It changes when the resource is recreated under the same name. None if the service has no
-            such id; then only the service itself can refuse a position of the deleted resource.
+            UUID). The id changes when the resource is recreated under the same name. None if the service has
+            no such id; then only the service itself can refuse a position of the deleted resource.
     """
 
     provider_id: str
@@ -140,9 +140,9 @@ class Seed:
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in another process and after years of idle polling, as far as the service's retention
             allows.
-        children: Set if the partition ended before the start, so that `cursor` is its end. It lists those of
-            the partition's children that are seeds of the same answer. The engine reads nothing from such a
-            partition and searches for more children.
+        children: Set if the partition ended before the start, so that `cursor` is its end. The field lists
+            those of the partition's children that are seeds of the same answer. The engine reads nothing from
+            such a partition and searches for more children.
     """
 
     partition_id: str
@@ -289,7 +289,7 @@ class Feed(ABC):
     def resumes(self, incarnation: str | None) -> bool:
         """Return whether this feed can resume a token of this `incarnation`.
 
-        By default only one of its own incarnation.
+        By default, a feed resumes only tokens of its own incarnation.
         """
         return incarnation == self.identity.incarnation
 
@@ -361,7 +361,7 @@ class Feed(ABC):
                 writes.
 
         Raises:
-            InvalidCursor: If this provider cannot have made the cursor.
+            InvalidCursor: Raised if this provider cannot have made the cursor.
         """
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
@@ -455,11 +455,11 @@ class Feed(ABC):
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """Return where reading `partition_ids`, whose positions have expired, can resume.
 
-        Ends by the `deadline`. The engine also asks for undiscovered parents of a merged child, to learn
-        whether they can still be discovered. It stops waiting for a parent that is neither a seed nor listed.
-        The engine also asks for all partitions that are not listed, to learn which of them no longer exist
-        and which partitions may descend from those. The engine reads these descendants after the lost
-        partitions.
+        The method ends by the `deadline`. The engine also asks for undiscovered parents of a merged child, to
+        learn whether they can still be discovered. The engine stops waiting for a parent that is neither a
+        seed nor listed. The engine also asks for all partitions that are not listed, to learn which of them
+        no longer exist and which partitions may descend from those. The engine reads these descendants after
+        the lost partitions.
 
         Returns:
             A seed for each partition that can still be read, even if the partition is closed, not listed by
@@ -474,7 +474,7 @@ class Feed(ABC):
         """Describe `cursor` as text and time; pure.
 
         Raises:
-            InvalidCursor: If this provider cannot have made the cursor.
+            InvalidCursor: Raised if this provider cannot have made the cursor.
         """
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
@@ -559,5 +559,5 @@ class Provider(ABC):
     def close(self) -> None:
         """Cancel every reader, and free the vendor's client if the library made it.
 
-        Idempotent, from any thread.
+        The method is idempotent, and any thread may call it.
         """

@@ -100,7 +100,7 @@ class Cut:
             cursor: A value from a token, which may be damaged.
 
         Raises:
-            InvalidCursor: If `to_json` cannot have made the value.
+            InvalidCursor: Raised if `to_json` cannot have made the value.
         """
         match cursor:
             case [int() as at] if _is_position(at):

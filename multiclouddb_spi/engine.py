@@ -35,6 +35,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.session import Finished, Session
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.continuation.undiscovered_parents import UndiscoveredParents
+from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.contract import Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import user_errors
@@ -91,10 +92,12 @@ class Engine:
         self._readers = ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._observing, self._closed, attempts, pause)
         self._feeds = FeedCache(self._fetcher, self._readers)
+        written = WrittenTokens()
         self._pages = Pages(
-            provider.provider_id, self._fetcher, self._feeds, self._observing, config.headroom_warning_seconds
-        )
-        self._opener = SessionOpener(provider, self._feeds, self._fetcher)
+            provider.provider_id, self._fetcher, self._feeds, self._observing,
+            config.headroom_warning_seconds, written,
+        )  # fmt: skip
+        self._opener = SessionOpener(provider, self._feeds, self._fetcher, written)
         self._context = ReadContext(
             self._fetcher, self._readers, budget, self._observing, self._closed,
             width=config.max_concurrency, page_records=provider.page_records,

@@ -57,7 +57,7 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
     """Return the exception from which an error is raised.
 
-    Never one that may quote a secret, because logs print causes too.
+    The function never returns an exception that may quote a secret, because logs print causes too.
     """
     return None if fault.confidential else error
 

@@ -33,7 +33,7 @@ class Fault:
         category: The kind of the failure, which decides whether the engine retries.
         message: One line for the user that says what is wrong and how to fix it. The text must not contain a
             secret.
-        code: The vendor's own code as text, or None.
+        code: The vendor's own error code as text, or None.
         retryable: True if the same call may succeed later without a change. `THROTTLED` and
             `TRANSIENT_FAILURE` usually are retryable.
         retry_after: The number of seconds that the service asked to wait, or None.
@@ -81,7 +81,7 @@ class ProviderFault(Exception):  # noqa: N818
             category: The kind of the failure.
             message: One line for the user that says what is wrong and how to fix it. The text must not
                 contain a secret.
-            code: The vendor's own code as text, or None.
+            code: The vendor's own error code as text, or None.
             retryable: True if the same call may succeed later without a change.
             vendor_retried: True if the engine must not retry the call.
         """
@@ -137,7 +137,7 @@ class RecordFault(Exception):  # noqa: N818
 
     @property
     def code(self) -> str | None:
-        """The vendor's own code as text, or None."""
+        """The vendor's own error code as text, or None."""
         code: str | None = self.args[4]
         return code
 

@@ -1,4 +1,4 @@
-"""An ability that shows users what there is to follow."""
+"""A method that some providers have; it shows users which collections they can follow."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class SupportsCollections(Protocol):
     """A provider that can list collections. The engine does not need it; the command line does."""
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """The collections, tables or containers that the identity may see; those of the service left out.
+        """Return the collections, tables or containers that the identity may see, not the service's own.
 
         A collection is listed whether or not its change feed is enabled.
 
         Args:
-            database: Only the collections of this database; None for all databases. A provider without
+            database: The database whose collections to list; None for all databases. A provider without
                 databases refuses a name.
             deadline: The time limit.
 
         Returns:
-            Addresses as a request takes them, in any order; empty if there are none.
+            Addresses in the form for a request, in any order; empty if there are none.
 
         Raises:
-            ProviderFault: `NOT_FOUND` if the service says that there is no such database.
+            ProviderFault: `NOT_FOUND` if the service reports that the database does not exist.
         """
         ...

@@ -34,7 +34,7 @@ class ProviderPlugin(ABC):
             native_client: The application's own vendor client, or None if the provider makes its own.
 
         Raises:
-            ProviderFault: If the configuration cannot work.
+            ProviderFault: Raised if the configuration cannot work.
         """
 
     def check(self, config: ClientConfig) -> None:

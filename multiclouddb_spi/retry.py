@@ -7,19 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import attrs
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    stop_before_delay,
-    wait_random_exponential,
-)
 
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of
 
 if TYPE_CHECKING:
+    from tenacity import RetryCallState, Retrying
+
     from multiclouddb_spi.contract import Provider
 
 __all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
@@ -31,8 +25,6 @@ ATTEMPTS: Final = 6
 
 The waits between them total about 3 s, unless the service asks for more.
 """
-
-_FULL_JITTER: Final = wait_random_exponential(multiplier=0.1, max=2.0)
 
 
 class Call(Protocol):
@@ -97,10 +89,17 @@ class Tries:
                 raise failed.pop()
             return ask()
 
-        # The policy costs as much as an empty fetch, so only failures use it.
-        return self._policy(deadline)(again)
+        # The policy costs as much as an empty fetch, and its package a fifth of the start of a program. So
+        # only failures use it.
+        try:
+            policy = self._policy(deadline)
+        except (ImportError, OSError):  # a system without free file handles cannot load it
+            raise failed.pop() from None
+        return policy(again)
 
     def _policy(self, deadline: Deadline) -> Retrying:
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_before_delay
+
         return Retrying(
             retry=retry_if_exception(self._may_pass),
             wait=self._wait,
@@ -117,8 +116,10 @@ class Tries:
         return fault.retryable and not fault.vendor_retried
 
     def _wait(self, state: RetryCallState) -> float:
+        from tenacity import wait_random_exponential
+
         asked = fault_of(self.provider, _failure(state)).retry_after
-        jitter = _FULL_JITTER(state)
+        jitter = wait_random_exponential(multiplier=0.1, max=2.0)(state)
         return asked + jitter / 4 if asked else jitter
 
     def _sleep(self, seconds: float) -> None:

@@ -47,10 +47,13 @@ name `Capability.CHANGE_FEED_SNAPSHOT`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Final, Protocol, runtime_checkable
+from itertools import repeat
+from typing import Any, Final, Protocol, runtime_checkable
 
 import attrs
+import orjson
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbKey
 from multiclouddb_spi.batch import Segment
@@ -66,10 +69,13 @@ __all__ = [
     "plan_id_of",
     "segment_id_of",
     "snapshot_event_id",
+    "snapshot_event_ids",
     "snapshot_id_of",
 ]
 
 _MARK: Final = "snapshot:"
+_DIGEST_BYTES: Final = 16
+_INT64: Final = 2**63
 
 
 @attrs.frozen
@@ -101,7 +107,10 @@ class ScanPlan:
 
 @runtime_checkable
 class SupportsSnapshot(Protocol):
-    """A feed that can scan its collection. Its scope is a whole collection, or one partition key."""
+    """A feed that can scan its collection.
+
+    The scope of such a feed is a whole collection, or one partition key.
+    """
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Resolve the start of the stream, then plan the scan; both by the `deadline`.
@@ -133,7 +142,7 @@ class SupportsSnapshot(Protocol):
             there is a rest, the engine asks again.
 
         Raises:
-            InvalidCursor: If this provider cannot have made the cursor.
+            InvalidCursor: Raised if this provider cannot have made the cursor.
         """
         ...
 
@@ -142,8 +151,9 @@ class SupportsSnapshot(Protocol):
 class SupportsBackfill(SupportsSnapshot, Protocol):
     """A feed that can start only at the present: `Beginning` and `AtTime` scan first, then read changes.
 
-    Its rows contain the `order_key` of their own last change and no floor, so `SnapshotOrder.INTERLEAVED` is
-    refused. A scan of one partition is followed by the stream of that partition alone.
+    The rows of such a scan contain the `order_key` of their own last change and no floor, so
+    `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
+    partition alone.
     """
 
     def backfill(
@@ -201,5 +211,43 @@ def snapshot_event_id(plan_id: str, key: MulticloudDbKey) -> str:
         plan_id: `ScanPlan.plan_id`.
         key: The row's key.
     """
-    digest = hashlib.blake2b(key.canonical(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(key.canonical(), digest_size=_DIGEST_BYTES).hexdigest()
     return f"{_MARK}{plan_id}:{digest}"
+
+
+def snapshot_event_ids(plan_id: str, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> list[str]:
+    """The ids that `snapshot_event_id` gives the rows of a table; faster, if the keys are texts and integers.
+
+    Args:
+        plan_id: `ScanPlan.plan_id`.
+        names: The names of the key's components.
+        columns: The values of each component, one for each row.
+    """
+    if not all(map(_is_plain, columns)):
+        rows = zip(*columns, strict=True)
+        return [
+            snapshot_event_id(plan_id, MulticloudDbKey(dict(zip(names, row, strict=True)))) for row in rows
+        ]
+    first, *more = names
+    texts: Iterable[bytes] = map(orjson.dumps, columns[0])
+    if more:
+        parts = [texts]
+        for name, column in zip(more, columns[1:], strict=True):
+            parts += [repeat(b"],[%b," % orjson.dumps(name)), map(orjson.dumps, column)]
+        texts = map(b"".join, zip(*parts, strict=False))
+    # The object has taken the common start of all texts, and each row continues with a copy of it.
+    begun = hashlib.blake2b(b"[1,[[%b," % orjson.dumps(first), digest_size=_DIGEST_BYTES).copy
+    begin, ids = f"{_MARK}{plan_id}:", []
+    for text in texts:
+        digest = begun()
+        digest.update(text + b"]]]")
+        ids.append(begin + digest.hexdigest())
+    return ids
+
+
+def _is_plain(column: Sequence[Any]) -> bool:
+    """True if JSON writes the values in the same way as `MulticloudDbKey.canonical`."""
+    kinds = set(map(type, column))
+    if kinds <= {str}:
+        return True
+    return kinds <= {str, int} and all(-_INT64 <= each < _INT64 for each in column if type(each) is int)

@@ -29,6 +29,7 @@ from multiclouddb_spi.continuation.snapshots import (
 from multiclouddb_spi.continuation.starting import resolve_start
 from multiclouddb_spi.continuation.state import FeedOver, end_from_json, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
+from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -49,10 +50,13 @@ class SessionOpener:
         provider: The provider that opens the feed.
         feeds: Opened feeds.
         fetcher: Runs calls.
+        written: The lineages of the last tokens that the engine has written.
     """
 
-    def __init__(self, provider: Provider, feeds: FeedCache, fetcher: Fetcher) -> None:
-        self._provider, self._feeds, self._fetcher = provider, feeds, fetcher
+    def __init__(
+        self, provider: Provider, feeds: FeedCache, fetcher: Fetcher, written: WrittenTokens
+    ) -> None:
+        self._provider, self._feeds, self._fetcher, self._written = provider, feeds, fetcher, written
 
     @contextmanager
     def open(
@@ -67,25 +71,29 @@ class SessionOpener:
         physical = self._physical(request)
         scope = scope_text(request.scope, physical.native if physical else None)
         digest = spec.options.position_digest() if spec.options is not None else ""
-        envelope = self._envelope(request.start_position, spec, scope, digest)
+        position = request.start_position
+        written = self._written.take(position.token) if isinstance(position, FromContinuationToken) else None
+        envelope = written.envelope if written is not None else self._envelope(position)
+        if envelope is not None:
+            self._check(envelope, spec, scope, digest)
 
         def begin(feed: Feed) -> Session:
             if physical is not None:
                 physical.check_incarnation(spec.address, feed.identity.incarnation)
             if envelope is not None:
                 check_resumes(feed, envelope.incarnation, "continuation_token", _RECREATED)
-                state = state_from_json(envelope.state, feed.join)
+                state = written.lineage(feed.join) if written else state_from_json(envelope.state, feed.join)
                 return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
-            assert not isinstance(request.start_position, FromContinuationToken)
-            if isinstance(request.start_position, Snapshot):
-                return Session(feed, self.snapshot(feed, request.start_position, deadline), scope, digest)
+            assert not isinstance(position, FromContinuationToken)
+            if isinstance(position, Snapshot):
+                return Session(feed, self.snapshot(feed, position, deadline), scope, digest)
             only = physical.native if physical else None
-            lineage = self._start(opened, feed, request.start_position, only, deadline)
+            lineage = self._start(opened, feed, position, only, deadline)
             return Session(feed, lineage, scope, digest)
 
         if envelope is not None and isinstance(over := end_from_json(envelope.state), FeedOver):
-            assert isinstance(request.start_position, FromContinuationToken)
-            yield Finished(request.start_position.token, over, envelope.skipped)
+            assert isinstance(position, FromContinuationToken)
+            yield Finished(position.token, over, envelope.skipped)
             return
 
         def suits(feed: Feed) -> bool:
@@ -154,11 +162,12 @@ class SessionOpener:
             return None
         return decode_partition_id(request.scope.partition_id, self._provider.provider_id, request.address)
 
-    def _envelope(self, position: StartPosition, spec: FeedSpec, scope: str, digest: str) -> Envelope | None:
-        """Return the request's token, checked as far as possible without the service."""
-        if not isinstance(position, FromContinuationToken):
-            return None
-        envelope = decode_token(position.token)
+    def _envelope(self, position: StartPosition) -> Envelope | None:
+        """Return the content of the request's token."""
+        return decode_token(position.token) if isinstance(position, FromContinuationToken) else None
+
+    def _check(self, envelope: Envelope, spec: FeedSpec, scope: str, digest: str) -> None:
+        """Check a token against its request, as far as is possible without the service."""
         ours = self._provider.provider_id
         if envelope.provider_id != ours:
             raise _foreign(f"is of provider {envelope.provider_id!r}, not {ours!r}")
@@ -168,7 +177,6 @@ class SessionOpener:
             raise _other_scope(envelope.scope, scope)
         if envelope.options_digest != digest:
             raise _foreign("was made with provider options that mean other positions")
-        return envelope
 
     def _start(
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline

@@ -46,7 +46,7 @@ def read_equivalents(path: Path) -> list[Equivalent]:
         path: A TOML file with `[[equivalent]]` tables.
 
     Raises:
-        ValueError: If an entry is incomplete, or the file contains it twice.
+        ValueError: Raised if an entry is incomplete, or the file contains it twice.
     """
     found: dict[tuple[str, str, str, str, int], Equivalent] = {}
     for number, entry in enumerate(tomllib.loads(path.read_text()).get("equivalent", []), 1):

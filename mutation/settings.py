@@ -50,7 +50,7 @@ class Settings:
             root: The folder to which the file's paths are relative.
 
         Raises:
-            ValueError: If a path in the file does not exist, or an entry is unknown or missing.
+            ValueError: Raised if a path in the file does not exist, or an entry is unknown or missing.
         """
         found = tomllib.loads(path.read_text())
         left_out = {name for item in found.pop("leave_out", []) for name in _files(root, item, "test_*.py")}

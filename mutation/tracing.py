@@ -89,7 +89,7 @@ def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
         jobs: Processes.
 
     Raises:
-        FailingTestsError: If more than a few tests fail.
+        FailingTestsError: Raised if more than a few tests fail.
     """
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / "traces.json"

@@ -257,10 +257,17 @@ class TestIdleBackoff:
         return changes._timer.waits
 
     def test_waits_grow_within_their_bounds(self):
-        waits = self.take(12, Service({"P": []}))
-        bounds = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5]
+        waits = self.take(16, Service({"P": []}))
+        bounds = [0.005 * 2**number for number in range(10)] + 5 * [5]
         assert len(waits) == len(bounds)
-        assert all(0.1 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
+        assert all(0.005 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
+
+    def test_the_longest_waits_are_at_least_a_fiftieth(self, monkeypatch):
+        """So the short first wait does not make an idle consumer read more often."""
+        monkeypatch.setattr("random.uniform", lambda low, high: low)
+        waits = self.take(13, Service({"P": []}))
+        assert waits[0] == 0.005
+        assert waits[-1] == pytest.approx(0.1)
 
     def test_waits_are_jittered(self):
         waits = self.take(40, Service({"P": []}))
@@ -275,7 +282,7 @@ class TestIdleBackoff:
         monkeypatch.setattr("random.uniform", lambda low, high: high)
         idle = ChangeFeedPage((), "", idle=True)
         waits = self.take(8, Service({"P": [idle, idle, idle, 1, idle, idle]}))
-        assert waits == pytest.approx([0.1, 0.2, 0.4, 0.1, 0.2, 0.4][: len(waits)])
+        assert waits == pytest.approx([0.005, 0.01, 0.02, 0.005, 0.01, 0.02][: len(waits)])
         assert len(waits) == 6
 
     def test_an_empty_page_that_is_not_idle_is_followed_at_once(self):

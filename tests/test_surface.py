@@ -212,8 +212,9 @@ def described(path):
     element = ELEMENTS[path]
     names = set().union(*sections(element).values())
     text = element.docstring.value if element.docstring else ""
-    if element.is_class:  # the property of that name describes it
+    if element.is_class:  # a property, or the docstring of a field
         names |= {name for name, found in element.attributes.items() if "property" in found.labels}
+        names |= {name for name, found in element.attributes.items() if found.docstring}
     if path.startswith("multiclouddb_spi."):
         names |= set(re.findall(r"`(\w+)`", text))
     if same := re.search(r"(?:Like|as|As|See also) `([\w.]+)`", text):  # the same parameters, described there
@@ -239,6 +240,13 @@ class TestDescriptions:
     @pytest.mark.parametrize("path", ELEMENTS)
     def test_every_parameter_and_field_is_described(self, path):
         assert [name for name in expected(ELEMENTS[path]) if name not in described(path)] == []
+
+    @pytest.mark.parametrize("path", [path for path in ELEMENTS if not path.startswith("multiclouddb_spi.")])
+    def test_an_editor_shows_what_a_field_is(self, path):
+        """It shows the text below a field, not a section of the class."""
+        element = ELEMENTS[path]
+        fields = expected(element) if element.is_class and "__init__" not in element.functions else []
+        assert [name for name in fields if not element.attributes[name].docstring] == []
 
     @pytest.mark.parametrize("path", ELEMENTS)
     def test_nothing_is_described_that_is_not_there(self, path):

@@ -351,7 +351,7 @@ class TestKey:
             ({}, 1, "components: is empty; name at least one component"),
             ([("a", 1)], 1, "components: must be a mapping, not list"),
             (None, 1, "components: must be a mapping, not NoneType"),
-            ({5: 1}, 1, "components: has the name 5; names are text"),
+            ({5: 1}, 1, "components: has the name 5 of type int; names are text"),
             ({"": 1}, 1, "components: has the name ''; names are text"),
             ({"a": 1}, 2, "partition_components: is 2 for 1 components; it counts the leading components"),
             ({"a": 1}, 0, "partition_components: is 0 for 1 components"),
@@ -449,9 +449,13 @@ class TestKey:
         assert trusted_keys([{"a": 1, "b": 2}], 2) == [MulticloudDbKey({"a": 1, "b": 2}, 2)]
 
     def test_trusted_events_equal_others(self):
-        rows = [[number * 100 + place for place in range(12)] for number in range(3)]
+        key, address = MulticloudDbKey({"id": "a"}), ResourceAddress("shop", "orders")
+        rows = [
+            (f"e{n}", key, ChangeType.UPDATE, MOMENT, {"n": n}, None, f"{n}", None, False, address, "p0", n)
+            for n in range(3)
+        ]
         events = trusted_events(3, zip(*rows, strict=True))
         assert events == [ChangeEvent(*row) for row in rows]
-        assert [event.native for event in events] == [11, 111, 211]
+        assert [event.native for event in events] == [0, 1, 2]
         with pytest.raises(ValueError, match="unpack"):
             trusted_events(3, list(zip(*rows, strict=True))[:-1])

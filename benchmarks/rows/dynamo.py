@@ -29,8 +29,8 @@ _LOCAL: Final = (
     "core and the server on another."
 )
 _BARE: Final = (
-    "A loop over boto3's `get_records` that decodes nothing: 1,000 records a call, each call from the "
-    "iterator that the call before returned."
+    "A loop over boto3's `get_records` that decodes nothing. Each call asks for 1,000 records, with the "
+    "iterator that the previous call returned."
 )
 
 

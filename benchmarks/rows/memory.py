@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,8 @@ from benchmarks.row import Bench, Done, Sides, row
 from benchmarks.stores import ADDRESS, fill, grow, pages, small_document, url
 
 _EVENTS: Final = 500_000
+_ROWS: Final = 250_000
+_MORE: Final = 4
 _TIMES: Final = 10
 _STATUS: Final = Path("/proc/self/status")
 
@@ -31,6 +33,19 @@ def read_all(path: Path) -> dict[str, Any]:
     return {"count": count, "total": total, "mebibytes": peak_mebibytes(), "cpu": time.process_time()}
 
 
+def scan_all(path: Path) -> dict[str, Any]:
+    """Read a snapshot of a store through the client, keep nothing, and return the figures."""
+    from benchmarks.rows.embedded_scan import scan_pages
+    from multiclouddb_api import SnapshotOrder, connect
+
+    count = total = 0
+    with connect(url(path)) as client:
+        for page in scan_pages(client, SnapshotOrder.ORDERED):
+            count += len(page.events)
+            total += sum(event.new_item_state["number"] + 1 for event in page.events if event.new_item_state)
+    return {"count": count, "total": total, "mebibytes": peak_mebibytes(), "cpu": time.process_time()}
+
+
 def peak_mebibytes() -> float:
     """Return the peak resident memory of this process.
 
@@ -42,8 +57,8 @@ def peak_mebibytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts in bytes
 
 
-def _fresh_process(path: Path, events: int) -> Done:
-    command = [sys.executable, "-m", __name__, str(path)]
+def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_all) -> Done:
+    command = [sys.executable, "-m", __name__, str(path), read.__name__]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError((ran.stderr.strip().splitlines() or ["the reading process failed"])[-1])
@@ -80,5 +95,31 @@ def memory(bench: Bench) -> Iterator[Sides]:
     yield Sides(lambda: _fresh_process(large, _TIMES * events), lambda: _fresh_process(small, events))
 
 
+@row(
+    "snapshot-memory",
+    title="Peak memory, a snapshot of a million rows",
+    unit="MiB",
+    goal=1.1,
+    at_most=True,
+    about="The peak resident memory of a fresh process that reads a snapshot of the embedded store.",
+    against="The same program over 250,000 rows, in a fresh process.",
+    pairs=1,
+    warm_up=False,
+    same_work=False,
+    shown=(scan_all,),
+)
+def snapshot_memory(bench: Bench) -> Iterator[Sides]:
+    """This row would show memory that grows with the length of a scan."""
+    small, large = bench.folder / "small.db", bench.folder / "large.db"
+    rows = bench.size(_ROWS, 1000)
+    fill(small, rows, make=small_document)
+    fill(large, _MORE * rows, make=small_document)
+    yield Sides(
+        lambda: _fresh_process(large, _MORE * rows, scan_all),
+        lambda: _fresh_process(small, rows, scan_all),
+    )
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(read_all(Path(sys.argv[1]))))
+    program = {each.__name__: each for each in (read_all, scan_all)}[sys.argv[2]]
+    sys.stdout.write(json.dumps(program(Path(sys.argv[1]))))

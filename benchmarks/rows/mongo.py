@@ -117,7 +117,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     """The loop keeps no ids for a comparison, so our side checks its own events.
 
     Raises:
-        ValueError: If the library's side has missed a change or has read one twice.
+        ValueError: Raised if the library's side has missed a change or has read one twice.
     """
     assert not isinstance(done.ids, int)
     if (different := len(set(done.ids))) != changes.size or done.count != changes.size:
@@ -236,11 +236,10 @@ def cursors(changes: Backlog, calls: int) -> Done:
     goal=1,
     at_most=True,
     about=(
-        "Change streams that 100 calls of `read_changes` open, one after the other, each with the token of "
-        "the previous call, in one process: pages of 10, the second half of them after the last change. "
-        "The "
-        "server counts the `aggregate` commands; each opens one stream. The streams that the first call "
-        "needs to get a token are counted separately."
+        "One process makes 100 calls of `read_changes`, each with the token of the previous call, for "
+        "pages of 10 events. The second half of the calls come after the last change. The figure is the "
+        "number of change streams that are opened: the server counts the `aggregate` commands. The streams "
+        "that the first call needs to get a token are counted separately."
     ),
     against="",
     warm_up=False,

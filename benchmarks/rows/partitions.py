@@ -30,7 +30,9 @@ _MANY: Final = 10_000
 _SWEPT: Final = 20_000
 """The number of partitions that are read in one run, for any number of partitions per call."""
 
-_AGAINST: Final = "The same call with 1,000 partitions, ten times as often."
+_AGAINST: Final = (
+    "The same call with 1,000 partitions. It is made ten times as often, so that both sides read as much."
+)
 
 
 class Poller:
@@ -89,7 +91,7 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     same_work=False,
     about=(
         "The mean time of a page call that reads 10,000 partitions and finds nothing. The service is "
-        "simulated and answers at once: the time is the engine's, with its threads."
+        "simulated and answers at once, so only the engine and its threads take time."
     ),
     against=_AGAINST,
 )

@@ -43,7 +43,7 @@ _READ: Final = (
 )
 _LOOP: Final = (
     "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
-    "partition, that makes a dict for each record and one for each change in it, but no event."
+    "partition. It makes a dict for each record, and a dict for each change in the record, but no event."
 )
 
 
@@ -106,7 +106,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     """Check that each change came once.
 
     Raises:
-        ValueError: If a change is missing or came twice.
+        ValueError: Raised if a change is missing or came twice.
     """
     if done.count != changes.size or done.ids not in (0, changes.size):
         raise ValueError(f"read {done.count:,} changes, {done.ids} different, of {changes.size:,}")

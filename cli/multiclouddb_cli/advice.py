@@ -1,4 +1,4 @@
-"""What a message advises for a program, as options of the command line."""
+"""Translates the advice of a message, which is for a program, to options of the command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ADVICE: Final = (
 
 
 def on_the_command_line(message: str) -> str:
-    """The message, and how to follow its advice here."""
+    """Return the message, and how to follow its advice on the command line."""
     _, _, way_out = message.partition("; ")
     found = dict.fromkeys(ours for words, ours in _ADVICE if words in way_out)
     return f"{message}; here: {', or '.join(found)}" if found else message

@@ -70,17 +70,17 @@ def to_config(url: str) -> ClientConfig:
 
 
 def to_address(text: str) -> ResourceAddress:
-    """Read an address: `DATABASE/COLLECTION`, or the collection alone."""
+    """Read an address: Read an address: `DATABASE/COLLECTION`, or the collection alone."""
     database, slash, collection = text.partition("/")
     if not slash:
         database, collection = "", text
     if not collection.strip():
-        raise _wrong("COLLECTION", "names no collection: write DATABASE/COLLECTION or COLLECTION")
+        raise _wrong("COLLECTION", "names no collection: multiclouddb collections URL lists them")
     return ResourceAddress(database or None, collection)
 
 
 def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAddress, FeedScope]:
-    """The target and the scope: a collection, or with `--scope` a database or a cluster."""
+    """Read the target and the scope: a collection, or with `--scope` a database or a cluster."""
     kind = _to_scope(scope, provider)
     match kind:
         case EntireCluster():
@@ -97,7 +97,7 @@ def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAdd
 
 
 def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None = None) -> StartPosition:
-    """`beginning`, `now`, a time, an age, `@FILE` with a token, or `snapshot` where snapshots are read."""
+    """Read a start: `beginning`, `now`, a time, an age, `@FILE` with a token, or `snapshot` if accepted."""
     if text in _SNAPSHOTS:
         if not snapshots:
             raise _wrong("--from", f"{text!r} is only for tail: it reads every row")
@@ -113,12 +113,12 @@ def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None 
 
 
 def to_moment(text: str, option: str, known: str = "now") -> datetime:
-    """A time with its zone, an age like `-1h30m`, or `now`; by this machine's clock.
+    """Read a time with its zone, an age like `-1h30m`, or `now`; ages count from this machine's clock.
 
     Args:
         text: The user's.
         option: Its option.
-        known: What else the option takes, for the message.
+        known: The other values that the option accepts, for the message.
     """
     now = datetime.now(UTC)
     if text == "now":
@@ -137,7 +137,7 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
 
 
 def to_checkpoint(path: Path | None) -> Path | None:
-    """A file in a folder that exists; checked before anything is read."""
+    """Read the path of a file in a folder that exists; this is checked before anything is read."""
     if path is None:
         return None
     if path.is_dir():
@@ -180,7 +180,7 @@ def _stripped(text: str, option: str, where: str) -> str:
 
 
 def _to_scope(text: str, provider: str) -> FeedScope:
-    """`collection`, `database`, `cluster`, `partition:ID`, `descendants:ID`, `key:JSON`, or an ID alone."""
+    """Read `collection`, `database`, `cluster`, `partition:ID`, `descendants:ID`, `key:JSON`, or an ID."""
     kind, _, value = text.partition(":")
     if text in _WHOLE:
         return _WHOLE[text]
@@ -190,15 +190,20 @@ def _to_scope(text: str, provider: str) -> FeedScope:
         return PhysicalPartition(value, with_descendants=kind == "descendants")
     if kind == "key" and value:
         return LogicalPartition(to_key(value, "--scope"))
-    raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}")
+    hint = "" if value else f"; a partition of that name is partition:{text}"
+    raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}{hint}")
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
     """Read a partition key: a JSON object with its components in their order."""
+    example = 'a key is a JSON object like {"customer": "c-1"}'
     try:
         components: Any = decode_json(text)
-        if isinstance(components, dict) and components:
-            return MulticloudDbKey(components, len(components))
+    except MulticloudDbError as error:
+        raise _wrong(option, f"{text!r} is not JSON; {example}") from error
+    if not isinstance(components, dict) or not components:
+        raise _wrong(option, example)
+    try:
+        return MulticloudDbKey(components, len(components))
     except MulticloudDbError as error:
         raise _wrong(option, error.message) from error
-    raise _wrong(option, 'a key is a JSON object like {"customer": "c-1"}')

@@ -24,7 +24,7 @@ class Bookmark(FileCheckpointStore):
     def __init__(self, file: Path) -> None:
         super().__init__(file.parent)
         self._file = file
-        self._is_held = False
+        self.is_held = False
         self.name = file.name.removesuffix(_SUFFIX)
 
     def path(self, name: str) -> Path:
@@ -39,11 +39,11 @@ class Bookmark(FileCheckpointStore):
 
     def hold(self) -> None:
         """From now on save nothing, because a later run has to read from the saved position again."""
-        self._is_held = True
+        self.is_held = True
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
         """Replace the checkpoint, unless `hold` was called."""
-        if self._is_held:
+        if self.is_held:
             return Checkpoint(token, expected or "held")
         return super().save(name, token, expected)
 

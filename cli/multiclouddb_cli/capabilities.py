@@ -59,7 +59,7 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
         as_json: True to print one JSON object, by provider.
 
     Raises:
-        MulticloudDbError: If the configuration is wrong.
+        MulticloudDbError: Raised if the configuration is wrong.
     """
     columns = [_connected(config)] if config else [_installed(name) for name in installed_providers()]
     if as_json:

@@ -147,11 +147,11 @@ def check(
     *,
     as_json: bool,
 ) -> None:
-    """Print whether the token resumes.
+    """Print whether the token can be resumed.
 
     Raises:
         MulticloudDbError: The error of a read from the token; `INVALID_REQUEST` for a foreign token.
-        typer.BadParameter: If the token belongs to one partition key, and `key` is a different key.
+        typer.BadParameter: Raised if the token belongs to one partition key, and `key` is a different key.
     """
     envelope = decode_token(token)
     _check_provider(config, envelope, options)

@@ -1,4 +1,4 @@
-"""The client of a tail: a first connection that cannot work ends soon, unless the user wants to wait."""
+"""The client of a `tail`: a first connection that cannot work fails soon, unless the user wants to wait."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MAY_COME: Final = (
 
 
 class Contact:
-    """Reads pages as a client does; connects at the first read. A signal may interrupt a read.
+    """Reads pages as a client does; it connects at the first read. A signal may interrupt a read.
 
     Args:
         connect: Makes the client.
         interrupt: Handles the signals.
-        observer: Gets the reports of an outage.
+        observer: The object that receives the reports of an outage.
         waits: True to keep trying until the first page, False to raise the first failure.
     """
 
@@ -64,8 +64,8 @@ class Contact:
         """One page.
 
         Raises:
-            MulticloudDbError: As the client does; before the first page, only an error that is worth waiting
-                for is retryable.
+            MulticloudDbError: Read as the client does; before the first page, only an error that is worth
+                waiting for is retryable.
         """
         with self._interrupt.reading():
             try:

@@ -1,4 +1,4 @@
-"""`multiclouddb collections`: what a URL's database has to follow."""
+"""`multiclouddb collections` lists the collections that can be followed in a URL's database."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def collections(config: ClientConfig, database: str | None, *, as_json: bool) ->
 
 
 def known_collections(url: str) -> tuple[str, ...]:
-    """For completion: the collections; none if they cannot be listed soon."""
+    """Return the collections for completion; none if they cannot be listed quickly."""
     with suppress(Exception):
         return tuple(str(address) for address in _listed(to_config(url), None, _COMPLETION_SECONDS))
     return ()

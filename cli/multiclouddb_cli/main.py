@@ -171,7 +171,7 @@ def tail(
     """Print changes as they happen.
 
     The checkpoint is saved after the events before it are printed: the next run resumes without a gap,
-    however this one ended. START and --last apply when there is no checkpoint yet.
+    however this one ended. START and --last apply only if there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
     from multiclouddb_cli.arguments import to_checkpoint, to_config
@@ -199,6 +199,7 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to update.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
     on_expired: OnExpired = Expired.FAIL,
+    wait: Wait = False,
     options: ProviderOption = None,
 ) -> None:
     """Show partitions, events/s, lag, watermark and retention headroom.
@@ -211,12 +212,12 @@ def top(
     from multiclouddb_cli.requests import to_request
 
     request = to_request(url, collection, start, scope, Want.OMIT, Want.OMIT, on_expired, options)
-    command.top(to_config(url), request, interval, once=once)
+    command.top(to_config(url), request, interval, once=once, wait=wait)
 
 
 @app.command(short_help="List the collections of a database.")
 def collections(url: Url, database: Database = None, as_json: Json = False) -> None:
-    """List the collections of a database, one per line, as the other commands take them."""
+    """List the collections of a database, one per line, in the form that the other commands accept."""
     from multiclouddb_cli import listing
     from multiclouddb_cli.arguments import to_config
 
@@ -309,7 +310,7 @@ def run() -> None:
 
 
 def _end(code: int) -> None:
-    """End at once: a call to a host that does not answer would keep its thread, and so the process, alive."""
+    """End the process at once, because a call to a silent host would keep its thread alive."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`--last N`: the newest events, where the service can start at a time."""
+"""`--last N` prints the newest events, if the service can start at a time."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _WINDOWS: Final = (60, 600, 3600, 6 * 3600, 86400, 7 * 86400)
 def newest(
     contact: Contact, request: ChangeFeedRequest, selection: Selection, count: int, options: OperationOptions
 ) -> tuple[list[ChangeEvent], str]:
-    """The newest events in the order of their times, and the token after them.
+    """Return the newest events in the order of their times, and the token after them.
 
-    It reads the last minute, and then longer and longer times until there are enough events.
+    The function reads the last minute, and then longer and longer times until there are enough events.
 
     Args:
         contact: Reads pages.
-        request: The request; its start is not used.
+        request: The request, whose start is not used.
         selection: Which events count.
-        count: How many there may be.
-        options: Limits of one call.
+        count: The largest number of events to return.
+        options: The time limits of one call.
 
     Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` where the service cannot start at a time.
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` if the service cannot start at a time.
     """
     capabilities = contact.client.capabilities()
     if capabilities[Capability.CHANGE_FEED_POINT_IN_TIME].support is not Support.NATIVE:
@@ -74,7 +74,7 @@ def _read(
     options: OperationOptions,
     until: datetime,
 ) -> tuple[list[ChangeEvent], str]:
-    """The newest events up to the present."""
+    """Return the newest events up to the present."""
     found: list[ChangeEvent] = []
     while True:
         page = contact.read_changes(request, options)
@@ -88,5 +88,5 @@ def _read(
 
 
 def _newest_of(events: list[ChangeEvent], count: int) -> list[ChangeEvent]:
-    """Sorting keeps the order of a partition's events of one time."""
+    """Sorting keeps the order of events that have the same time and partition."""
     return sorted(events, key=lambda event: event.timestamp)[-count:]

@@ -1,4 +1,4 @@
-"""The arguments and options of the commands, and the values that completion offers."""
+"""Defines the arguments and options of the commands, and the values that completion offers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """The kind of a change."""
+    """The kind of a change, as an option's value."""
 
     CREATE = "create"
     UPDATE = "update"
@@ -54,7 +54,7 @@ class Kind(StrEnum):
 
 
 class Want(StrEnum):
-    """Whether events carry a document."""
+    """Whether events include a document."""
 
     OMIT = "omit"
     INCLUDE = "include"
@@ -62,7 +62,7 @@ class Want(StrEnum):
 
 
 class Expired(StrEnum):
-    """What to do if a position is older than retention."""
+    """What to do if the position is older than the retention."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -102,7 +102,7 @@ def _complete_scope(incomplete: str) -> list[str]:
 
 
 def _complete_url(incomplete: str) -> list[str]:
-    """The form of each installed provider's URL, and the TOML files of the folder."""
+    """Return the form of each installed provider's URL, and the TOML files in the folder."""
     from multiclouddb_api import installed_providers
 
     urls = [_SCHEMES.get(name, f"{name}://") for name in installed_providers()]
@@ -111,13 +111,16 @@ def _complete_url(incomplete: str) -> list[str]:
 
 
 def _url_so_far() -> str | None:
-    """The URL on the line that the shell completes; the parser gives none before an option's value."""
+    """Return the URL on the line that the shell completes.
+
+    The parser provides none before an option's value.
+    """
     words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
     return next((word for word in words if "://" in word or word.endswith(".toml")), None)
 
 
 def _complete_option(incomplete: str) -> list[str]:
-    """The options of the URL's provider."""
+    """Return the options of the URL's provider."""
     from multiclouddb_cli.provider_options import option_names
 
     url = _url_so_far()
@@ -125,7 +128,7 @@ def _complete_option(incomplete: str) -> list[str]:
 
 
 def _complete_collection(incomplete: str) -> list[str]:
-    """The collections of the URL's database."""
+    """Return the collections of the URL's database."""
     from multiclouddb_cli.listing import known_collections
 
     url = _url_so_far()
@@ -224,13 +227,21 @@ Format: TypeAlias = Annotated[
     ),
 ]
 UntilIdle: TypeAlias = Annotated[bool, typer.Option("--until-idle", help="End when there is nothing more.")]
-State: TypeAlias = Annotated[Want, typer.Option(metavar="STATE", help="Documents: omit, include or require.")]
+State: TypeAlias = Annotated[
+    Want,
+    typer.Option(metavar="STATE", case_sensitive=False, help="Documents: omit, include or require."),
+]
 OldState: TypeAlias = Annotated[
-    Want, typer.Option(metavar="STATE", help="Documents before the change: omit, include or require.")
+    Want,
+    typer.Option(
+        metavar="STATE", case_sensitive=False, help="Documents before the change: omit, include or require."
+    ),
 ]
 Type: TypeAlias = Annotated[
     list[Kind] | None,
-    typer.Option("--type", metavar="TYPE", help="Only create, update or delete; may be repeated."),
+    typer.Option(
+        "--type", metavar="TYPE", case_sensitive=False, help="Only create, update or delete; may be repeated."
+    ),
 ]
 Since: TypeAlias = Annotated[
     str | None,
@@ -247,7 +258,11 @@ MaxEvents: TypeAlias = Annotated[
 ]
 OnExpired: TypeAlias = Annotated[
     Expired,
-    typer.Option(metavar="HOW", help="If changes are no longer kept: fail, skip them, or begin a snapshot."),
+    typer.Option(
+        metavar="HOW",
+        case_sensitive=False,
+        help="If changes are no longer kept: fail, skip them, or begin a snapshot.",
+    ),
 ]
 SkipPoison: TypeAlias = Annotated[
     bool, typer.Option("--skip-poison", help="Skip records that cannot be decoded.")

@@ -1,4 +1,4 @@
-"""Says on stderr that a feed cannot be read, and on a terminal that an idle one is still followed."""
+"""Reports on stderr that a feed cannot be read, and on a terminal that an idle feed is still followed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SHOWN_SECONDS: Final = 0.5
 
 
 class StatusLine:
-    """One line on a terminal that says how far an idle feed was read; nothing elsewhere.
+    """Shows one line on a terminal that says how far an idle feed was read; elsewhere nothing.
 
     Args:
-        clock: Seconds that never go back.
+        clock: Returns seconds that never go back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,14 +68,14 @@ class StatusLine:
 
 
 class OutageReport(Observer):
-    """Prints an outage: its reason once, then every half minute that it lasts, and its end.
+    """Prints an outage: its reason once, then a line every half minute, and its end.
 
     Args:
-        status: Cleared before a line is printed.
+        status: The line that is cleared before another line is printed.
 
     Attributes:
-        muted: True while nothing is printed: a run that ends by itself reports its error, and closing cancels
-            reads.
+        muted: True while nothing may be printed: a run that ends by itself reports its error, and closing
+            cancels reads.
     """
 
     def __init__(self, status: StatusLine, *, muted: bool = False) -> None:
@@ -84,7 +84,7 @@ class OutageReport(Observer):
         self._reason: str | None = None
 
     def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
-        """Print it on stderr."""
+        """Print the outage on stderr."""
         if self.muted:
             return
         self._status.clear()
@@ -96,7 +96,7 @@ class OutageReport(Observer):
         typer.echo(f"warning: {printable(scrub(text))}", err=True)
 
     def outage_ended(self, address: ResourceAddress, seconds: float) -> None:
-        """Print it, if the outage was printed."""
+        """Print the end of the outage, if the outage was printed."""
         if self._reason is not None and not self.muted:
             self._status.clear()
             typer.echo(f"notice: reads work again after {duration(seconds)}", err=True)

@@ -1,4 +1,4 @@
-"""Events as JSON that a person or `jq` reads: a key is an object, and values have no tags."""
+"""Prints events as JSON for people and `jq`: a key is an object, and values have no type tags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["plain_event", "plain_json", "plain_value"]
 
 
 def plain_value(value: Any) -> Any:
-    """A value of a document in JSON's types alone.
+    """Return a value of a document that uses only JSON's types.
 
     A number that JSON cannot hold, a time, bytes (base64) and a vendor's type become text.
     """
@@ -23,12 +23,12 @@ def plain_value(value: Any) -> Any:
 
 
 def plain_json(value: Any) -> bytes:
-    """The JSON text of `plain_value`."""
+    """Return the JSON text of `plain_value`."""
     return orjson.dumps(plain_value(value))
 
 
 def plain_event(event: ChangeEvent) -> dict[str, Any]:
-    """The fields of an event; the key is an object, and the address is text."""
+    """Return the fields of an event; the key is an object, and the address is text."""
     text = event_to_json(event)
     fields: dict[str, Any] = orjson.loads(text)
     key = dict(fields["key"]["components"])
@@ -55,7 +55,7 @@ def _untagged(value: Any) -> Any:
 
 
 def _number(text: str) -> Any:
-    """A number where JSON can hold it exactly, else its text."""
+    """Return a number if JSON can represent it exactly, else its text."""
     number = Decimal(text)
     if not number.is_finite():
         return text

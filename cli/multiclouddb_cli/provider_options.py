@@ -1,4 +1,4 @@
-"""Options of a provider, from `--option NAME=VALUE`."""
+"""Reads options of a provider, from `--option NAME=VALUE`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | 
     """The provider's options; None without any.
 
     Raises:
-        MulticloudDbError: The configuration, or a value, is wrong.
-        typer.BadParameter: The provider has no such option, or it cannot have this value.
+        MulticloudDbError: Raised if the configuration or a value is wrong.
+        typer.BadParameter: Raised if the provider has no such option, or it cannot have this value.
     """
     if not texts:
         return None
@@ -47,7 +47,7 @@ def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | 
 
 
 def option_names(url: str) -> list[str]:
-    """The names of the provider's options, for completion."""
+    """Return the names of the provider's options, for completion."""
     with suppress(MulticloudDbError):
         kind = _kind(to_config(url))
         return [] if kind is None else [field.name for field in attrs.fields(kind)]
@@ -63,7 +63,7 @@ def _kind(config: ClientConfig) -> type[ProviderOptions] | None:
 
 
 def _value(name: str, kind: str, text: str) -> Any:
-    """The value of a field whose type is written as `kind`."""
+    """Return the value of a field whose type is written as `kind`."""
     if kind.startswith(("str", "Literal")):
         return text
     if kind.startswith("bool"):

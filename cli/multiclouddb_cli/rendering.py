@@ -24,23 +24,23 @@ _LEAST_DOCUMENT: Final = 20
 
 
 class Renderer(Protocol):
-    """Makes the text of an event, with its line end."""
+    """Make the text of an event, including the line end."""
 
     def __call__(self, event: ChangeEvent, *, address: bool) -> str:
         """The text.
 
         Args:
             event: The event.
-            address: True if a line has to say which collection the event is of.
+            address: True if a line must say to which collection the event belongs.
         """
         ...
 
 
 def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
-    """The form that the options ask for.
+    """Return the output form that the options request.
 
     Raises:
-        typer.BadParameter: They exclude each other, or the template is wrong.
+        typer.BadParameter: Raised if the options exclude each other, or the template is wrong.
     """
     given = [
         name
@@ -70,9 +70,9 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
 
     Args:
         event: The change.
-        columns: The width for the line. Only on a narrow screen the date is left out and a key may be cut.
-        colour: True to colour the type.
-        address: True to show the location of the document.
+        columns: The width of the line. On a narrow screen, the date is left out and a key may be cut.
+        colour: True to print the type in colour.
+        address: True to show which collection the document is in.
     """
     narrow = columns < _NARROW
     kind = event.type.value.ljust(_TYPE_COLUMNS)

@@ -1,4 +1,4 @@
-"""Turns the options of a command into a request."""
+"""Converts the options of a command to a request."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def to_request(
     max_scan_rate: float | None = None,
     last: int | None = None,
 ) -> ChangeFeedRequest:
-    """The request of a command line.
+    """Return the request that a command line describes.
 
     Raises:
-        MulticloudDbError: The library refuses a part of it.
-        typer.BadParameter: An option is wrong.
+        MulticloudDbError: Raised if the library refuses a part of the request.
+        typer.BadParameter: Raised if an option is wrong.
     """
     config = to_config(url)
     address, kind = to_target(collection, scope, config.provider)
@@ -70,7 +70,7 @@ def to_request(
 def to_selection(
     kinds: Sequence[Kind] | None, since: str | None, until: str | None, key: str | None
 ) -> Selection:
-    """The events to print."""
+    """Return the selection of events to print."""
     selection = Selection(
         frozenset(ChangeType[kind.name] for kind in kinds or ()),
         None if since is None else to_moment(since, "--since"),

@@ -1,4 +1,4 @@
-"""Partitions by the service's own names, as `multiclouddb partitions` prints them."""
+"""Finds partitions by the service's own names, as `multiclouddb partitions` prints them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["public_scope"]
 
 
 def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScope) -> FeedScope:
-    """The scope with the id that the library takes; the service is asked only for its own name.
+    """Return the scope with the id that the library accepts; the service is asked only for its own name.
 
     Raises:
-        MulticloudDbError: The partitions cannot be listed.
-        typer.BadParameter: None of them has this name.
+        MulticloudDbError: Raised if the partitions cannot be listed.
+        typer.BadParameter: Raised if no partition has this name.
     """
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope

@@ -69,7 +69,7 @@ def shorter(text: str, columns: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 partition`, `2 partitions`."""
+    """Return a number with its noun: Return a number with its noun: `1 partition`, `2 partitions`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -99,7 +99,7 @@ def check_reader() -> None:
     """Check that the output still has a reader, without printing anything.
 
     Raises:
-        BrokenPipeError: If the output has no reader.
+        BrokenPipeError: Raised if the output has no reader.
     """
     try:
         poll = select.poll()
@@ -118,7 +118,7 @@ def emit(data: bytes) -> None:
     the interruption, and the rest would be lost.
 
     Raises:
-        BrokenPipeError: If the output has no reader.
+        BrokenPipeError: Raised if the output has no reader.
     """
     sys.stdout.flush()
     stream, rest = sys.stdout.buffer, memoryview(data)

@@ -1,4 +1,4 @@
-"""Which of the read events are printed, and when there can be no more of them."""
+"""Decides which events are printed, and when no more events can be selected."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Selection"]
 
 @attrs.frozen
 class Selection:
-    """The events that are printed; by default all.
+    """The events to print; by default all events.
 
     Attributes:
-        types: The kinds of changes; empty for all.
-        since: Leave out what is older, or None.
-        until: Leave out what is newer, and end then; or None.
+        types: The kinds of changes to print; empty means all.
+        since: A time before which events are left out, or None.
+        until: A time after which events are left out and the command ends, or None.
         key: The partition key, or None for every key.
     """
 
@@ -29,24 +29,24 @@ class Selection:
     key: MulticloudDbKey | None = None
 
     def of(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """The events to print."""
+        """Return the events to print."""
         return [event for event in events if self._holds(event)]
 
     def is_of_the_past(self) -> bool:
-        """True if everything up to `until` has been written."""
+        """Return True if everything up to `until` has been written."""
         return self.until is not None and self.until < datetime.now(UTC)
 
     def leaves_for_later(self, page: ChangeFeedPage) -> bool:
-        """True if a later run without `until` has to print an event of this page."""
+        """Return True if a later run without `until` must print an event of this page."""
         until = self.until
         return until is not None and any(event.timestamp > until for event in page.events)
 
     def is_over(self, page: ChangeFeedPage, asked_at: datetime) -> bool:
-        """True if no later page can have an event up to `until`.
+        """Return True if no later page can contain an event up to `until`.
 
         Args:
             page: The last page.
-            asked_at: When it was asked for.
+            asked_at: The time at which the service was asked.
         """
         if self.until is None:
             return False

@@ -47,7 +47,7 @@ class Session:
         """The request's feed.
 
         Raises:
-            MulticloudDbError: If the database cannot do what the request asks for.
+            MulticloudDbError: Raised if the database cannot do what the request asks for.
         """
         spec = spec_of(self.provider, self._request, "open")
         opened = OpenFeed(self.provider, spec, Tries(self.provider).call, CALL_SECONDS)

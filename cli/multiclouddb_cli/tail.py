@@ -43,19 +43,19 @@ _PAGE_EVENTS: Final = 1000
 
 @attrs.frozen
 class Wish:
-    """The settings of a tail: what to read, and what to print.
+    """The settings of a `tail` command: what to read, and what to print.
 
     Attributes:
-        request: The read; its start is used when there is no checkpoint.
-        render: How an event is printed.
-        selection: Which events are printed.
-        last: How many of the newest events are printed first, or None.
-        checkpoint: The file that keeps the position, or None.
-        until_idle: End after the first idle page.
-        max_events: End after this many printed events, or None.
-        skip_poison: Skip records that cannot be decoded.
-        wait: Keep trying while the feed cannot be read.
-        timeout: Seconds for one call.
+        request: The request to read; its start is used only if there is no checkpoint.
+        render: A function that makes the text of an event.
+        selection: The selection of the events to print.
+        last: The number of newest events to print first, or None.
+        checkpoint: The file that stores the position, or None.
+        until_idle: True to end after the first idle page.
+        max_events: The number of printed events after which to end, or None.
+        skip_poison: True to skip records that cannot be decoded.
+        wait: True to keep trying while the feed cannot be read.
+        timeout: The time limit of one call, in seconds.
     """
 
     request: ChangeFeedRequest
@@ -74,14 +74,24 @@ class Wish:
         """True if the events may come from several collections."""
         return isinstance(self.request.scope, EntireDatabase | EntireCluster)
 
+    def page_size(self, left: int | None) -> int:
+        """The limit of a page when so many events may still be printed.
+
+        A saved position must not be after an event that was not printed. Without a checkpoint, a selection
+        reads whole pages, because most of their events may be left out.
+        """
+        if left is None or (self.checkpoint is None and self.selection != Selection()):
+            return 0
+        return min(left, _PAGE_EVENTS)
+
 
 def tail(config: ClientConfig, wish: Wish) -> None:
     """Print events until the feed is idle, ends, or the user stops it.
 
     Raises:
-        MulticloudDbError: If a read or the checkpoint failed.
-        BrokenPipeError: If the output has no reader.
-        typer.Exit: If a signal ended the command.
+        MulticloudDbError: Raised if a read or the checkpoint failed.
+        BrokenPipeError: Raised if the output has no reader.
+        typer.Exit: Raised if a signal ended the command.
     """
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)
@@ -118,14 +128,19 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
     interrupt.stop = changes.stop
     with changes:
         _follow(changes, wish, printer, bookmark)
+    if bookmark is not None and bookmark.is_held and bookmark.load() is None:
+        typer.echo("warning: no checkpoint was saved, because no change before --to came first", err=True)
 
 
 def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeFeedIterator:
     # The engine retries each call, so a run that should end does not also wait for the end of an outage.
     outage = float("inf") if wish.wait else 0.0 if wish.until_idle else _OUTAGE_SECONDS
+    size = wish.page_size(wish.max_events)
+    if bookmark is not None and wish.selection.until is not None and bookmark.load() is None:
+        size = 1  # so that a position is saved before the first event that a later run has to print
     return ChangeFeedIterator(
         contact,
-        attrs.evolve(wish.request, max_page_size=_page_size(wish.max_events)),
+        attrs.evolve(wish.request, max_page_size=size),
         timeout_seconds=wish.timeout,
         wait_seconds=0.0 if wish.until_idle or wish.selection.is_of_the_past() else _WAIT_SECONDS,
         until_idle=wish.until_idle,
@@ -137,34 +152,34 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
 
 
 def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark: Bookmark | None) -> None:
-    """Print pages. The iterator saves the position after a page when it is asked for the next one."""
+    """Print pages. Print the pages.
+
+    The iterator saves the position after a page when the next page is requested.
+    """
     left = None if wish.max_events is None else wish.max_events - printer.printed
     asked_at = datetime.now(UTC)
     for page in changes.pages():
         if bookmark is not None and wish.selection.leaves_for_later(page):
             bookmark.hold()
         before = printer.printed
-        printer.page(page)
+        printer.page(page, left)
         if left is not None:
             left -= printer.printed - before
             if left <= 0:
                 changes.stop()
-            else:
-                changes.request = attrs.evolve(changes.request, max_page_size=_page_size(left))
+        size = wish.page_size(left)
+        if changes.request.max_page_size != size and (left is None or left > 0):
+            changes.request = attrs.evolve(changes.request, max_page_size=size)
         if wish.selection.is_over(page, asked_at):
             changes.stop()
         asked_at = datetime.now(UTC)
 
 
-def _page_size(events: int | None) -> int:
-    return 0 if events is None else min(events, _PAGE_EVENTS)
-
-
 class _Printer:
-    """Prints pages; the output has left this process when a method returns.
+    """Prints pages; when a method returns, the output has left this process.
 
     Attributes:
-        printed: How many events were printed.
+        printed: The number of events that were printed.
     """
 
     def __init__(self, wish: Wish, status: StatusLine) -> None:
@@ -181,9 +196,9 @@ class _Printer:
             emit(text.encode(sys.stdout.encoding, "backslashreplace"))
         self.printed += len(events)
 
-    def page(self, page: ChangeFeedPage) -> None:
-        """Events to stdout, everything else to stderr."""
-        events = self._wish.selection.of(page.events)
+    def page(self, page: ChangeFeedPage, most: int | None) -> None:
+        """Up to `most` events to stdout, everything else to stderr."""
+        events = self._wish.selection.of(page.events)[:most]
         self._progress.clear()
         if events or page.notices:
             self._status.clear()

@@ -1,11 +1,11 @@
-"""`--format`: a line for each event, in the form of kcat.
+"""`--format` prints a line for each event, in the form of kcat.
 
     %k  key as JSON               %y  type                %t  DATABASE/COLLECTION
     %s  document as JSON          %S  its bytes, or -1    %o  order key
     %O  old document as JSON      %p  partition           %T  time in ms since 1970
     %i  event id                  %%  a percent sign      %{PATH}  a value, such as %{key.id}
 
-`%{…}` takes a field of the JSON form, such as `%{timestamp}`, `%{key.customer}` or `%{old.total}`.
+`%{…}` contains a field of the JSON form, such as `%{timestamp}`, `%{key.customer}` or `%{old.total}`.
 """
 
 from __future__ import annotations
@@ -55,18 +55,20 @@ class Template:
         text: The user's.
 
     Raises:
-        typer.BadParameter: It names something that no event has.
+        typer.BadParameter: Raised if the template names something that no event has.
     """
 
     def __init__(self, text: str) -> None:
         if not text:
             raise _wrong("is empty")
+        if "%" not in text:
+            raise _wrong("names no value: write %k, %s or %{key.id}, for example")
         self._pieces = list(_pieces(text))
         if not re.search(r"\\(n|r|0|x0[0aAdD])$", text):
             self._pieces.append(_constant("\n"))
 
     def render(self, event: ChangeEvent) -> str:
-        """The text of an event."""
+        """Return the text of an event."""
         fields = plain_event(event)
         return "".join(piece(event, fields) for piece in self._pieces)
 
@@ -122,7 +124,7 @@ def _text(value: Any) -> str:
 
 
 def _length(state: Any) -> int:
-    """The bytes of a document; -1 for none, as in kcat."""
+    """Return the number of bytes of a document, or -1 if there is none, as in kcat."""
     return -1 if state is None else len(orjson.dumps(state))
 
 

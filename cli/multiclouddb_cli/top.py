@@ -67,7 +67,7 @@ class Meter(Observer):
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """Record the headroom of a partition.
 
-        Called for every partition, because the limit is infinite here.
+        Record the headroom of a partition; called for every partition, because the limit is infinite here.
         """
         with self._lock:
             self.headroom[partition_id] = seconds
@@ -79,10 +79,14 @@ class Board:
     Args:
         session: The database.
         request: The next read.
-        meter: The object that collects the engine's reports.
+        meter: Collects the engine's reports.
+        waits: True to keep trying until the first page.
     """
 
-    def __init__(self, session: Session, request: ChangeFeedRequest, meter: Meter) -> None:
+    def __init__(
+        self, session: Session, request: ChangeFeedRequest, meter: Meter, *, waits: bool = False
+    ) -> None:
+        self._waits = waits
         self._session, self._request, self._meter = session, request, meter
         self._counts: Counter[str] = Counter()
         self._before: Counter[str] = Counter()
@@ -95,7 +99,7 @@ class Board:
         """Read the feed for a while.
 
         Raises:
-            MulticloudDbError: An error that a retry does not fix.
+            MulticloudDbError: An error that a retry does not fix, or of the first read.
         """
         began = time.monotonic()
         self._before = Counter(self._counts)
@@ -103,7 +107,7 @@ class Board:
             try:
                 page = self._session.read(self._request, wait_seconds=left)
             except MulticloudDbError as error:
-                if not error.retryable:
+                if not error.retryable or not self._waits:
                     raise
                 self._troubles = {"": scrub(error.message)}
                 time.sleep(min(left, 1.0))
@@ -114,6 +118,7 @@ class Board:
         self._seconds = time.monotonic() - began
 
     def _take(self, page: ChangeFeedPage) -> None:
+        self._waits = True
         self._request = attrs.evolve(
             self._request, start_position=FromContinuationToken(page.continuation_token)
         )
@@ -189,23 +194,25 @@ def top(
     interval: float,
     *,
     once: bool,
+    wait: bool = False,
 ) -> None:
     """Show the feed until it is over or the user stops it.
 
     Args:
-        config: How to reach the database.
-        request: The feed and the start position.
-        interval: Seconds between two tables.
+        config: The configuration for reaching the database.
+        request: The feed to show and the start position.
+        interval: The number of seconds between two tables.
         once: One table only.
+        wait: Keep trying while the feed cannot be read.
 
     Raises:
         MulticloudDbError: An error that a retry does not fix.
-        BrokenPipeError: If the output has no reader.
+        BrokenPipeError: Raised if the output has no reader.
     """
     meter = Meter()
     told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))
     with Session(told_always, request, meter) as session:
-        board = Board(session, request, meter)
+        board = Board(session, request, meter, waits=wait)
         if once or not is_terminal():
             _print(board, interval, once=once)
         else:

@@ -1,4 +1,4 @@
-"""The options of `tail`: times, templates, selection, completion, and what a wrong value says."""
+"""Tests the options of `tail`: times, templates, selection, completion, and the errors for wrong values."""
 
 import json
 import subprocess
@@ -59,6 +59,20 @@ class TestTime:
         rest = [event_from_json(line) for line in run(*words, "--until-idle").stdout.splitlines()]
         assert {event.event_id for event in first + rest} == {event.event_id for event in events}
 
+    def test_the_end_leaves_a_checkpoint_even_if_one_page_has_it_all(self, run, url, store, tmp_path):
+        kept = ("tail", url, "orders", "--checkpoint", tmp_path / "pos", "--json")
+        run(*kept, "--from", "beginning", "--to", "-29m")
+        assert (tmp_path / "pos").exists()
+        store.put("orders", "o-new", {})
+        assert "o-new" in ids(run(*kept, "--until-idle").stdout)
+
+    def test_without_a_position_before_the_end_it_says_so(self, run, url, store, tmp_path):
+        result = run(
+            "tail", url, "orders", "--checkpoint", tmp_path / "pos", "--from", "beginning", "--to", "-1h"
+        )
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr.startswith("warning: no checkpoint was saved")
+
     def test_an_end_that_is_reached_ends_the_run(self, run, url, store):
         assert len(run("tail", url, "orders", "--from", "beginning", "--to", "now").stdout.splitlines()) == 10
 
@@ -95,8 +109,28 @@ class TestLast:
 class TestSelection:
     def test_only_printed_events_count(self, run, url, store):
         store.delete("orders", "o-3")
-        words = ("tail", url, "orders", "--from", "beginning", "--type", "delete", "--max-events", 1)
+        words = ("tail", url, "orders", "--from", "beginning", "--type", "DELETE", "--max-events", 1)
         assert run(*words, "--json").stdout.count("DELETE") == 1
+
+    def test_they_are_counted_exactly_with_and_without_a_checkpoint(self, run, url, store, tmp_path):
+        for number in range(6):
+            store.delete("orders", f"o-{number}")
+        words = (
+            "tail",
+            url,
+            "orders",
+            "--from",
+            "beginning",
+            "--type",
+            "delete",
+            "--max-events",
+            4,
+            "--json",
+        )
+        assert len(ids(run(*words).stdout)) == 4
+        kept = (*words, "--checkpoint", tmp_path / "pos")
+        seen = ids(run(*kept).stdout) + ids(run(*kept, "--until-idle").stdout)
+        assert sorted(seen) == [f"o-{number}" for number in range(6)]
 
     def test_a_key_is_a_json_object(self, run, url, store):
         result = run("tail", url, "orders", *EMPTY, "--json", "--only-key", '{"id": "o-4"}')
@@ -118,7 +152,7 @@ class TestTemplate:
         out = run("tail", url, "orders", *EMPTY, "-f", "%s %S", "--type", "delete").stdout
         assert out == "null -1\n"
 
-    @pytest.mark.parametrize("text", ["", "%q", "%", "%{nothing}", r"\q", "\\"])
+    @pytest.mark.parametrize("text", ["", "{type} {key}", "%q", "%", "%{nothing}", r"\q", "\\"])
     def test_what_no_event_has_is_refused(self, text):
         with pytest.raises(typer.BadParameter):
             Template(text)
@@ -158,6 +192,8 @@ class TestRefused:
             (("--option", "backfill=yes"), "true or false"),
             (("--max-scan-rate", 5), "--from snapshot"),
             (("--scope", "partition:p9"), "p0, p1"),
+            (("--scope", "p0"), "partition:p0"),
+            (("--only-key", "o-1"), '{"customer": "c-1"}'),
             (("--timeout", 0), "0.1"),
         ],
     )
@@ -188,18 +224,19 @@ class TestRefused:
 
 
 class TestCompletion:
-    def complete(self, line):
-        """What the shell is offered after this line."""
-        env = {
-            "_MULTICLOUDDB_COMPLETE": "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(line.count(" ")),
-        }
-        ran = subprocess.run(
-            [sys.executable, "-m", "multiclouddb_cli"],
-            env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-        return ran.stdout.split()
+    @pytest.fixture
+    def complete(self, run):
+        """What bash is offered after a line."""
+
+        def offered(line):
+            env = {
+                "_MULTICLOUDDB_COMPLETE": "complete_bash",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(line.count(" ")),
+            }
+            return run(env=env).stdout.split()
+
+        return offered
 
     @pytest.mark.parametrize(
         ("end", "offered"),
@@ -213,12 +250,12 @@ class TestCompletion:
             ("--option p", {"poll_seconds="}),
         ],
     )
-    def test_offers_values(self, url, store, end, offered):
-        assert set(self.complete(f"multiclouddb tail {url} orders {end}")) == offered
+    def test_offers_values(self, complete, url, store, end, offered):
+        assert set(complete(f"multiclouddb tail {url} orders {end}")) == offered
 
-    def test_offers_urls_and_collections(self, url, store):
-        assert "embedded:///" in self.complete("multiclouddb tail emb")
-        assert self.complete(f"multiclouddb tail {url} ma") == ["main/orders"]
+    def test_offers_urls_and_collections(self, complete, url, store):
+        assert "embedded:///" in complete("multiclouddb tail emb")
+        assert complete(f"multiclouddb tail {url} ma") == ["main/orders"]
 
 
 class TestWait:
@@ -255,6 +292,9 @@ KNOWN = CapabilitySet({each: CapabilityNote(Support.NATIVE) for each in Capabili
 class Dead(Provider):
     provider_id = "fake"
 
+    def __init__(self, tried_again):
+        self.tried_again = tried_again
+
     def capabilities(self):
         return KNOWN
 
@@ -262,7 +302,8 @@ class Dead(Provider):
         raise ConnectionError("nobody at mongodb://me:a-hidden-key@host/")
 
     def classify(self, error):
-        return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; check the host", retryable=True)
+        return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; check the host", retryable=True,
+                     vendor_retried=self.tried_again)
 
     def close(self):
         pass
@@ -272,7 +313,7 @@ class Plugin(ProviderPlugin):
     provider_id = "fake"
 
     def connect(self, config, native_client):
-        return Dead()
+        return Dead(config.connection["url"].endswith("/once"))
 
     def capabilities(self):
         return KNOWN
@@ -285,10 +326,10 @@ PLUGIN = Plugin()
 class TestDeadHost:
     """The first try fails at once; the engine tries again for three seconds."""
 
-    def follow(self, fake, tmp_path, *words):
+    def follow(self, fake, tmp_path, *words, command="tail"):
         (tmp_path / "site" / "fake_provider.py").write_text(DEAD)
         return subprocess.Popen(
-            [sys.executable, "-m", "multiclouddb_cli", "tail", fake, "orders", *words],
+            [sys.executable, "-m", "multiclouddb_cli", command, fake, "orders", *words],
             env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "site")},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -308,8 +349,14 @@ class TestDeadHost:
             out, err = process.communicate(timeout=60)
         assert (process.returncode, out, err) == (143, "", "")
 
+    def test_ends_a_top_too(self, fake, tmp_path):
+        with self.follow(f"{fake}/once", tmp_path, command="top") as process:
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (8, "")
+        assert err.startswith("error: [TRANSIENT_FAILURE] nobody at ")
+
     def test_of_a_run_that_ends_is_its_error_alone(self, fake, tmp_path):
-        with self.follow(fake, tmp_path, "--until-idle") as process:
+        with self.follow(f"{fake}/once", tmp_path, "--until-idle") as process:
             _, err = process.communicate(timeout=60)
         assert err.startswith("error: [TRANSIENT_FAILURE] ")
         assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""What `tail` and `top` show on a narrow terminal, and that an idle `tail` is alive."""
+"""Tests what `tail` and `top` show on a narrow terminal, and that an idle `tail` shows that it is running."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A command on a terminal of 50 columns."""
+    """Run a command on a terminal of 50 columns."""
 
     def __init__(self, *words):
         self._main, worker = pty.openpty()
@@ -30,7 +30,7 @@ class Terminal:
         self.text = ""
 
     def read(self):
-        """Everything that was shown so far."""
+        """Return everything that was shown so far."""
         try:
             while part := os.read(self._main, 65536):
                 self.text += part.decode()
@@ -39,7 +39,7 @@ class Terminal:
         return self.text
 
     def lines(self):
-        """The lines as a person sees them, those that were replaced too."""
+        """Return the lines as a person sees them, including those that were replaced."""
         return [CODES.sub("", line) for line in re.split(r"[\r\n]+", self.read())]
 
     def end(self):

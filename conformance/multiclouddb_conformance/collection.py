@@ -179,7 +179,7 @@ class Collection:
     def _in_order(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
         """Return the events in the order of delivery if that keeps each key's order.
 
-        Otherwise sorted by `order_key`.
+        Otherwise the events are sorted by `order_key`.
         """
         if self.harness.can_key_order:
             return list(events)

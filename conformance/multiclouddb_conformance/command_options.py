@@ -1,7 +1,8 @@
 """Tries every option of `multiclouddb tail` and `multiclouddb collections` on a provider's test server.
 
-A provider's test inherits `CommandOptions` and gives the fixture `shown`. The commands run in this process,
-so that a try takes milliseconds. The command line must be installed: `pip install "multiclouddb[cli]"`.
+A provider's test inherits `CommandOptions` and defines the fixture `shown`. The commands run in this process,
+so that each run takes only milliseconds. The command line package must be installed: `pip install
+"multiclouddb[cli]"`.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _KEYS: Final = ("o-1", "o-2", "o-3")
 
 @attrs.frozen
 class Shown:
-    """A collection of a test server.
+    """A collection on a test server.
 
     Attributes:
         url: The URL of the server.
-        collection: The collection, as the commands take it.
-        put: Writes a document with this key.
+        collection: The collection, in the form that the commands accept.
+        put: A function that writes a document with this key.
         delete: Deletes it.
-        key: The key as JSON shows it.
-        begin: Options for a start at the first change.
+        key: A function that returns the key as JSON shows it.
+        begin: The options for a start at the first change.
         can_start_at: True if the service can start at a time.
         has_old: True if the service can send old documents.
         option: An option of the provider, or None if it has none.
@@ -67,35 +68,35 @@ def command(*words: object) -> Any:
 
 
 class CommandOptions:
-    """The tests; a subclass gives the fixture `shown`, with changes or without."""
+    """The tests; a subclass defines the fixture `shown`, with or without changes."""
 
     def out(self, *words: object) -> str:
-        """The output of a command that succeeds without a warning."""
+        """Return the output of a command that must succeed without a warning."""
         ran = command(*words)
         assert (ran.exit_code, ran.stderr) == (0, ""), ran.stderr
         return str(ran.stdout)
 
     def refused(self, code: int, *words: object) -> str:
-        """The one line of a command that is refused."""
+        """Return the one line of a command that must be refused."""
         ran = command(*words)
         assert (ran.exit_code, ran.stdout) == (code, ""), ran.stderr
         (line,) = ran.stderr.splitlines()
         return str(line)
 
     def tail(self, shown: Shown, *words: object) -> list[str]:
-        """The lines of a tail from the first change that ends when it is idle."""
+        """Return the lines of a `tail` that starts at the first change and ends when the feed is idle."""
         ends = () if "--to" in words else ("--until-idle",)
         return self.out("tail", shown.url, shown.collection, *shown.begin, *ends, *words).splitlines()
 
     def test_collections_are_listed(self, shown: Shown) -> None:
-        """As the commands take them, and as JSON."""
+        """Return the keys in the form that the commands accept, and as JSON."""
         assert shown.collection in self.out("collections", shown.url).splitlines()
         database, _, collection = shown.collection.rpartition("/")
         listed = json.loads(self.out("collections", shown.url, *filter(None, [database]), "--json"))
         assert {"database": database or None, "collection": collection} in listed
 
     def test_what_is_printed_is_selected_and_formed(self, shown: Shown) -> None:
-        """`--type`, `--json`, `--format`, `--only-key` and `--exact`."""
+        """Tests `--type`, `--json`, `--format`, `--only-key` and `--exact`."""
         shown.fill()
         (line,) = self.tail(shown, "--type", "delete", "--json")
         assert (json.loads(line)["type"], json.loads(line)["key"]) == ("DELETE", shown.key("o-1"))
@@ -111,12 +112,12 @@ class CommandOptions:
         ]
 
     def _partition(self, shown: Shown) -> str:
-        """The partition key of the second document."""
+        """Return the partition key of the second document."""
         shown_key = dict(shown.key("o-2"))
         return json.dumps(dict(list(shown_key.items())[:1]))
 
     def test_times_bound_what_is_printed(self, shown: Shown) -> None:
-        """`--since`, `--to`, `--from` with a time and an age, and `--last`."""
+        """Tests `--since`, `--to`, `--from` with a time and an age, and `--last`."""
         shown.fill()
         assert len(self.tail(shown, "--since", "-1h")) == 4
         assert self.tail(shown, "--to", "-1h") == []
@@ -134,7 +135,7 @@ class CommandOptions:
             assert "--from beginning" in self.refused(7, *words, "--last", 2)
 
     def test_the_read_is_set(self, shown: Shown) -> None:
-        """`--on-expired`, `--timeout`, `--wait`, `--state` and `--old-state`."""
+        """Tests `--on-expired`, `--timeout`, `--wait`, `--state` and `--old-state`."""
         shown.fill()
         words = ("--on-expired", "skip", "--timeout", 20, "--wait", "--state", "omit", "--format", "%s")
         assert set(self.tail(shown, *words)) == {"null"}
@@ -145,7 +146,7 @@ class CommandOptions:
             assert "old" in self.refused(7, "tail", *old)
 
     def test_options_of_the_provider_are_passed_on(self, shown: Shown) -> None:
-        """`--option`, with a name, without one that is known, and with a wrong value."""
+        """Tests `--option` with a known name, with an unknown name, and with a wrong value."""
         words = ("tail", shown.url, shown.collection, "--until-idle")
         if shown.option is None:
             assert "has no options" in self.refused(2, *words, "--option", "no_such=1")
@@ -156,7 +157,7 @@ class CommandOptions:
         assert name in self.refused(2, *words, "--option", f"{name}={{")
 
     def test_a_scope_is_what_partitions_prints(self, shown: Shown) -> None:
-        """`--scope` with the public id, and with the service's own name."""
+        """Tests `--scope` with the public id, and with the service's own name."""
         lines = self.out("partitions", shown.url, shown.collection).splitlines()[1:]
         ids = [line.split()[-1] for line in lines if "open" in line]
         natives = [line.split()[0] for line in lines if "open" in line]

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from multiclouddb_spi.continuation.written import WrittenTokens
+
 if TYPE_CHECKING:
     from multiclouddb_api import Capability, MulticloudDbClient
     from multiclouddb_conformance.collection import Collection
@@ -33,6 +35,7 @@ _WORKER_KEY: Final = "multiclouddb_us8"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
+    WrittenTokens.checks = True  # each token still has to say everything
     config.stash[LACKING] = Counter()
     for line in (
         "requires(capability): us8: runs where the harness has the capability, natively or emulated",

@@ -46,7 +46,7 @@ def fetch_once(
         unpack: A function that unpacks the package into a given folder, and returns the folder in it to keep.
 
     Raises:
-        ServerUnavailableError: If the package has another digest; or an error that `bring` raised.
+        ServerUnavailableError: Raised if the package has another digest; or an error that `bring` raised.
     """
     if folder.is_dir():
         return folder
@@ -75,7 +75,8 @@ def download(
         seconds: The maximum duration.
 
     Raises:
-        ServerUnavailableError: If the command failed (the message contains its output) or took too long.
+        ServerUnavailableError: Raised if the command failed (the message contains its output) or took too
+            long.
     """
     shown = f"`{shlex.join(command)}`"
     try:

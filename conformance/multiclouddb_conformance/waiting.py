@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
     """Call a function until its result is true, and return the result.
 
     Raises:
-        TimeoutError: If the result did not become true in time.
+        TimeoutError: Raised if the result did not become true in time.
     """
     end, pause = time.monotonic() + seconds, threading.Event()
     while not (answer := condition()):

@@ -136,6 +136,21 @@ def test_portability_is_shown_in_boxes(built):
     )
 
 
+def test_warnings_that_a_docstring_names_are_links(built, pages):
+    """Each number leads to the heading of that number."""
+    folder, _ = built
+    there = pages["configuration/index.html"].ids
+    for page in REFERENCE:
+        text = (folder / f"reference/{page}/index.html").read_text(encoding="utf-8")
+        links = re.findall(
+            r'<a [^>]*href="../../configuration/#(\d+)([^"]*)"[^>]*>(?:Warnings? )?(\d+)</a>', text
+        )
+        assert {f"{number}{rest}" for number, rest, _ in links} <= there
+        assert [link for link in links if link[0] != link[2]] == []
+        assert not re.search(r"Warnings? \d", re.sub(r"<a .*?</a>", "", text))
+        assert page != "api" or len(links) > 30
+
+
 def test_the_reference_shows_how_values_are_made(pages):
     """A field of attrs is a parameter with its default, except those that the constructor does not accept."""
     shown = pages["reference/api/index.html"].text

@@ -91,7 +91,7 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
     Args:
         feed: The feed of the lineage.
         lineage: The lineage.
-        seeds: The result of `Feed.uncovered`.
+        seeds: The partitions that `Feed.uncovered` returned.
 
     Returns:
         A notice for each new partition.

@@ -133,8 +133,8 @@ Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
     """Return the entry of a partition that starts at its seed.
 
-    It waits for those of its parents that are present. Only children of the seed that are present are kept.
-    The engine searches for the other children again.
+    The entry waits for those of its parents that are present. Only children of the seed that are present are
+    kept. The engine searches for the other children again.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)
@@ -171,7 +171,7 @@ def entry_from_json(item: Any) -> Entry:
     """Return the entry that was passed to `entry_to_json`.
 
     Raises:
-        InvalidCursor: If `entry_to_json` did not make the value.
+        InvalidCursor: Raised if `entry_to_json` did not make the value.
         MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
     """
     match item:
@@ -209,7 +209,7 @@ def audited_from_json(value: Any) -> Audited:
     """Return the audit data that was passed to `audited_to_json`.
 
     Raises:
-        InvalidCursor: If `audited_to_json` did not make the value.
+        InvalidCursor: Raised if `audited_to_json` did not make the value.
     """
     match value:
         case [since, at, (0 | 1) as retired] if _is_count(at) and (since is None or is_micros(since)):

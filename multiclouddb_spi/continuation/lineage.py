@@ -6,10 +6,11 @@ A lineage is the part of a token that changes. Each partition in a lineage is in
     AwaitingChildren   it is read to its end, and the service may name more children than it has named so far
     Waiting   a child: some of its parents are not drained; it has the cursors that the drained ones gave
 
-A child that is known starts at once, unless it waits for another parent. Its parent stays in the lineage as
-AwaitingChildren and is asked again (`watch`). This ends when the service proves that all children are known,
-or when the watch has lasted long enough. As long as the parent is in the lineage, all its descendants are
-covered. A lineage also contains the times when the feed began and when its coverage was last audited.
+A child that is known starts at once, unless it waits for another parent. The parent of such a child stays in
+the lineage as AwaitingChildren and is asked again (`watch`). This ends when the service proves that all
+children are known, or when the watch has lasted long enough. As long as the parent is in the lineage, all its
+descendants are covered. A lineage also contains the times when the feed began and when its coverage was last
+audited.
 
 A child starts when *every* parent has named it. If a parent is not in the lineage, it has not been discovered
 yet, because every partition of the feed descends from its seeds. So the child also waits for an unknown
@@ -92,7 +93,7 @@ class Lineage(ScanEntries):
             join: `Feed.join`.
 
         Raises:
-            InvalidCursor: If `to_json` did not make the value.
+            InvalidCursor: Raised if `to_json` did not make the value.
             MulticloudDbError: `INVALID_REQUEST` if a newer version of the library made the value.
         """
         if not (isinstance(value, dict) and isinstance(value.get("p"), list)):
@@ -217,7 +218,7 @@ class Lineage(ScanEntries):
     def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
         """Return those parents of a child that have ended and are only watched.
 
-        They count as having named it.
+        These parents count as having named the child.
         """
         found = set()
         for parent in parents:

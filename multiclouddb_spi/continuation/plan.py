@@ -122,7 +122,7 @@ def plan_from_json(item: Any) -> Plan:
     """Return the plan that was passed to `plan_to_json`, for an item whose flags mark a plan.
 
     Raises:
-        InvalidCursor: If `plan_to_json` did not make the value.
+        InvalidCursor: Raised if `plan_to_json` did not make the value.
     """
     match item:
         case [

@@ -11,9 +11,9 @@ If a partition is listed, it exists. If a partition is not listed, it may still 
 list only open partitions, or list a partition late. `Feed.oldest` decides: if a partition can still be read,
 it returns a seed with the same id.
 
-If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed. It was
-missed if its sibling is known and the parent itself is not. An audited feed waits for a missed parent,
-because the audit starts it.
+If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed. A
+parent was missed if its sibling is known and the parent itself is not. An audited feed waits for a missed
+parent, because the audit starts it.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Retention:
     def stranded(self, lineage: Lineage) -> list[str]:
         """Return parents for which others wait, but which were never listed and no longer exist.
 
-        An audit calls this method. It returns none as long as an entry of the lineage itself no longer
-        exists, because the descendants of that entry are determined when it is read.
+        An audit calls this method. The method returns none as long as an entry of the lineage itself no
+        longer exists, because the descendants of that entry are determined when it is read.
 
         Args:
             lineage: The lineage after the audit.

@@ -53,15 +53,15 @@ class Session:
     watermark: int | None = None
     skipped: tuple[tuple[str, str], ...] = ()
 
-    def token(
+    def envelope(
         self,
         state: Cursor,
         *,
         scope: str | None = None,
         watermark: int | None = None,
         skipped: tuple[tuple[str, str], ...] = (),
-    ) -> str:
-        """Make a token for this feed.
+    ) -> Envelope:
+        """Return the content of a token for this feed; `encode_token` makes the token.
 
         Args:
             state: The state of the feed as JSON.
@@ -70,17 +70,15 @@ class Session:
             skipped: The undecodable records that the token skips.
         """
         identity = self.feed.identity
-        return encode_token(
-            Envelope(
-                identity.provider_id,
-                identity.address,
-                identity.incarnation,
-                scope or self.scope,
-                self.digest,
-                state,
-                watermark=watermark,
-                skipped=skipped,
-            )
+        return Envelope(
+            identity.provider_id,
+            identity.address,
+            identity.incarnation,
+            scope or self.scope,
+            self.digest,
+            state,
+            watermark=watermark,
+            skipped=skipped,
         )
 
     def alone(self, entry: Entry) -> Lineage:
@@ -94,7 +92,7 @@ class Session:
     def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
         """Make a token for one physical partition of this feed.
 
-        It keeps the skipped records of that partition.
+        The token keeps the skipped records of that partition.
 
         Args:
             partition_id: The service's own id of the partition, or the id of a segment.
@@ -104,7 +102,8 @@ class Session:
         public_id = self.feed.public_id(partition_id)
         skipped = tuple(item for item in self.skipped if item[0] == public_id)
         scope = PhysicalPartition(public_id, with_descendants=with_descendants)
-        return self.token(lineage.to_json(), scope=scope_text(scope, partition_id), skipped=skipped)
+        scoped = scope_text(scope, partition_id)
+        return encode_token(self.envelope(lineage.to_json(), scope=scoped, skipped=skipped))
 
     def child_token(self, child: Child) -> str:
         """Make a token for a child partition, at the start position that the parent gave."""

@@ -96,7 +96,8 @@ def state_from_json(value: Any, join: Join) -> FeedState:
     """Return the state that was passed to `state_to_json`.
 
     Raises:
-        InvalidCursor: If `state_to_json` did not make the value, or nothing could ever be read from it.
+        InvalidCursor: Raised if `state_to_json` did not make the value, or nothing could ever be read from
+            it.
     """
     end = end_from_json(value)
     if end is not None:
@@ -111,7 +112,7 @@ def lineage_from_json(value: Any, join: Join) -> Lineage:
     """Return the lineage whose `to_json` made the value; refuse partitions that wait for each other.
 
     Raises:
-        InvalidCursor: If `Lineage.to_json` did not make the value.
+        InvalidCursor: Raised if `Lineage.to_json` did not make the value.
     """
     lineage = Lineage.from_json(value, join)
     if _is_circular({entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}):
@@ -145,7 +146,7 @@ def end_from_json(value: Any) -> Retired | FeedOver | None:
     """Return the state if reading has ended in it, else None.
 
     Raises:
-        InvalidCursor: If a child in the value is unreadable.
+        InvalidCursor: Raised if a child in the value is unreadable.
     """
     match value:
         case {"retired": str() as partition_id, "children": [*children]}:

@@ -52,7 +52,7 @@ class UndiscoveredParents:
     def settle(self) -> bool:
         """Start a child whose wait would never end.
 
-        It is called after every active partition was asked in this call and none had more records.
+        The method is called after every active partition was asked in this call and none had more records.
 
         Returns:
             True if no child waits, so that the feed is idle.
@@ -85,7 +85,7 @@ class UndiscoveredParents:
 def _waiting_for_undiscovered(lineage: Lineage) -> list[Waiting]:
     """Return the children without a parent in the lineage.
 
-    None if audits find the missed partitions of this feed.
+    The result is empty if audits find the missed partitions of this feed.
     """
     if lineage.audited is not None:
         return []

@@ -82,13 +82,13 @@ class Planner:
         """Resolve a start.
 
         Args:
-            position: The start position. A snapshot's scan is read in whole segments.
+            position: The start position. The scan of a snapshot is read in whole segments.
             deadline: The time limit.
             field: The caller's name for the time in `AtTime`, used in the error.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a time in the future; `UNSUPPORTED_CAPABILITY` for an
-                `INTERLEAVED` snapshot where rows have no floor.
+                `INTERLEAVED` snapshot if rows have no floor.
         """
         if isinstance(position, Snapshot):
             return plan_snapshot(self._feed, position, deadline)
@@ -107,7 +107,7 @@ class Planner:
             value: The value that `Lineage.to_json` returned.
 
         Raises:
-            InvalidCursor: If the value is not a lineage.
+            InvalidCursor: Raised if the value is not a lineage.
         """
         return lineage_from_json(value, self._feed.join)
 

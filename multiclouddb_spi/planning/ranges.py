@@ -207,16 +207,16 @@ class RangeReading:
 def read_head(
     provider: Provider, feed: Feed, name: str, cursor: Cursor, most: int | None, deadline: Deadline
 ) -> Head:
-    """Find a head by reading, if the feed offers no cheaper way.
+    """Find a partition's head by reading, if the feed offers no cheaper way.
 
     Args:
         provider: Classifies failures.
         feed: The opened feed.
         name: The partition.
-        cursor: The position to read from.
-        most: The maximum number of records; None = up to the present end.
-        deadline: The time limit. If records arrive faster than they are read, what was read shortly before
-            it is the head.
+        cursor: The position from which to read.
+        most: The maximum number of records; None means up to the present end.
+        deadline: The time limit. If records arrive faster than they are read, the position reached shortly
+            before the deadline is the head.
     """
     reading = RangeReading(provider, feed, Range(name, cursor, None))
     count, outcome = 0, Continue()

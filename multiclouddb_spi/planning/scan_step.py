@@ -1,10 +1,11 @@
 """Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
 A step is the difference between two lineages. So the lineage before a step must contain the segments that the
-step reads, because cutting a plan again could give other segments. While the plan holds the stream, a step
-reads segments only; `AUTO` releases the stream when a position of it has used half of its retention. From
-then on, and with `INTERLEAVED`, a step reads the stream and segments. The stream goes first: at least a
-quarter of a limited step is for it, and the scan gets at most three quarters, less if the stream needs more.
+step reads, because dividing a plan again could give other segments. While the plan holds the change stream, a
+step reads only segments; `AUTO` releases the stream when one of its positions has used half of its retention.
+From then on, and with `INTERLEAVED`, a step reads the stream and segments. The stream goes first: at least a
+quarter of a limited step is reserved for it. The scan gets at most three quarters, and less if the stream
+needs more.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
         deadline: The time limit.
 
     Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` for `INTERLEAVED` where rows have no floor.
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` for `INTERLEAVED` if rows have no floor.
     """
     has_own_floors = isinstance(feed, SupportsBackfill)
     if not isinstance(feed, SupportsSnapshot):
@@ -57,7 +58,7 @@ def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
 
 
 def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
-    """The next step of a lineage whose plan holds the stream.
+    """Return the next step of a lineage whose plan holds the stream.
 
     Args:
         feed: The opened feed.
@@ -78,11 +79,11 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
 
 
 def stream_limit(before: Lineage, max_records: int | None) -> int | None:
-    """How many changes a step may read beside the segments of the lineage before it.
+    """Return how many changes a step may read in addition to the segments of the lineage before it.
 
     Args:
-        before: The lineage before the step; its plan does not hold the stream.
-        max_records: The limit of the step.
+        before: The lineage before the step, whose plan does not hold the stream.
+        max_records: The limit on the records of the step.
     """
     plan = before.plan
     if max_records is None or plan is None or not before.segment_count:
@@ -98,13 +99,15 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
 
     Args:
         feed: The opened feed.
-        step: The step of the stream, whose plan does not hold the stream. Its `after` is changed in place.
-        max_records: As in `scan_step`, for changes and rows together.
+        step: The step of the stream, whose plan does not hold the stream. The step's `after` is changed in
+            place.
+        max_records: The limit as in `scan_step`, for changes and rows together.
         deadline: The time limit.
 
     Returns:
-        A step that also reads every segment of the lineage before it to its end. While a position of the
-        stream has used half of its retention, and the stream fills its limit, no more segments are cut.
+        A step that also reads every segment of the lineage before the step to its end. While a position of
+        the stream has used half of its retention, and the stream fills its limit, no more segments are
+        defined.
     """
     used = step.records
     limit = stream_limit(step.before, max_records)
@@ -120,7 +123,7 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
 
 
 def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadline: Deadline) -> None:
-    """Read the segments of one lineage to their ends in the other, and cut those of the next step."""
+    """Read the segments of one lineage to their ends in the other, and define those of the next step."""
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
     for entry in before.active():
@@ -140,7 +143,7 @@ def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadlin
 
 
 def _segments(plan: Plan, most: int | None) -> int:
-    """The number of segments that have about `most` rows in total."""
+    """Return the number of segments that have about `most` rows in total."""
     if most == 0:
         return 0
     if most is None or not plan.records or not plan.segments:
@@ -149,7 +152,7 @@ def _segments(plan: Plan, most: int | None) -> int:
 
 
 def _is_worn(feed: Feed, lineage: Lineage, deadline: Deadline) -> bool:
-    """Whether a position of the stream has used half of its retention; False if that is not known."""
+    """Return whether a position of the stream has used half of its retention; False if that is unknown."""
     now, plan = feed.clock(deadline), lineage.plan
     left = math.inf if now is None else stream_headroom(feed, lineage, now)
     if plan is None or left == math.inf:

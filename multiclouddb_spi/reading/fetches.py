@@ -149,7 +149,7 @@ class Fetches:
         """Return the next partition that has answered, or None after `patience` seconds.
 
         Raises:
-            ProviderFault: If the client was closed.
+            ProviderFault: Raised if the client was closed.
         """
         until = time.monotonic() + patience
         while True:
@@ -165,7 +165,7 @@ class Fetches:
                 still_waiting(self._trouble)
 
     def _trouble(self) -> str | None:
-        """Why a fetch in flight was last retried."""
+        """Return why a running fetch was last retried."""
         readers = [turn.reader for turn in self._turns.asked.values() if turn.reader]
         failures = [reader.trouble for reader in readers if reader.trouble is not None]
         return self._context.fetcher.fault(failures[-1]).message if failures else None
@@ -179,8 +179,10 @@ class Fetches:
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
         ):
             self._start(reader, 0.0)
-            # Let the pool's thread send the request: mapping comes next and does not release the interpreter.
-            time.sleep(_SEND_SECONDS)
+            if not self._landed:
+                # Let the pool's thread send the request: mapping comes next and does not release the
+                # interpreter. If another answer has arrived, the service is not what this call waits for.
+                time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
         """Leave unfinished fetches to the next call; after the deadline, cancel those that lose nothing.

@@ -25,6 +25,8 @@ from multiclouddb_spi.batch import Child
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.session import Finished, Session
 from multiclouddb_spi.continuation.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.continuation.token import encode_token
+from multiclouddb_spi.continuation.written import WrittenTokens
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, to_error
 from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault
@@ -72,6 +74,7 @@ class Pages:
         feeds: A function that forgets a feed whose resource no longer exists.
         watch: Called when a position will soon be older than the retention.
         headroom_warning: The headroom in seconds below which `watch` is notified.
+        written: Keeps the lineages of the pages' tokens.
     """
 
     def __init__(
@@ -81,9 +84,11 @@ class Pages:
         feeds: FeedCache,
         observing: Observing,
         headroom_warning: float,
+        written: WrittenTokens,
     ) -> None:
         self._provider_id, self._fetcher, self._feeds = provider_id, fetcher, feeds
         self._observing, self._headroom_warning = observing, headroom_warning
+        self._written = written
         self._warned: dict[ResourceAddress, float] = {}
 
     def raise_failure(
@@ -144,10 +149,10 @@ class Pages:
     ) -> MulticloudDbError:
         where = session.feed.public_id(name)
         lineage.advance(name, fault.skip_cursor)
-        token = session.token(
-            lineage.to_json(),
-            watermark=session.watermark,
-            skipped=((where, fault.position),),
+        token = encode_token(
+            session.envelope(
+                lineage.to_json(), watermark=session.watermark, skipped=((where, fault.position),)
+            )
         )
         error = to_error(self._provider_id, "read_changes", self._fetcher.fault(fault), fault)
         message = f"{where}: {fault}; once it is dealt with, continue after it from error.detail.skip_token"
@@ -228,9 +233,13 @@ class Pages:
             notices, idle = (*notices, FeedEnded(state.reason)), True
         if session.skipped:
             notices = (*_skipped(session), *notices)
+        envelope = session.envelope(state_to_json(state), watermark=watermark)
+        token = encode_token(envelope)
+        if isinstance(state, Lineage):
+            self._written.keep(token, envelope, state)
         return ChangeFeedPage(
             events=(),
-            continuation_token=session.token(state_to_json(state), watermark=watermark),
+            continuation_token=token,
             idle=idle,
             partition_retired=isinstance(state, Retired),
             child_partitions=tuple(children),

@@ -34,11 +34,11 @@ class _Idle:
 
     Attributes:
         page: The page.
-        feed: The feed that it is of.
+        feed: The feed to which the page belongs.
         spec: The spec of the feed.
-        scope: The scope of the request; a token of one scope must be refused for another.
+        scope: The scope of the request, because a token of one scope must be refused for another.
         audited: The audit data of the lineage.
-        mark: The mark of the feed before the page was read; None = it was not asked for.
+        mark: The mark of the feed before the page was read; None means that the mark was not requested.
     """
 
     page: ChangeFeedPage
@@ -54,10 +54,10 @@ class Check:
     """The result of one check.
 
     Attributes:
-        wait: How many of the requested seconds are left to wait for a first event.
+        wait: The number of requested seconds that are left to wait for a first event.
         page: The page to return, because nothing has changed; otherwise None.
-        feed: The feed that was asked; None if none was asked.
-        mark: Its mark before anything is read.
+        feed: The feed that was asked for its mark; None if no feed was asked.
+        mark: The feed's mark before anything is read.
     """
 
     wait: float
@@ -69,11 +69,12 @@ class Check:
 class QuietFeeds:
     """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
 
-    A mark is asked for only if the page before was idle, so a busy feed needs no call more. It is asked for
-    before the partitions are read. So a change during the reading gives another mark at the next call.
+    A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
+    is requested before the partitions are read. So a change during the reading gives another mark in the next
+    call.
 
     Args:
-        open_feed: Gives the feed of a spec for the duration of a call.
+        open_feed: Provides the feed of a spec for the duration of a call.
         context: The objects that all calls share.
     """
 
@@ -83,12 +84,12 @@ class QuietFeeds:
         self._lock = threading.Lock()
 
     def check(self, request: ChangeFeedRequest, spec: FeedSpec, wait: float, deadline: Deadline) -> Check:
-        """Find out whether the page before this request can be returned again.
+        """Find out whether the previous page can be returned again.
 
         Args:
             request: The request.
-            spec: The spec of its feed.
-            wait: How many seconds to wait for a first event.
+            spec: The spec of the request's feed.
+            wait: The number of seconds to wait for a first event.
             deadline: The time limit of the call.
         """
         known = self._known(request, spec)
@@ -118,14 +119,14 @@ class QuietFeeds:
     def note(
         self, request: ChangeFeedRequest, feed: Feed, lineage: Lineage, page: ChangeFeedPage, check: Check
     ) -> None:
-        """Remember a page that was read, if it is idle and the next one may be the same.
+        """Remember a page, if it is idle and the next one may be the same.
 
         Args:
             request: The request.
             feed: The feed.
-            lineage: The state in the page's token.
+            lineage: The state that the page's token contains.
             page: The page.
-            check: The result of the check before the reading.
+            check: The result of the check before the partitions were read.
         """
         if len(lineage) <= self._context.width or not page.idle or page.notices:
             return
@@ -138,7 +139,7 @@ class QuietFeeds:
         self._keep(_Idle(page, feed, feed.spec, request.scope, lineage.audited, mark))
 
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
-        """The idle page that ended with the token of a request, unless an audit is due."""
+        """Return the idle page that ended with the token of a request, unless an audit is due."""
         position = request.start_position
         if not self._idle or not isinstance(position, FromContinuationToken):
             return None
@@ -149,7 +150,7 @@ class QuietFeeds:
         return None if is_audit_due(known.audited, self._context.audit_seconds) else known
 
     def _again(self, known: _Idle, requests: int, elapsed: float) -> ChangeFeedPage:
-        """The same page; its token stays, because no position has moved."""
+        """Return the same page; its token stays the same, because no position has moved."""
         self._keep(known)
         diagnostics = attrs.evolve(
             known.page.diagnostics, requests=requests, retries=0, native_charge=None, found_late=0,

@@ -57,7 +57,7 @@ class Scanning:
         lineage: Changed in place.
         result: The result that the call collects.
         deadline: The time limit of the call.
-        now: Asks for the service's time; None if the service does not report its time.
+        now: A function that asks for the service's time; None if the service does not report its time.
         single: True if one segment is read alone, as a physical partition.
 
     Attributes:

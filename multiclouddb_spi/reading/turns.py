@@ -146,7 +146,7 @@ class Turns:
     def ask(self, partition_ids: Iterable[str]) -> None:
         """Read these partitions after all others that are due.
 
-        One that is due or being read keeps its place.
+        A partition that is due or being read keeps its place.
         """
         for partition_id in partition_ids:
             turn = self.of(partition_id)

@@ -14,7 +14,9 @@ HEAD_SECONDS: Final = 2.0
 """The number of seconds for which the other partitions wait for a slow one."""
 _LINGER_SECONDS: Final = 0.002
 _RETURN_SECONDS: Final = 1.0
-_FIRST_PAUSE_SECONDS: Final = 0.02
+# The first pause is short, because most services wait for news themselves from the second round on.
+_FIRST_PAUSE_SECONDS: Final = 0.002
+_LEAST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
 
 
@@ -72,7 +74,7 @@ class Waiting:
         """Return how long to pause before all partitions are read again; the pause grows each time."""
         now = time.monotonic()
         pause = min(self._pause - (now - self._round_began), self.until - now)
-        self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
+        self._pause = max(_LEAST_PAUSE_SECONDS, min(_MOST_PAUSE_SECONDS, 1.5 * self._pause))
         return max(0.0, pause)
 
     def begin_round(self) -> None:

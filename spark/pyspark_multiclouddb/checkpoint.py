@@ -1,8 +1,8 @@
-"""What the sink learns from the checkpoint of its query: its snapshot, and whether the scan is over.
+"""Reads from the checkpoint of a query what its sink needs: the snapshot, and whether the scan is over.
 
 Spark stores the end of the micro-batch N as `offsets/N` before it runs the batch, and `commits/N` after it.
-The end contains the offset of the source, and with it the snapshot (`offsets.py`). So every run of the batch
-finds the same answer here, also after a kill.
+The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). So every run of
+the batch finds the same answer here, even after a kill.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OWN: Final = "give the snapshot a query of its own, with one source"
 
 @attrs.frozen
 class Scan:
-    """The snapshot of a micro-batch.
+    """The snapshot to which a micro-batch belongs.
 
     Attributes:
         plan: Its id.
@@ -47,11 +47,11 @@ class Scan:
 
 
 class Checkpoint:
-    """The checkpoint of a query.
+    """Reads the checkpoint of a query.
 
     Args:
         where: The `checkpointLocation`: a folder, or a URL that Spark can read.
-        spark: The session that reads a URL; by default the active one.
+        spark: The Spark session that reads a URL; by default the active one.
     """
 
     def __init__(self, where: str, spark: SparkSession | None = None) -> None:
@@ -61,14 +61,14 @@ class Checkpoint:
         self._folder = path if os.path.isdir(os.path.join(path, "offsets")) else None
 
     def scan(self, batch_id: int, query_id: str | None) -> Scan | None:
-        """The snapshot of a batch; None if the query has not begun with one.
+        """Return the snapshot of a batch; None if the query has not begun with a snapshot.
 
         Args:
             batch_id: The number of the batch.
             query_id: The id of the query that runs the batch, or None if it is not known.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if it is the checkpoint of another query.
+            MulticloudDbError: `INVALID_REQUEST` if the checkpoint belongs to another query.
         """
         if query_id is not None:
             stored = json.loads(self._read("metadata") or "{}").get("id")
@@ -83,7 +83,7 @@ class Checkpoint:
         return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
 
     def is_scanned(self) -> bool:
-        """True if a batch after the end of the scan was completed, or if there is no scan."""
+        """Return True if a batch after the end of the scan was completed, or if there is no scan."""
         last = max(self._completed(), default=None)
         if last is None:
             return False
@@ -91,7 +91,7 @@ class Checkpoint:
         return snapshot is None or bool(snapshot["over"])
 
     def _snapshot(self, batch_id: int) -> dict[str, Any] | None:
-        """The snapshot in the end of a batch, if its scan reads every row."""
+        """Return the snapshot in the end of a batch, if its scan reads every row."""
         text = self._read(f"offsets/{batch_id}")
         if text is None:
             raise self._wrong(f"has no offsets/{batch_id}")
@@ -105,7 +105,7 @@ class Checkpoint:
         return found[0] if found else None
 
     def _completed(self) -> Iterator[int]:
-        """The numbers of the completed batches that the checkpoint still names."""
+        """Return the numbers of the completed batches that the checkpoint still contains."""
         if self._folder is not None:
             folder = os.path.join(self._folder, "commits")
             names = os.listdir(folder) if os.path.isdir(folder) else []
@@ -118,7 +118,7 @@ class Checkpoint:
                 yield int(number)
 
     def _read(self, name: str) -> str | None:
-        """The text of a file, or None if it does not exist."""
+        """Return the text of a file, or None if the file does not exist."""
         if self._folder is not None:
             try:
                 with open(os.path.join(self._folder, name), encoding="utf-8") as file:
@@ -148,10 +148,12 @@ class Checkpoint:
 
 
 def query_of(batch: DataFrame) -> str | None:
-    """The id of the query that runs a batch; None if Spark does not tell, as over Connect.
+    """Return the id of the query that runs a batch.
+
+    None if Spark does not report it, for example over Connect.
 
     Args:
-        batch: The DataFrame of `foreachBatch`.
+        batch: The DataFrame that `foreachBatch` passes.
     """
     try:
         told = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -161,7 +163,7 @@ def query_of(batch: DataFrame) -> str | None:
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:
-    """The offsets of this source in a line of the offset log, also if the log names its sources."""
+    """Return the offsets of this source in a line of the offset log, even if the log names its sources."""
     try:
         value = json.loads(line)
     except ValueError:

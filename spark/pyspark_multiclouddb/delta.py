@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import check_type, local_path
 from pyspark_multiclouddb.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
 _DOCUMENT: Final = "new_item_state"
 _SNAPSHOT: Final = "multiclouddb-snapshot"
-"""The name of a transaction that says that a snapshot was merged; with the id of one, how far that one is."""
+"""The name of a transaction which records that a snapshot was merged.
+
+With the id of a snapshot, it records how far that snapshot was merged.
+"""
 _BEGUN: Final = 0
 _ENDED: Final = 1
 _NEW_QUERY: Final = "with startingPosition=snapshot, this table, and a checkpointLocation of its own"
@@ -95,22 +99,22 @@ class Target:
 
     @property
     def exists(self) -> bool:
-        """True if there is a table."""
+        """Return True if the table exists."""
         return self._table is not None
 
     def begin(self, scan: Scan) -> None:
-        """Note, before a snapshot's first rows are merged, that everything in the table is older than it.
+        """Record that everything in the table is older than a snapshot, before its first rows are merged.
 
-        What the snapshot shows, and every change after it, then wins over what is in the table. Rows whose
-        `order_key` is lower than the floor lose anyway. The others get the lowest `order_key`. This is done
-        once for each snapshot, in one commit that contains its id.
+        Then the rows of the snapshot, and every change after it, win over the rows in the table. Rows whose
+        `order_key` is lower than the floor lose without this step. The other rows get the lowest `order_key`.
+        This step is done once for each snapshot, in one commit that contains the snapshot's id.
 
         Args:
             scan: The snapshot.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may have been merged
-                without this note, because they could not be told from older ones.
+                without this record, because they could not be distinguished from older ones.
         """
         if self._stage(scan.plan) is not None:
             return
@@ -129,9 +133,9 @@ class Target:
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
     def end(self, scan: Scan) -> None:
-        """Delete, after a snapshot's last rows were merged, what it has not shown.
+        """Delete the documents that a snapshot has not contained, after its last rows were merged.
 
-        Such a document was deleted before the snapshot. Its row becomes a tombstone.
+        Such a document was deleted before the snapshot. The row of the document becomes a tombstone.
 
         Args:
             scan: The snapshot, whose scan is over.
@@ -158,11 +162,11 @@ class Target:
         self._ensure(scan.plan, _ENDED)
 
     def accept(self, plan: str, *, strict: bool) -> None:
-        """Accept rows of a snapshot whose begin and end the sink is not told.
+        """Accept rows of a snapshot if the sink does not know where the snapshot begins and ends.
 
         Args:
             plan: The id of the snapshot.
-            strict: True to refuse any snapshot into a table that has rows already, False to refuse only a
+            strict: True to refuse any snapshot into a table that already has rows, False to refuse only a
                 second snapshot.
 
         Raises:
@@ -214,14 +218,14 @@ class Target:
         return not self._known().file_uris()
 
     def _note(self, plan: str, stage: int) -> CommitProperties:
-        """What a commit stores about a snapshot."""
+        """Return what a commit stores about a snapshot."""
         from deltalake import CommitProperties, Transaction
 
         marks = [Transaction(_SNAPSHOT, 0), Transaction(f"{_SNAPSHOT}:{plan}", stage)]
         return CommitProperties(app_transactions=marks)
 
     def _ensure(self, plan: str, stage: int) -> None:
-        """Store the stage of a snapshot if no commit has, because nothing else had to be changed."""
+        """Store the stage of a snapshot if no commit has stored it, because nothing else was changed."""
         from deltalake import write_deltalake
 
         if self._stage(plan) != stage:
@@ -269,9 +273,15 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     Raises:
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
-    table = _opened(os.fspath(table_path))
+    path = local_path("table_path", table_path)
+    given: object = columns
+    if given is not None and not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
+        raise invalid_request(
+            "columns", f"must be a list of names, not {columns!r}", 'pass ["key", "order_key"]'
+        )
+    table = _opened(path)
     if table is None:
-        raise _missing(os.fspath(table_path))
+        raise _missing(path)
     dataset = table.to_pyarrow_dataset()
     if columns is None:
         columns = [name for name in dataset.schema.names if name != DELETED_AT]
@@ -288,11 +298,11 @@ def drop_tombstones(
 ) -> int:
     """Remove the tombstones of keys that were deleted long ago.
 
-    A tombstone prevents an older change from restoring its row, so it may be removed only when no older
-    change can arrive. Its lifetime must be longer than the service keeps changes, longer than any query with
-    this table may be stopped. While a snapshot is read, an older form of a row can arrive at any time. So
-    give the `checkpoint` of a query that begins with a snapshot: nothing is removed until the query has
-    completed a batch after the end of the scan.
+    A tombstone prevents an older change from restoring its row, so a tombstone may be removed only when no
+    older change can arrive. The lifetime of a tombstone must be longer than the service keeps changes, and
+    longer than any query with this table may be stopped. While a snapshot is read, an older version of a row
+    can arrive at any time. So pass the `checkpoint` of a query that begins with a snapshot: nothing is
+    removed until the query has completed a batch after the end of the scan.
 
     Args:
         table_path: As for `merge_into_delta`. Call this function in the process that merges, or while no
@@ -306,11 +316,15 @@ def drop_tombstones(
     Raises:
         MulticloudDbError: `NOT_FOUND` if the table does not exist.
     """
+    path = local_path("table_path", table_path)
+    check_type("older_than", older_than, timedelta)
+    if checkpoint is not None:
+        local_path("checkpoint", checkpoint)
     if older_than < timedelta(0):
         raise invalid_request("older_than", "is negative", "give the lifetime of a tombstone")
-    table = _opened(os.fspath(table_path))
+    table = _opened(path)
     if table is None:
-        raise _missing(os.fspath(table_path))
+        raise _missing(path)
     if DELETED_AT not in {field.name for field in table.schema().fields}:
         return 0
     if checkpoint is not None and not Checkpoint(os.fspath(checkpoint)).is_scanned():

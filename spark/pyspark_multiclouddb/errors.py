@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api.validators import check_type
 from multiclouddb_spi import ProviderFault, RecordFault
 
 __all__ = ["SourceError", "error_from_query", "source_errors"]
@@ -62,6 +63,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
         ...     if error_from_query(error) == ErrorCategory.CHECKPOINT_EXPIRED:
         ...         restart()
     """
+    check_type("error", error, BaseException, type(None))
     found = _MARKER.search(str(error)) if error is not None else None
     return ErrorCategory(found[1]) if found else None
 

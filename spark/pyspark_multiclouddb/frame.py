@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-from multiclouddb_api import ChangeFeedPage
+from multiclouddb_api import ChangeFeedPage, invalid_request
+from multiclouddb_api.validators import check_type, type_name
 from multiclouddb_spi.arrow import events_to_arrow
+from pyspark_multiclouddb.arguments import check_has
 from pyspark_multiclouddb.rows import ROW_SCHEMA, SPARK_SCHEMA, with_sequence
 
 if TYPE_CHECKING:
@@ -44,12 +46,24 @@ def pages_to_dataframe(
         ...     pages = [client.read_changes(request)]
         >>> pages_to_dataframe(spark, pages, "status STRING, total DOUBLE").show()
     """
+    check_has("spark", spark, "createDataFrame", "a SparkSession")
+    if not isinstance(pages, Iterable):
+        raise invalid_request(
+            "pages", f"must be pages, not {type_name(pages)}", "pass [client.read_changes(…)]"
+        )
+    if schema is not None and not isinstance(schema, str):
+        check_has("schema", schema, "fieldNames", "a StructType or its DDL")
     seen: Counter[str] = Counter()
-    batches = [_to_batch(page, seen) for page in pages if page.events]
+    batches = [_to_batch(page, seen) for page in map(_checked, pages) if page.events]
     frame = spark.createDataFrame(pa.Table.from_batches(batches, schema=ROW_SCHEMA), schema=SPARK_SCHEMA)
     if schema is None:
         return frame
     return frame.withColumn("new_item_state", F.from_json("new_item_state", schema))
+
+
+def _checked(page: ChangeFeedPage) -> ChangeFeedPage:
+    check_type("pages", page, ChangeFeedPage)
+    return page
 
 
 def _to_batch(page: ChangeFeedPage, seen: Counter[str]) -> pa.RecordBatch:

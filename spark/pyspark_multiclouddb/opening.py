@@ -23,7 +23,7 @@ def checked_schema(options: Mapping[str, str]) -> StructType:
         options: The options, as Spark passes them.
 
     Raises:
-        SourceError: `INVALID_REQUEST`; the message names the option and the solution.
+        SourceError: `INVALID_REQUEST`; the message names the option and the way out.
     """
     with source_errors():
         config = parse_options(options).config

@@ -59,7 +59,7 @@ _Mode = TypeVar("_Mode", bound=Enum)
 def from_environment(name: str, value: str) -> str:
     """The value itself. Return the value.
 
-    For `env:NAME`, the value of that environment variable in this process.
+    Return the value; for `env:NAME`, the value of that environment variable in this process.
 
     Args:
         name: The name of the option, for the error.
@@ -104,7 +104,7 @@ def position(name: str, text: str) -> FeedStart | Snapshot:
 
 
 def snapshot_order(name: str, text: str) -> SnapshotOrder:
-    """The order of a snapshot.
+    """Return the order of a snapshot.
 
     Args:
         name: The option, as the user spelled it.
@@ -114,7 +114,7 @@ def snapshot_order(name: str, text: str) -> SnapshotOrder:
 
 
 def on_loss(name: str, text: str) -> OnExpired:
-    """The reaction to changes that have expired.
+    """Return what to do about changes that have expired.
 
     Args:
         name: The option, as the user spelled it.

@@ -94,7 +94,7 @@ class Settings:
         end: The end of a batch; None means the current end.
         max_records: The hard limit on the rows of a micro-batch, or None.
         max_tasks: The maximum number of tasks of a batch.
-        on_loss: The reaction to changes that have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
+        on_loss: What to do about changes that have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
         new_item_state: The mode of the new document in rows.
         old_item_state: The mode of the old document in rows.
         poll_seconds: The time between two polls of an idle feed.
@@ -131,9 +131,9 @@ class Settings:
 
     @property
     def on_expired(self) -> OnExpired:
-        """The reaction of a planned read to a position that has expired.
+        """What a planned read does about a position that has expired.
 
-        Only the plan can begin another snapshot, because the end of a batch that is read is stored already.
+        Only the plan can begin another snapshot, because the end of a batch that is read is already stored.
         """
         return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 
@@ -236,7 +236,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
             text, as Spark passes them.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the option and the solution.
+        MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
     """
     given, connection = _sorted_out(options)
 
@@ -288,13 +288,13 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
 
 
 def _on_loss(given: Mapping[str, tuple[str, str]]) -> OnExpired:
-    """The reaction to a loss; another snapshot is like the first one, but `AUTO` by default."""
+    """Return what to do after a loss; another snapshot is like the first one, but `AUTO` by default."""
     on_loss = values.on_loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
     return Resnapshot(_as_given(on_loss.snapshot, given)) if isinstance(on_loss, Resnapshot) else on_loss
 
 
 def _as_given(snapshot: Snapshot, given: Mapping[str, tuple[str, str]]) -> Snapshot:
-    """A snapshot with the options that the user gave."""
+    """Return a snapshot with the options that the user gave."""
     if "snapshotOrder" in given:
         snapshot = attrs.evolve(snapshot, order=values.snapshot_order(*given["snapshotOrder"]))
     if "snapshotSegments" in given:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["PLAN", "Piece", "collected_in_pieces", "latest_rows"]
 
 PLAN: Final = "_multiclouddb_plan"
-"""The column with the id of the snapshot that a row comes from; null for a change."""
+"""The column with the id of the snapshot from which a row comes; null for a change."""
 
 _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
@@ -36,12 +36,12 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, 
 
 @attrs.frozen
 class Piece:
-    """A part of a batch.
+    """One part of a batch.
 
     Attributes:
-        rows: The last changes of some keys.
+        rows: The last changes of some of the keys.
         is_last: True for the last part.
-        plan: The id of the snapshot of which the batch has rows, or None.
+        plan: The id of the snapshot to which rows of the batch belong, or None.
     """
 
     rows: pa.Table
@@ -66,12 +66,12 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
 
     Args:
         frame: The DataFrame, with the columns `key`, `order_key`, `type`, and any others, such as `PLAN`.
-        max_bytes: The maximum size of a piece. It is lowered if Spark's `spark.driver.maxResultSize` requires
-            this. The keys are divided into 4096 parts, and the rows of one part are never split.
+        max_bytes: The maximum size of a piece. The size is reduced if Spark's `spark.driver.maxResultSize`
+            requires this. The keys are divided into 4096 parts, and the rows of one part are never split.
 
     Returns:
-        Tables with the columns of the frame except `PLAN`. Each key is in one table. For a frame without
-            rows, there are no tables.
+        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. A frame
+        without rows gives no tables.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.
@@ -125,7 +125,7 @@ def _total(kept: DataFrame) -> _Total:
 
 
 def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
-    """The first and last bucket of each piece."""
+    """Return the first and last part (bucket) of each piece."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     if total.incomplete:

@@ -61,7 +61,7 @@ class PlainStreamReader(DataSourceStreamReader):
         """Return the work of a micro-batch. From now on, `end` is the position of the query.
 
         Raises:
-            SourceError: If the query has a checkpoint, and Spark did not pass its position before it
+            SourceError: Raised if the query has a checkpoint, and Spark did not pass its position before it
                 requested the first batch. At that time, nothing has been written yet.
         """
         if self._position is None and self._first not in (None, end):

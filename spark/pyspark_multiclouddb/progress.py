@@ -39,7 +39,8 @@ from multiclouddb_spi.scan import plan_id_of
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pyspark_multiclouddb.connection import Connection
+    from pyspark_multiclouddb.arguments import check_has
+from pyspark_multiclouddb.connection import Connection
 
 __all__ = ["Reports", "caught_up", "snapshot_state"]
 
@@ -50,7 +51,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Reports:
     """Makes the reports of one run of a query.
 
-    It requests the service's time at most once every 30 seconds.
+    The service's time is requested at most once every 30 seconds.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ def snapshot_state(
     Args:
         known: The snapshot from the offset before the step, or None.
         before: The lineage before the step.
-        after: The lineage after it.
+        after: The lineage after the step.
         whole: True if the scan begins here and reads every row that exists.
     """
     plan = before.plan
@@ -181,6 +182,7 @@ def caught_up(query: StreamingQuery) -> bool:
         ...     if caught_up(query):
         ...         break
     """
+    check_has("query", query, "lastProgress", "a streaming query")
     progress = query.lastProgress
     if progress is None:
         return True

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from multiclouddb_api.validators import check_type
 from pyspark_multiclouddb.java import ensure_java
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
         The session. The session's master is `local[*]`, and a task that fails is tried a second time.
 
     Raises:
-        RuntimeError: If there is no usable Java.
+        RuntimeError: Raised if there is no usable Java.
 
     Examples:
         >>> with local_session("orders") as spark:
         ...     spark.read.format("multiclouddb").option("url", url).option("collection", "orders").load()
     """
+    check_type("app_name", app_name, str)
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])

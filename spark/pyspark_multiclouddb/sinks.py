@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 from multiclouddb_api import ChangeFeedPage, invalid_request
 from multiclouddb_spi.arrow import events_to_arrow
 from multiclouddb_spi.scan import plan_id_of
+from pyspark_multiclouddb.arguments import check_merge, check_rows
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
 from pyspark_multiclouddb.delta import Target, drop_tombstones, live_rows
 from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
@@ -69,6 +70,7 @@ def latest_by_key(events: _Events) -> _Events:
             table is
         sorted by `key`; a DataFrame is evaluated when you use it, in Spark, and has no order.
     """
+    check_rows("events", events)
     if not isinstance(events, pa.Table):
         return cast("_Events", latest_rows(events))
     if not events.num_rows:
@@ -102,10 +104,10 @@ def merge_into_delta(
 
     A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if its
     options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. The
-    offsets there show which snapshot a batch belongs to and whether its scan is over. A snapshot then repairs
-    the table: what it shows wins over older rows, and after its last row the documents that it has not shown
-    become tombstones. So the table must belong to this collection alone. Without `checkpoint`, a snapshot
-    into a table with older rows is refused.
+    offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is over.
+    A snapshot then repairs the table: its rows win over older rows, and after its last row the documents that
+    it has not contained become tombstones. So the table must belong to this collection alone. Without
+    `checkpoint`, a snapshot into a table with older rows is refused.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
@@ -114,13 +116,14 @@ def merge_into_delta(
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
-            or a page is one commit.
-        batch_id: The number that Spark passes. None for changes that have no number. They are always merged,
-            and a repetition changes nothing.
-        table_path: A folder, or a URL that `deltalake` supports. Only one process may write at a time.
-        app_id: Identifies the query and its checkpoint. With a new checkpoint directory the numbers begin
-            again, so use another `app_id`. Otherwise the first batches count as replays and are left out.
-            None if, and only if, there is no number.
+            or a page is merged in one commit.
+        batch_id: The number of the batch that Spark passes. None for changes that have no batch number. Such
+            changes are always merged, and repeating them changes nothing.
+        table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
+            time.
+        app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
+            numbers begin again, so use another `app_id`. Otherwise the first batches count as replays and are
+            left out. Must be None if there is no batch number, and only then.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
         new_columns: What to do with a column that the batch has and the table does not have: `"add"` adds the
@@ -135,10 +138,14 @@ def merge_into_delta(
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
             or is new and refused; if a snapshot needs `checkpoint`, or the checkpoint is of another query;
             `NOT_FOUND` if the table does not exist and `create` is False. In these cases no row was written.
-        ImportError: `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
+        ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
 
+    check_merge(
+        batch, table_path, batch_id=batch_id, app_id=app_id, checkpoint=checkpoint, create=create,
+        new_columns=new_columns, max_bytes=max_bytes,
+    )  # fmt: skip
     if (batch_id is None) != (app_id is None):
         raise invalid_request("batch_id", "goes with app_id", "give both, or None for both")
     if max_bytes < 1:
@@ -168,7 +175,7 @@ def merge_into_delta(
 def _scan_of(
     batch: DataFrame | pa.Table | ChangeFeedPage, batch_id: int | None, checkpoint: str
 ) -> Scan | None:
-    """The snapshot that the batch belongs to."""
+    """Return the snapshot to which the batch belongs."""
     if batch_id is None:
         raise invalid_request("checkpoint", "goes with batch_id", "give both, or leave both out")
     if isinstance(batch, pa.Table | ChangeFeedPage):
@@ -177,7 +184,7 @@ def _scan_of(
 
 
 def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
-    """Begin or accept the snapshot of which a batch has rows."""
+    """Begin or accept the snapshot to which rows of a batch belong."""
     if scan is not None:
         if plan not in (None, scan.plan):
             raise invalid_request(
@@ -191,7 +198,7 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
 
 
 def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[Piece]:
-    """The last changes of the batch, in the columns of the target and `type`."""
+    """Return the last changes of the batch, in the columns of the target and `type`."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
@@ -217,7 +224,7 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
 
 
 def _plan_in(events: pa.Table) -> str | None:
-    """The id of the snapshot of which there are rows, from the id of one of them."""
+    """Return the id of the snapshot to which rows belong, from the id of one of these rows."""
     backfilled = events["backfilled"]
     where = pc.index(backfilled, True).as_py()
     if where < 0:

@@ -1,6 +1,5 @@
 """Fixtures: one Spark session per process, one embedded store per test, and readers of the store's feed."""
 
-import os
 import random
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb.connection import close_connections
 
-from .databases import Cosmos, Dynamo, Embedded, Mongo, Spanner, credentials, has_spanner
+from .databases import Cosmos, Dynamo, Embedded, Mongo, credentials
 from .queries import Queries
 
 COLLECTION = "orders"
@@ -63,18 +62,13 @@ def source(tmp_path):
 
 @pytest.fixture(scope="session")
 def databases(tmp_path_factory):
-    """Servers for queries in processes of their own, by name; each is started at its first use.
-
-    No package registry has the emulator of Spanner. With CI set, it has to be there.
-    """
-    kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos, Spanner)}
-    if os.environ.get("CI") != "true" and not has_spanner():
-        del kinds["spanner"]
+    """Makes feeds for queries in processes of their own; each server is started at its first use."""
+    kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos)}
     servers = {}
 
     def feeds(name, *wanted):
-        """A feed with this name of each database, or of some."""
-        for kind in wanted or kinds:
+        """A feed with this name of each of these databases."""
+        for kind in wanted:
             if kind not in servers:
                 servers[kind] = kinds[kind](tmp_path_factory.mktemp(kind))
             yield servers[kind].feed(name)
@@ -89,7 +83,7 @@ def databases(tmp_path_factory):
 
 @pytest.fixture
 def start_queries(tmp_path):
-    """Makes `Queries`, whose processes end with the test."""
+    """Make `Queries`, whose processes end with the test."""
     made = []
 
     def make(feeds, **settings):

@@ -1,10 +1,11 @@
-"""A short life of queries on databases with secrets; it keeps whatever Spark shows or writes of them.
+"""Runs short queries on databases with secrets; it keeps everything that Spark shows or writes about them.
 
     python database_life.py FOLDER OPTIONS COUNT
 
-OPTIONS has the options of each query by its name, as JSON; COUNT is how many events each database has. It
-fixes the start of each query and leaves the file `pinned`; when the file `written` is there, it goes on until
-all events are there. The files of the rows and all that was shown lie in the folder.
+OPTIONS contains the options of each query by its name, as JSON; COUNT is the number of events in each
+database. The program fixes the start of each query and leaves the file `pinned`. When the file `written`
+exists, it continues until all events have arrived. The files of the rows and everything that was shown are in
+the folder.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ spark = local_session("database", **conf)
 
 
 class Life:
-    """The query on one database; every run but the first is a clean restart."""
+    """Run the query on one database; every run except the first is a clean restart."""
 
     def __init__(self, name, options):
         self.name, self.options, self.rows = name, options, folder / "rows" / name

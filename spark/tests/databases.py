@@ -1,4 +1,4 @@
-"""The databases that queries of the tests read: each makes feeds of `EVENTS` changes."""
+"""Provides the databases that queries of the tests read: each makes feeds of `EVENTS` changes."""
 
 from urllib.parse import quote
 
@@ -18,17 +18,18 @@ from multiclouddb_embedded import EmbeddedStore
 
 EVENTS = 120
 KEYS = 40
+PARTS = 3
 
 
 @attrs.define
 class Feed:
-    """A collection of its own.
+    """A collection that only one test uses.
 
     Attributes:
         name: The database's.
         url: For `connect`, and the option.
         address: Where the collection is.
-        write: Makes its events, through splits where a test can cause them.
+        write: Makes its events, or one of three parts of them, through splits where a test can cause them.
         secrets: What nothing may show.
         position: Where a query starts.
     """
@@ -42,25 +43,31 @@ class Feed:
     token: object = None
 
     def mark(self):
-        """Remember where the feed stands."""
+        """Remember the present position of the feed."""
         with connect(self.url) as client:
             self.token = client.read_changes(ChangeFeedRequest(self.address, Now())).continuation_token
 
     def ids(self):
-        """The ids of the events since then."""
+        """Return the ids of the events since then."""
         with connect(self.url) as client:
             request = ChangeFeedRequest(self.address, FromContinuationToken(self.token))
             return sorted(event.event_id for event in client.iterate_changes(request, until_idle=True))
 
     def options(self):
-        """Those of the source."""
+        """The options of the source."""
         database = {"database": self.address.database} if self.address.database else {}
         place = {"url": self.url, "collection": self.address.collection, **database}
         return {**place, "startingPosition": self.position}
 
 
+def numbers_of(part):
+    """The numbers of the events of a part; None for all."""
+    size = EVENTS // PARTS
+    return range(EVENTS) if part is None else range(part * size, (part + 1) * size)
+
+
 class Embedded:
-    """Files; the splits and merges are real."""
+    """The embedded store uses files; its splits and merges are real."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -70,9 +77,9 @@ class Embedded:
         with store:
             store.create_collection("items", partitions=3)
 
-        def write():
+        def write(part=None):
             with EmbeddedStore(store.path, durable=False) as opened:
-                for number in range(EVENTS):
+                for number in numbers_of(part):
                     opened.put("items", f"k{number % KEYS}", {"n": number})
                     parts = [part.partition_id for part in opened.partitions("items")]
                     if number == EVENTS // 3:
@@ -87,7 +94,7 @@ class Embedded:
 
 
 class Dynamo:
-    """DynamoDB Local; a stream's shard rolls over."""
+    """DynamoDB Local, with a stream whose shard rolls over."""
 
     def __init__(self, folder):
         del folder
@@ -97,8 +104,8 @@ class Dynamo:
     def feed(self, name):
         self.server.create_table(name)
 
-        def write():
-            for number in range(EVENTS):
+        def write(part=None):
+            for number in numbers_of(part):
                 item = {"pk": {"S": f"k{number % KEYS}"}, "n": {"N": str(number)}}
                 self.server.client().put_item(TableName=name, Item=item)
                 if number == EVENTS // 2:
@@ -113,7 +120,7 @@ class Dynamo:
 
 
 class Mongo:
-    """A replica set that wants a password."""
+    """A replica set that requires a password."""
 
     def __init__(self, folder):
         module = server_module("mongo", "mongod")
@@ -124,10 +131,14 @@ class Mongo:
         items = self.server.client()["shop"][name]
         items.database.create_collection(name)
 
-        def write():
-            items.insert_many([{"_id": number, "n": number} for number in range(EVENTS - 20)])
-            items.update_many({"_id": {"$lt": 10}}, {"$set": {"n": -1}})
-            items.delete_many({"_id": {"$gte": EVENTS - 30}})
+        def write(part=None):
+            for number in numbers_of(part):
+                if number < EVENTS - 20:
+                    items.insert_one({"_id": number, "n": number})
+                elif number < EVENTS - 10:
+                    items.update_one({"_id": number - 40}, {"$set": {"n": -1}})
+                else:
+                    items.delete_one({"_id": number - 40})
 
         assert self.secrets[1] in self.server.uri()
         return Feed("mongo", self.server.uri(), ResourceAddress("shop", name), write, self.secrets)
@@ -137,65 +148,37 @@ class Mongo:
 
 
 class Cosmos:
-    """Our emulator; a partition splits. Its key is in the environment."""
+    """The project's emulator, with a partition that splits. The key of the account is in the environment."""
 
     def __init__(self, folder):
         del folder
         self.server = CosmosEmulator()
         self.server.__enter__()
+        self.natives = []
 
     def feed(self, name):
         native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
+        self.natives.append(native)
         database = native.create_database_if_not_exists("shop")
         items = database.create_container(name, PartitionKey("/id"), offer_throughput=20_000)
 
-        def write():
-            for number in range(EVENTS):
+        def write(part=None):
+            for number in numbers_of(part):
                 items.upsert_item({"id": f"k{number % KEYS}", "n": number})
                 if number == EVENTS // 2:
                     (first, *_) = self.server.partitions("shop", name)
                     self.server.split("shop", name, first["id"])
-            native.close()
 
         url = f"cosmos://{self.server.endpoint.split('/')[2]}?tls=false"
         # The service tells of no change before a query's first batch.
         return Feed("cosmos", url, ResourceAddress("shop", name), write, (self.server.key,), "now")
 
     def close(self):
+        for native in self.natives:
+            native.close()
         self.server.__exit__(None, None, None)
 
 
-class Spanner:
-    """Google's emulator; partitions are moved, split and merged by themselves."""
-
-    def __init__(self, folder):
-        del folder
-        module = server_module("spanner", "emulator")
-        self.server = module.Emulator(module.HASTY)
-
-    def feed(self, name):
-        made = self.server.database(
-            f"CREATE TABLE {name} (id STRING(MAX) NOT NULL, n INT64) PRIMARY KEY (id)",
-            f"CREATE CHANGE STREAM changes FOR {name} OPTIONS (value_capture_type = 'NEW_ROW')",
-        )
-
-        def write():
-            for first in range(0, EVENTS, 5):
-                with made.batch() as batch:
-                    rows = [[f"k{number % KEYS}", number] for number in range(first, first + 5)]
-                    batch.insert_or_update(name, ("id", "n"), rows)
-
-        return Feed("spanner", self.server.url, ResourceAddress(made.database_id, name), write)
-
-    def close(self):
-        self.server.stop()
-
-
 def credentials():
-    """Those of DynamoDB Local: processes find them in their environment."""
+    """The credentials for DynamoDB Local, which processes find in their environment."""
     return server_module("dynamo", "server").CREDENTIALS
-
-
-def has_spanner():
-    """Whether this machine has the emulator, which no package registry has."""
-    return server_module("spanner", "emulator").program() is not None

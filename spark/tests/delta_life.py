@@ -1,9 +1,9 @@
-"""A query that copies a collection into a Delta table, for tests that kill it: all rows, and all changes.
+"""A query that copies a collection into a Delta table (all rows, and all changes), for tests that kill it.
 
     python delta_life.py FOLDER OPTIONS
 
-OPTIONS are those of the source, as JSON. It begins with an interleaved snapshot, and ends by itself when it
-has read what there is.
+OPTIONS are the options of the source, as JSON. The query begins with an interleaved snapshot, and ends by
+itself when it has read everything.
 """
 
 import json

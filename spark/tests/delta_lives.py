@@ -1,4 +1,4 @@
-"""Runs `delta_life.py` on a database, and kills it at a random commit of its table."""
+"""Runs `delta_life.py` on a database, and kills the program at a random commit of its table."""
 
 import json
 import random
@@ -12,13 +12,13 @@ FOLLOWER = runpy.run_path(str(Path(__file__).with_name("test_kill.py")))["Follow
 
 
 def live(folder, options, put, delete):
-    """The table equals the collection after a kill, tombstones included.
+    """The table must equal the collection after a kill, including tombstones.
 
     Args:
         folder: An empty folder.
         options: The options of the source.
-        put: Writes a document with an id, from 0 to 39, and a number.
-        delete: Deletes the document with an id.
+        put: Write a document with an id, from 0 to 39, and a number.
+        delete: Delete the document with an id.
     """
     seed = random.randrange(1_000_000)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails

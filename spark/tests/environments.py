@@ -1,8 +1,8 @@
 """Other versions of PySpark: fetched once per user, unpacked outside the clone, and shared by all processes.
 
 An environment is a folder that `PYTHONPATH` puts before the packages of `.venv`. Everything else that a
-test needs comes from `.venv`. PySpark is a source package of about 430 MB. It is unpacked instead of built:
-a build takes half a minute longer and gives the same files.
+test needs comes from `.venv`. PySpark is a source package of about 430 MB. The package is unpacked instead of
+built, because a build takes half a minute longer and gives the same files.
 
     python spark/tests/environments.py          builds all of them, and prints the time of each
     python spark/tests/environments.py 4.0.5    prints the folder of one
@@ -43,7 +43,7 @@ def environment(version):
     """Return the folder with PySpark of a version; the first call of a user fetches it.
 
     Raises:
-        ServerUnavailableError: If pip failed, or what it fetched is not the expected package.
+        ServerUnavailableError: Raised if pip failed, or what it fetched is not the expected package.
     """
     return _fetched(DIGESTS[version], ["--no-binary=:all:", f"pyspark=={version}"], _unpack)
 

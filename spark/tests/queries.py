@@ -1,4 +1,4 @@
-"""Queries over several databases in one driver, which a test kills."""
+"""Runs queries over several databases in one driver, which a test kills."""
 
 import json
 import os
@@ -18,10 +18,10 @@ LIMIT = 20
 
 
 class Queries:
-    """A query over each of some feeds.
+    """Runs a query over each of several feeds.
 
     Attributes:
-        folder: All that is left of them.
+        folder: Return everything that is left of the queries.
         feeds: What they read.
         process: The driver; None before `start`.
     """
@@ -43,17 +43,17 @@ class Queries:
         with self.log.open("a") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
-    def write(self):
+    def write(self, part=None):
         """Every query has fixed its start, then the databases change."""
         self.wait(lambda place: (place / "checkpoint" / "commits" / "0").exists())
         for feed in self.feeds:
-            feed.write()
+            feed.write(part)
 
     def places(self):
         return [self.folder / feed.name for feed in self.feeds]
 
     def wait(self, condition):
-        """Until it holds in the folder of every query."""
+        """Wait until a condition holds in the folder of every query."""
 
         def holds():
             assert self.process.poll() is None, self.log.read_text()[-5000:]
@@ -62,12 +62,18 @@ class Queries:
         wait_until(holds, seconds=SECONDS)
 
     def reach(self):
-        """Every query waits at the moment; the processes in which they do."""
+        """Wait until every query has stopped at the moment.
+
+        Return the processes in which the queries wait.
+        """
         self.wait(lambda place: (place / f"reached-{self.moment}").exists())
         return [int((place / f"reached-{self.moment}").read_text() or 0) for place in self.places()]
 
     def kill(self):
-        """The driver and its JVM. Both are stopped first, so that neither runs while the other is dead."""
+        """Kill the driver and its JVM.
+
+        Both processes are stopped first, so that neither runs while the other is dead.
+        """
         jvm = int((self.folder / "jvm").read_text())
         os.kill(jvm, signal.SIGSTOP)
         if self.moment == "commit":
@@ -79,8 +85,12 @@ class Queries:
             os.kill(pid, signal.SIGKILL)
         self.clean()
 
+    def wait_for_more(self, than):
+        """Every query has delivered more events."""
+        self.wait(lambda place: len(rows_of(place)) > than)
+
     def clean(self):
-        """End what the driver has started: it is the leader of a session."""
+        """End everything that the driver has started; the driver is the leader of a session."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):
@@ -91,9 +101,11 @@ class Queries:
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-5000:]
 
     def check(self):
-        """Each event came once, and a batch that came again had the same rows within the limit."""
+        """Check that each event came once, and that a repeated batch had the same rows and stayed within the
+        limit.
+        """
         for feed, place in zip(self.feeds, self.places(), strict=True):
-            rows = [row for file in (place / "rows").iterdir() for row in json.loads(file.read_text())]
+            rows = rows_of(place)
             assert sorted(rows) == feed.ids()
             assert len(rows) == EVENTS
             came = {}
@@ -101,6 +113,10 @@ class Queries:
                 came.setdefault(file.name.partition("-")[0], []).append(json.loads(file.read_text()))
             assert all(again == first for first, *rest in came.values() for again in rest)
             assert max(len(first) for first, *_ in came.values()) <= LIMIT
+
+
+def rows_of(place):
+    return [row for file in (place / "rows").iterdir() for row in json.loads(file.read_text())]
 
 
 def marks(place, kind):

@@ -2,11 +2,12 @@
 
     python queries_life.py FOLDER MASTER EVENTS MOMENT
 
-`FOLDER/queries` has the options of each query by its name. A query has `FOLDER/NAME` for its checkpoint, its
-rows, and what it delivered before. The program ends when each query has so many events. At the moment
-`planning` (before it), `planned`, `task`, `sink` (it has committed) or `commit` (the same; then the test lets
-it return to a Spark that has stopped), a query leaves the file `reached-MOMENT` and waits until there is a
-file `FOLDER/go`. It does so in the second batch with rows of a run.
+`FOLDER/queries` contains the options of each query by its name. A query uses `FOLDER/NAME` for its
+checkpoint, its rows, and its earlier deliveries. The program ends when each query has this many events. At
+the given MOMENT, a query leaves the file `reached-MOMENT` and waits until the file `FOLDER/go` exists. The
+moments are `planning` (before it), `planned`, `task`, `sink` (it has committed) or `commit` (the same; then
+the test lets it return to a Spark that has stopped). The query does this in the second batch with rows of a
+run.
 """
 
 import json
@@ -35,14 +36,16 @@ conf = {
 
 
 class Place:
-    """Where a query is, seen from each of its processes."""
+    """Represents the point that a query has reached, as seen from each of its processes."""
 
     def __init__(self, name, moment):
         self.folder, self.moment = folder / name, moment
         self.armed, self.plans = self.folder / "armed", self.folder / "plans"
 
     def reach(self, moment):
-        """Wait here, if this is the moment: until the test says so, or the driver is gone."""
+        """Wait here, if this is the given moment, until the test allows the query to continue or the driver
+        has ended.
+        """
         if moment != self.moment or not self.armed.exists():
             return
         draft = self.folder / f"draft-{os.getpid()}-{threading.get_ident()}"
@@ -57,7 +60,7 @@ class Place:
 
 
 class Reader(ChangeFeedStreamReader):
-    """The source's own, which stops at a moment."""
+    """The source's own class, which stops at a given moment."""
 
     def __init__(self, settings, place):
         super().__init__(settings)
@@ -85,7 +88,7 @@ class Reader(ChangeFeedStreamReader):
 
 
 def source_of(place):
-    """The source for one query, with the name of its folder."""
+    """Return the source for one query, with the name of the query's folder."""
 
     class Source(DefaultSource):
         @classmethod
@@ -99,8 +102,8 @@ def source_of(place):
 
 
 class Sink:
-    """Keeps each batch in a file, and each delivery of it in another; a query on the embedded store also
-    merges it into a Delta table.
+    """Keep each batch in a file, and each delivery of the batch in another; a query on the embedded store
+    also merges the batch into a Delta table.
     """
 
     def __init__(self, place):
@@ -130,7 +133,7 @@ class Sink:
 
 
 class Query:
-    """One query, from its checkpoint."""
+    """Run one query, from its checkpoint."""
 
     def __init__(self, name, options):
         self.place = Place(name, moment)
@@ -145,8 +148,8 @@ class Query:
         self.start()
 
     def start(self):
-        """Spark waits ten seconds for the process that plans. Where the machine is busier, it starts again;
-        and all queries start one after the other.
+        """Spark waits ten seconds for the process that plans a query. If the machine is too busy for this,
+        Spark starts the process again. Therefore the queries start one after another.
         """
         self.running = self.writer.start()
         while not self.place.plans.exists():

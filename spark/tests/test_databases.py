@@ -1,4 +1,6 @@
-"""Short lives of queries over every database with a secret: each event comes once, no secret is anywhere."""
+"""Runs short queries over every database with a secret: each event comes once, and no secret is shown
+anywhere.
+"""
 
 import json
 import os

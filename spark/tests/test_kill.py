@@ -1,4 +1,4 @@
-"""SIGKILL of the driver and its JVM in the middle of batches: what the sink has equals the source."""
+"""Kills the driver and its JVM with SIGKILL in mid-batch: the contents of the sink must equal the source."""
 
 import json
 import os
@@ -83,7 +83,10 @@ def deleted_in(folder):
 
 @pytest.mark.timeout(900)  # it starts Spark six times
 def test_every_moment_of_a_kill_gives_the_same_rows(databases, start_queries):
-    """Three databases at once; each start begins with the batch that the last kill interrupted."""
+    """The test uses three databases at once.
+
+    Each start begins with the batch that the last kill interrupted.
+    """
     queries = start_queries(list(databases("killed", "embedded", "dynamo", "mongo")))
     for moment in ("planning", "planned", "task", "sink", "commit"):
         queries.start(moment)

@@ -1,6 +1,6 @@
 """Makes random changes to a partitioned log.
 
-Each is planned in steps and read again later, like micro-batches.
+Each change is planned in steps and read again later, like micro-batches.
 """
 
 import random

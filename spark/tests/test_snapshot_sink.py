@@ -1,7 +1,8 @@
-"""Lives of a snapshot through the Delta sink: the table equals the source, whatever dies or expires.
+"""Runs snapshots at random through the Delta sink: the table must equal the source, whatever is killed or
+expires.
 
-A life plans and reads micro-batches as Spark does, and keeps Spark's checkpoint in a folder. The process dies
-before or after any commit of the table, and between the table and the checkpoint.
+Each run plans and reads micro-batches as Spark does, and keeps Spark's checkpoint in a folder. The process
+dies before or after any commit of the table, and between the table and the checkpoint.
 """
 
 import json
@@ -35,7 +36,7 @@ LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
 
 
 class Killed(BaseException):
-    """The process dies here."""
+    """Raised to simulate that the process dies at this point."""
 
 
 class Query:
@@ -71,7 +72,7 @@ class Query:
         return json.loads((self.checkpoint / "offsets" / str(number)).read_text().splitlines()[2])
 
     def step(self):
-        """Run the pending batch, or plan the next one; False if there is nothing to read."""
+        """Run the pending batch, or plan the next one; False if there are no changes to read."""
         done, planned = self.numbers("commits"), self.numbers("offsets")
         number = len(planned) - 1
         if len(done) == len(planned):
@@ -140,7 +141,7 @@ def check(query):
 
 
 def lose(source):
-    """The query is down, and what was changed meanwhile expires, deletes too."""
+    """The query is stopped, and the changes made in the meantime expire, including deletes."""
     source.write(15, seed="lost")
     source.store.trim(COLLECTION, max_count=0)
     source.write(3, seed="kept")
@@ -236,7 +237,7 @@ class TestAnotherSnapshot:
         check(query)
 
     def test_position_below_old_changes_as_on_dynamodb(self, source, tmp_path):
-        """The floor is lower than every `order_key`, so all older rows have to be marked."""
+        """The floor is lower than every `order_key`, so all older rows must be marked."""
         checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
         for part in ("offsets", "commits"):
             (checkpoint / part).mkdir(parents=True)
@@ -276,7 +277,7 @@ class TestRefusals:
             query.drain()
 
     def test_checkpoint_that_comes_when_rows_were_merged_without_it(self, source, tmp_path):
-        """The rows of the snapshot cannot be told from older ones."""
+        """The rows of the snapshot cannot be distinguished from older ones."""
         source.write(40)
         merge_into_delta(rows(("old", 1, {})), None, tmp_path / "table", None)
         query = Query(source, tmp_path, limit=5, snapshotSegments="8", told=False)

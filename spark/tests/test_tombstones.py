@@ -95,7 +95,9 @@ class TestOlderChange:
         self.check(path)
 
     def test_rows_of_a_scan_follow_the_same_rule(self, path):
-        """A backfilled row has the position of the scan's start: 3 changes are after it, 2 before it."""
+        """A backfilled row has the position of the scan's start: 3 changes are after that position, and 2
+        before it.
+        """
         merge_into_delta(rows(("a", 2, {"n": 2}), ("b", 6, None), ("c", 5, {"n": 5})), 0, path, "app")
         scan = rows(*((key, 4, {"scan": key}) for key in "abcd"))
         scan = scan.set_column(scan.column_names.index("backfilled"), "backfilled", pa.array([True] * 4))

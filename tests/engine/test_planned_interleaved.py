@@ -1,4 +1,6 @@
-"""Planned reads of a snapshot with its changes beside its rows: `INTERLEAVED`, and `AUTO` when released."""
+"""Tests planned reads of a snapshot together with its changes: `INTERLEAVED`, and `AUTO` after the stream is
+released.
+"""
 
 import pytest
 
@@ -15,7 +17,7 @@ INTERLEAVED, AUTO = SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 
 
 def writing(plan, number):
-    """What an application does while the scan runs."""
+    """Make the changes that an application makes while the scan runs."""
     plan.sim.write(f"k{number % 40}", {"n": 100 + number})
     plan.sim.write(f"k{(number * 7) % 40}", None if number % 3 else {"n": 200 + number})
     names = list(plan.sim.open_partitions)

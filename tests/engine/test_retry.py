@@ -1,5 +1,6 @@
 """Tests the one retry policy for pages, plans, Spark and the command line."""
 
+import sys
 from collections import Counter
 
 import pytest
@@ -231,3 +232,18 @@ class TestClassifiedOnce:
         with pytest.raises(MulticloudDbError), user_errors(provider, "read"):
             raise error
         assert provider.classified == [error]
+
+
+def test_a_failure_is_raised_if_the_retries_cannot_be_loaded(make_bench, monkeypatch):
+    """They are loaded at the first failure; a system without free file handles cannot load anything then."""
+    monkeypatch.setitem(sys.modules, "tenacity", None)
+    bench = make_bench(1)
+    tries = Tries(SimulationProvider(bench.sim))
+    error = ThrottledError("slow down")
+
+    def fails():
+        raise error
+
+    with pytest.raises(ThrottledError) as caught:
+        tries.call(fails, Deadline.after(SOON))
+    assert caught.value is error

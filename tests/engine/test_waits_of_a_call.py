@@ -38,17 +38,16 @@ class TestRounds:
         return clock
 
     def test_the_pause_between_two_is_no_longer_than_the_call_waits(self, clock):
-        times = Waiting(Deadline(clock.now + 60), 0.005, 1.0)
-        assert times.before_round() == pytest.approx(0.005)
+        times = Waiting(Deadline(clock.now + 60), 0.001, 1.0)
+        assert times.before_round() == pytest.approx(0.001)
 
     def test_the_time_that_a_round_took_is_part_of_the_pause(self, clock):
         times = Waiting(Deadline(clock.now + 60), 30.0, 1.0)
-        first = times.before_round()
-        assert first == pytest.approx(0.02)
+        assert times.before_round() == pytest.approx(0.002)  # then most services wait for news themselves
         times.begin_round()
-        assert first < times.before_round() < 2 * first
+        assert times.before_round() == pytest.approx(0.02)
         times.begin_round()
-        clock.now += 0.04
+        clock.now += 0.025
         assert 0 < times.before_round() < 0.01
         times.begin_round()
         clock.now += 10

@@ -200,10 +200,10 @@ class Log:
     def reshape(self, parents: Sequence[str], count: int) -> tuple[str, ...]:
         """End open partitions and give their hashes to `count` children.
 
-        Each child descends from all of them.
+        Each child descends from all of the ended partitions.
 
         Raises:
-            ValueError: If a parent is not open, or has too few hashes.
+            ValueError: Raised if a parent is not open, or has too few hashes.
         """
         with self.changed:
             if len(set(parents)) != len(parents) or not parents:

@@ -192,7 +192,7 @@ def halves(ranges: Sequence[HashRange], count: int) -> list[tuple[HashRange, ...
     """Divide ranges among `count` partitions; split the widest range while there are too few.
 
     Raises:
-        ValueError: If the ranges have fewer than `count` hashes.
+        ValueError: Raised if the ranges have fewer than `count` hashes.
     """
     widest = [(low - high, low, high) for low, high in ranges]
     heapq.heapify(widest)

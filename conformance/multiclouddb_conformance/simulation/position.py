@@ -36,7 +36,7 @@ def to_place(cursor: Cursor) -> Place:
     """Return the position of a cursor.
 
     Raises:
-        InvalidCursor: If no position has this cursor.
+        InvalidCursor: Raised if no position has this cursor.
     """
     if type(cursor) is int and cursor >= 0:
         return place_after(cursor)

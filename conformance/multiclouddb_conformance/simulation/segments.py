@@ -68,7 +68,7 @@ def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | No
     """Take the next segments from a plan.
 
     Raises:
-        InvalidCursor: If the cursor does not belong to a plan.
+        InvalidCursor: Raised if the cursor does not belong to a plan.
     """
     match cursor:
         case [str() as plan_id, int() as commit, int() as micros, int() as width, int() as low] if (
@@ -146,7 +146,7 @@ class SegmentReader(Reader):
         cursor: The start position.
 
     Raises:
-        InvalidCursor: If the cursor does not belong to a segment of the simulation.
+        InvalidCursor: Raised if the cursor does not belong to a segment of the simulation.
     """
 
     def __init__(self, view: View, segment_id: str, public_id: str, cursor: Cursor) -> None:

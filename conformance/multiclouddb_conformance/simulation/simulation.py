@@ -260,7 +260,7 @@ class Simulation(ScannedLog):
     def names_all(self) -> bool:
         """Return False while a client knows only some children of a partition.
 
-        An idle page is then too early.
+        In that state an idle page would come too early.
         """
         with self.changed:
             return all(
@@ -292,7 +292,7 @@ class Simulation(ScannedLog):
     def redelivers(self, partition_id: str, place: tuple[int, int]) -> int:
         """Return the number of earlier records that are repeated at a position.
 
-        0 if they were already repeated.
+        The number is 0 if the records were already repeated.
         """
         which = (partition_id, *place)
         if not self.behaviour.redeliver or which in self._redelivered:

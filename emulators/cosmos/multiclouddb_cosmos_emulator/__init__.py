@@ -7,8 +7,8 @@ container   its items and partitions               hashing    from a partition k
 commands    the commands of a test                  control    the same over HTTP
 faults      failures on demand                      journal    the requests that it received
 
-It imports nothing else from multiclouddb. If they shared code, the emulator and a provider could have the
-same error, and the tests would not find it.
+The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
+have the same error, and the tests would not find it.
 """
 
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY

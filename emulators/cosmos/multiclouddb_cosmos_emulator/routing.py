@@ -83,7 +83,7 @@ class Route:
     def of(cls, request: Request, segments: list[str]) -> Route:
         """Return the route of a request.
 
-        501 for an operation that the service offers and this server does not.
+        The answer is 501 for an operation that the service offers and this server does not.
         """
         shape = "/".join(part if place % 2 == 0 else "*" for place, part in enumerate(segments))
         if segments[-2:] == ["operations", "partitionkeydelete"]:
@@ -101,7 +101,10 @@ class Route:
 
     @property
     def container(self) -> str | None:
-        """The container's name; Return the container; None if the path contains none."""
+        """The container's name; Return the container; Return the container.
+
+        None if the path contains none.
+        """
         return self.segments[3] if len(self.segments) > 3 and self.segments[0] == "dbs" else None
 
     @property

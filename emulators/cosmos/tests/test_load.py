@@ -1,4 +1,4 @@
-"""Many requests at once."""
+"""Tests many requests at the same time."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Methods of the SDK that this server does not offer: each gets a 501 that names it."""
+"""Tests methods of the SDK that this server does not offer: each gets a 501 answer that names the method."""
 
 import inspect
 
@@ -35,12 +35,12 @@ METHODS = {
 
 
 def what(name):
-    """Returns the name that the answer contains for a method of the SDK."""
+    """Return the name that the answer contains for a method of the SDK."""
     return KINDS[max((part for part in KINDS if part in name), key=len, default="user")]
 
 
 def arguments(method):
-    """A value for every required argument."""
+    """Return a value for every required argument."""
     given = {}
     for name, parameter in inspect.signature(method).parameters.items():
         if parameter.default is inspect.Parameter.empty and parameter.kind in (

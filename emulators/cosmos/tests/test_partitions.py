@@ -1,4 +1,6 @@
-"""Effective partition keys, feed ranges and hierarchical keys, where the server and the SDK must agree."""
+"""Tests effective partition keys, feed ranges and hierarchical keys, on which the server and the SDK must
+agree.
+"""
 
 import pytest
 from azure.cosmos import PartitionKey
@@ -17,7 +19,7 @@ def named(value):
 
 
 def range_of(feed_range):
-    """The two ends of a feed range, which the SDK's public classes do not show."""
+    """Return the two ends of a feed range, which the SDK's public classes do not show."""
     ends = feed_range["Range"]
     return ends["min"].upper(), ends["max"].upper()
 
@@ -109,7 +111,7 @@ class TestRanges:
 class TestHierarchy:
     @pytest.fixture
     def tree(self, shop):
-        """Items of 4 tenants with 5 users each, in three partitions."""
+        """Make items of 4 tenants with 5 users each, in three partitions."""
         container = shop.create(key=PartitionKey(["/tenant", "/user"], kind="MultiHash"), partitions=3)
         for number in range(20):
             container.create_item({"id": str(number), "tenant": f"t{number % 4}", "user": number})

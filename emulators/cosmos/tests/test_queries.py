@@ -1,4 +1,4 @@
-"""Queries, through the unmodified azure-cosmos."""
+"""Tests queries, through the unmodified azure-cosmos."""
 
 import random
 
@@ -27,7 +27,7 @@ WORDS = (
 
 @pytest.fixture
 def stocked(shop):
-    """Twenty items in three partitions."""
+    """Make twenty items in three partitions."""
     container = shop.create(partitions=3)
     for item in ITEMS:
         container.create_item(item)
@@ -35,7 +35,7 @@ def stocked(shop):
 
 
 def numbers(container, where, **more):
-    """The numbers of the items that a filter accepts."""
+    """Return the numbers of the items that a filter accepts."""
     more = more or {"enable_cross_partition_query": True}
     return sorted(container.query_items(f"SELECT VALUE c.n FROM c WHERE {where}", **more))
 
@@ -345,8 +345,10 @@ class TestRefused:
         assert f"incorrect syntax near '{near}'" in caught.value.message
 
     def test_any_words_have_an_answer(self, direct):
-        """The answer is a result, 400 or 501. An error of the server would be 500, and stopping it would
-        raise it."""
+        """The answer is a result, 400 or 501.
+
+        A defect of the server would give 500, and stopping the server would raise it.
+        """
         chosen = random.Random(15)
         statuses = set()
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""Time to live and sessions, through the unmodified azure-cosmos."""
+"""Tests time to live and sessions, through the unmodified azure-cosmos."""
 
 import pytest
 from azure.cosmos.exceptions import CosmosResourceNotFoundError

@@ -4,8 +4,8 @@ habits      what it does by itself             clock      its clock
 troubles    failures on demand                 journal    the calls that it received
 server      `ScriptedStreams`, all of it       http       its HTTP server
 
-It imports nothing else from multiclouddb. If they shared code, the emulator and a provider could have the
-same error, and the tests would not find it.
+The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
+have the same error, and the tests would not find it.
 """
 
 from multiclouddb_dynamo_emulator.habits import ChildFilter, Habits, Order, Remains

@@ -136,7 +136,7 @@ class Shard:
         self._forget(len(self._numbers))
 
     def clear(self) -> None:
-        """End the shard. It then has no records, and none of its records counts as trimmed."""
+        """End the shard; it then has no records, and none of its records counts as trimmed."""
         self.trim_all()
         self.trimmed_to = 0
 

@@ -192,7 +192,7 @@ class Troubles:
     ) -> Trouble:
         """Call a function after an answer is ready and before it is sent.
 
-        For `GetRecords`, an answer with records.
+        For `GetRecords`, only answers with records count.
         """
         with_records = operation == "GetRecords"
         return self._add(Trouble(Act(act), operation, shard, times, with_records=with_records))
@@ -214,7 +214,7 @@ class Troubles:
     ) -> list[Trouble]:
         """Return the faults of a call, in the order in which they were requested.
 
-        The one that ends the call is the last.
+        The fault that ends the call is the last one.
         """
         struck: list[Trouble] = []
         after = records is not None

@@ -1,4 +1,4 @@
-"""The program of the README runs."""
+"""Tests that the program of the README runs."""
 
 import re
 import subprocess

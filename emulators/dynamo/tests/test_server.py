@@ -1,4 +1,4 @@
-"""The scripted DynamoDB, through the unmodified boto3."""
+"""Tests the scripted DynamoDB, through the unmodified boto3."""
 
 import itertools
 import re
@@ -87,7 +87,7 @@ class Wire:
         self.tables.delete_item(TableName=table, Key={"id": {"S": key}})
 
     def pages(self, arn, **more):
-        """Every page of DescribeStream."""
+        """Return every page of DescribeStream."""
         while True:
             page = self.streams.describe_stream(StreamArn=arn, **more)["StreamDescription"]
             yield page
@@ -111,7 +111,7 @@ class Wire:
         return self.streams.get_records(ShardIterator=iterator, **more)
 
     def read(self, arn, shard_id, kind="TRIM_HORIZON", number=None, **more):
-        """All that a shard has now."""
+        """Return all records that a shard contains now."""
         records, iterator = [], self.iterator(arn, shard_id, kind, number)
         while iterator:
             page = self.get(iterator, **more)
@@ -120,7 +120,7 @@ class Wire:
         return records
 
     def fails(self, call, *arguments, **named):
-        """The code and the status of an error."""
+        """Return the code and the status of an error."""
         with pytest.raises(botocore.exceptions.ClientError) as caught:
             call(*arguments, **named)
         response = caught.value.response
@@ -1596,7 +1596,7 @@ class TestJournal:
 
 
 class TestReference:
-    """The facts that the DynamoDB provider relies on."""
+    """Tests the facts on which the DynamoDB provider relies."""
 
     def test_limits_of_the_service_model(self, wire):
         arn = wire.create()
@@ -1689,7 +1689,7 @@ class TestReference:
         assert isinstance(change["ApproximateCreationDateTime"], int)
 
     def test_a_walk_over_the_lineage_loses_nothing(self, wire, server):
-        """Tests a reader while all kinds of troubles happen at the same time."""
+        """The test reads while all kinds of faults happen at the same time."""
         server.habits.order = Order.SHUFFLED
         server.habits.late_children = 1
         server.habits.initial_shards = 2
@@ -1721,7 +1721,7 @@ def first_number(shard):
 
 
 def drained(wire, arn, shard_id):
-    """All that a shard has now, in spite of all troubles."""
+    """Return all records that a shard contains now, in spite of all faults."""
     records, last = [], None
     iterator = wire.iterator(arn, shard_id)
     empty = 0

@@ -4,8 +4,8 @@ habits      what it does in its own way        clock      its clock
 troubles    what goes wrong on demand          journal    what was asked of it
 server      `ScriptedSpanner`, all of it       service    what it listens with
 
-It imports nothing else from multiclouddb. If they shared code, the emulator and a provider could have the
-same error, and the tests would not find it.
+The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
+have the same error, and the tests would not find it.
 """
 
 from multiclouddb_spanner_emulator.database import Write

@@ -25,7 +25,7 @@ def from_text(text: str) -> int:
     """Return the time in an RFC 3339 text, with all its digits.
 
     Raises:
-        ValueError: If the text is not in this format.
+        ValueError: Raised if the text is not in this format.
     """
     found = _TEXT.fullmatch(text)
     if found is None:

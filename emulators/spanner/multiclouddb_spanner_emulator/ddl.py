@@ -245,6 +245,6 @@ def parse(text: str, *, postgres: bool) -> Statement:
     """Return the statement in a text.
 
     Raises:
-        ServiceError: If the emulator does not know the statement.
+        ServiceError: Raised if the emulator does not know the statement.
     """
     return _Parser(text, postgres=postgres).parse()

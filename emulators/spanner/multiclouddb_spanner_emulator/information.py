@@ -116,7 +116,7 @@ def ask(database: Database, sql: str, params: Mapping[str, Any]) -> Answer:
         params: The parameters of the query, by name; `p1` is `$1` in the PostgreSQL dialect.
 
     Raises:
-        ServiceError: If SQLite does not understand the query, or the table does not exist.
+        ServiceError: Raised if SQLite does not understand the query, or the table does not exist.
     """
     connection = sqlite3.connect(":memory:", detect_types=sqlite3.PARSE_DECLTYPES)
     try:

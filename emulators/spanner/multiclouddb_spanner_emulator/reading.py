@@ -47,7 +47,7 @@ def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) 
     """Refuse the arguments that the service refuses.
 
     Raises:
-        ServiceError: If the arguments are not valid.
+        ServiceError: Raised if the arguments are not valid.
     """
     start, end, beat = query.start, query.end, query.heartbeat
     if start is None:
@@ -196,7 +196,7 @@ class Reading:
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
     """The records. Return the records.
 
-    Those of transactions with the same commit timestamp are mixed at random.
+    Return the records; those of transactions with the same commit timestamp are mixed at random.
     """
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}

@@ -29,7 +29,7 @@ def moment_of(world: World, request: Any) -> int:
     A read of a part (`PartitionRead`) belongs to a transaction, whose id contains the time.
 
     Raises:
-        ServiceError: If the database no longer keeps data of that time.
+        ServiceError: Raised if the database no longer keeps data of that time.
     """
     if request.transaction.id:
         return int(request.transaction.id)

@@ -81,7 +81,7 @@ def to_json(value: Json, of: ColumnType, commit: int) -> Json:
     """Return a value of a mutation, in the form in which the table stores it and a change record contains it.
 
     Raises:
-        ServiceError: If the value does not have this type.
+        ServiceError: Raised if the value does not have this type.
     """
     if value is None:
         return None

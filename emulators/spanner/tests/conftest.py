@@ -1,4 +1,4 @@
-"""Google's emulator beside the scripted server, where it is installed."""
+"""Provides Google's emulator in addition to the scripted server, if it is installed."""
 
 import os
 
@@ -15,7 +15,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """No package registry has it. With CI set, it has to be there: then these tests fail."""
+    """Deselect tests that need Google's emulator, which no package registry offers.
+
+    If CI is set, the emulator must be available; otherwise these tests fail.
+    """
     if os.environ.get("CI") == "true" or program() is not None:
         return
     gone = [

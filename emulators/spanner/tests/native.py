@@ -1,4 +1,4 @@
-"""The vendor's client on any server: what every test does with it."""
+"""Runs the vendor's client on any server, with the actions that every test needs."""
 
 import contextlib
 import itertools
@@ -39,7 +39,7 @@ _STRONG = TransactionOptions.ReadOnly(strong=True, return_read_timestamp=True)
 
 @contextlib.contextmanager
 def google_emulator(*flags):
-    """Google's emulator; its host and port."""
+    """Start Google's emulator; return its host and port."""
     given = os.environ.get("SPANNER_EMULATOR_HOST")
     if program() is None and given and not flags:
         yield given
@@ -103,7 +103,7 @@ class Native:
         return self.database.batch()
 
     def messages(self, sql, params=None, *, timeout=10, session=None, transaction=None):
-        """The messages that answer a statement, as they come."""
+        """Return the messages that answer a statement, as they arrive."""
         bound = struct_pb2.Struct()
         types = {}
         for name, value in (params or {}).items():
@@ -120,14 +120,14 @@ class Native:
         return self.api.execute_streaming_sql(request=request, timeout=timeout)
 
     def ask(self, sql, params=None, **settings):
-        """Names and rows of an answer without chunks."""
+        """Return names and rows of an answer without chunks."""
         messages = list(self.messages(sql, params, **settings))
         names = [field.name for field in messages[0].metadata.row_type.fields]
         values = [MessageToDict(value) for message in messages for value in message._pb.values]
         return names, [values[at : at + len(names)] for at in range(0, len(values), len(names))]
 
     def now(self):
-        """The timestamp of a strong read."""
+        """Return the timestamp of a strong read."""
         (message,) = self.messages("SELECT 1")
         return short(message._pb.metadata.transaction.read_timestamp.ToJsonString())
 
@@ -140,7 +140,7 @@ class Native:
         )
 
     def read(self, stream, start, end=None, token=None, beat="10000", **settings):
-        """The rows of a change stream query: data, heartbeats and children each."""
+        """Return the rows of a change stream query: data, heartbeats and children, each in a list."""
         names = ("p1", "p2", "p3", "p4") if self.postgres else ("s", "e", "t", "h")
         params = dict(zip(names, (start, end, token, beat), strict=True))
         _, rows = self.ask(self.stream_sql(stream), params, **settings)
@@ -150,13 +150,13 @@ class Native:
         return [row[2][0][2][0][0] for row in self.read(stream, start)]
 
     def everything(self, stream, start, end):
-        """The data of all partitions, in the order of commit."""
+        """Return the data of all partitions, in the order of commit."""
         rows = [row for token in self.tokens(stream, start) for row in self.read(stream, start, end, token)]
         return sorted((row[0][0] for row in rows if row[0]), key=lambda told: (told[0], told[1]))
 
 
 def refused(call):
-    """Status and message of an error."""
+    """Return status and message of an error."""
     try:
         found = call()
     except GoogleAPICallError as error:
@@ -165,7 +165,7 @@ def refused(call):
 
 
 def later(moment, microseconds):
-    """A timestamp that is later by the given time."""
+    """Return a timestamp that is later by the given time."""
     base, _, fraction = moment.rstrip("Z").partition(".")
     whole = datetime.fromisoformat(base) + timedelta(
         microseconds=int(fraction.ljust(6, "0")[:6]) + microseconds
@@ -174,5 +174,5 @@ def later(moment, microseconds):
 
 
 def short(moment):
-    """A timestamp without zeros at the end, as in records."""
+    """Return a timestamp without trailing zeros, as in records."""
     return moment.rstrip("Z").rstrip("0").rstrip(".") + "Z" if "." in moment else moment

@@ -1,4 +1,4 @@
-"""The same programs on the scripted server and on Google's emulator: the same answers."""
+"""Tests that the same programs get the same answers from the scripted server and from Google's emulator."""
 
 import json
 import re
@@ -27,7 +27,7 @@ MISSING = re.compile(r" \[at .*|\n.*", re.S)
 
 @contextmanager
 def started(kind, *flags):
-    """The server, and a function that ends its partitions."""
+    """Provide the server, and a function that ends its partitions."""
     if kind == "google":
         with google_emulator(*flags) as host:
             yield host, None
@@ -52,7 +52,7 @@ def keys(*values):
 
 
 def without_names(told):
-    """A data change record without the time and the transaction's id, which differ between servers."""
+    """Return a data change record without the time and the transaction's id, which differ between servers."""
     return told[1:2] + told[3:]
 
 
@@ -150,7 +150,7 @@ _seen = {}
 
 
 def _expected(name, told):
-    """The other server's answer to the same program; the first answer is kept for the comparison."""
+    """Return the other server's answer to the same program; the first answer is kept for the comparison."""
     return _seen.setdefault(name, told)
 
 
@@ -313,7 +313,7 @@ def _insert(native, table, columns, rows):
 
 
 def _plain(native, status, message):
-    """The message without names, times and the place in a statement."""
+    """Return the message without names, times and the position in a statement."""
     text = MISSING.sub("", str(message).replace(native.database.name, "DATABASE"))
     text = re.sub(r", request_id = .*|\d{4}-\d\d-\d\dT[0-9:.]+|[A-Za-z0-9_-]{60,}", "", text)
     return status, text

@@ -1,4 +1,4 @@
-"""Tests what only the scripted server does, through the vendor's client."""
+"""Tests behaviour that only the scripted server has, through the vendor's client."""
 
 import threading
 import time

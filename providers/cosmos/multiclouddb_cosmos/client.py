@@ -159,7 +159,7 @@ class Calls:
         )
 
     def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """The containers of a database, or of all databases of the account."""
+        """Return the containers of a database, or of all databases of the account."""
         client = self._connected()
         names = [database]
         if database is None:
@@ -210,7 +210,7 @@ class Calls:
             start: The start of the feed, in the format of azure-cosmos.
 
         Raises:
-            MovedError: If the range now lies in several partitions; in that case nothing was read.
+            MovedError: Raised if the range now lies in several partitions; in that case nothing was read.
         """
         token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}

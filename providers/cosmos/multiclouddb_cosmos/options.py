@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import Capability, ProviderOptions
-from multiclouddb_api.validators import is_a
+from multiclouddb_api.validators import check_type, is_a
 
 __all__ = ["CosmosOptions"]
 
@@ -16,18 +16,16 @@ _BACKFILLED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_P
 
 @attrs.frozen
 class CosmosOptions(ProviderOptions):
-    """Options of a feed.
-
-    Attributes:
-        backfill: True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
-            The service can start its feed with all versions and deletes only at the present time or at a
-            token. Therefore the feed first returns the present items as `CREATE` events with `backfilled`,
-            then a `BackfillDone` notice, and then every change since the start. An item that was deleted
-            before the start is never seen.
-    """
+    """Options of a feed."""
 
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default. The
+    service can start its feed with all versions and deletes only at the present time or at a token.
+    Therefore the feed first returns the present items as `CREATE` events with `backfilled`, then a
+    `BackfillDone` notice, and then every change since the start. An item that was deleted before the
+    start is never seen."""
 
     def opts_into(self, capability: Capability) -> bool:
         """Return True if the caller accepts an emulated start."""
+        check_type("capability", capability, Capability)
         return self.backfill and capability in _BACKFILLED

@@ -61,7 +61,7 @@ def place_of(cursor: Cursor) -> Place:
     """Return the position that was passed to `cursor_of`.
 
     Raises:
-        InvalidCursor: If this provider cannot have made the cursor.
+        InvalidCursor: Raised if this provider cannot have made the cursor.
     """
     match cursor:
         case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 2:

@@ -85,7 +85,10 @@ class CosmosProvider(Provider):
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """The containers of a database, or of all databases of the account; see `SupportsCollections`."""
+        """Return the containers of a database, or of all databases of the account.
+
+        See `SupportsCollections`.
+        """
         return self._calls.addresses(database, deadline)
 
     def classify(self, error: Exception) -> Fault:

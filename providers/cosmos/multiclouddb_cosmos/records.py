@@ -301,7 +301,7 @@ def key_of(item: Item, view: View) -> dict[str, Any]:
     A component that is absent is omitted.
 
     Raises:
-        LookupError: If the item has no key (or `TypeError`, `ValueError`).
+        LookupError: Raised if the item has no key (or `TypeError`, `ValueError`).
     """
     metadata = item["metadata"]
     if metadata["operationType"] == "delete":

@@ -91,7 +91,7 @@ def scan_of(cursor: Cursor) -> Scan:
     """Return the scan position that `Scan.cursor` encoded.
 
     Raises:
-        InvalidCursor: If this provider cannot have made the cursor.
+        InvalidCursor: Raised if this provider cannot have made the cursor.
     """
     match cursor:
         case [str() as plan_id, bound, moment, since, lsn, *inner] if (
@@ -134,7 +134,7 @@ def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | No
     """Take the first ranges from a plan.
 
     Raises:
-        InvalidCursor: If the cursor is not a plan.
+        InvalidCursor: Raised if the cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, moment, since, [*ranges]]:

@@ -130,7 +130,7 @@ class Source:
         accepts a read of the same range at the present, the position was the problem.
 
         Raises:
-            MovedError: If the range now lies in several partitions.
+            MovedError: Raised if the range now lies in several partitions.
             ProviderFault: `CHECKPOINT_EXPIRED`, or an error because the container was deleted and created
                 again.
         """
@@ -172,7 +172,7 @@ class Source:
         """Return the LSN of the last change in a range.
 
         Raises:
-            MovedError: If the range now lies in several partitions.
+            MovedError: Raised if the range now lies in several partitions.
         """
         return self.read(place, None, 1, deadline).etag
 

@@ -1,4 +1,4 @@
-"""Sets the environment that azure-cosmos finds in the tests of this provider."""
+"""Sets the environment variables that azure-cosmos reads in the tests of this provider."""
 
 import pytest
 
@@ -9,20 +9,20 @@ from .world import World
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
-    """Puts the emulator's key into the environment, as an application does."""
+    """Put the emulator's key into the environment, as an application does."""
     monkeypatch.setenv("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
 
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Makes the reader ask an idle range again soon, because the emulator has no costs."""
+    """Make the reader ask an idle range again soon, because calls to the emulator cost nothing."""
     monkeypatch.setattr("multiclouddb_cosmos.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_cosmos.reader._MOST_PAUSE", 0.02)
 
 
 @pytest.fixture
 def make_world():
-    """A factory of worlds, which are closed after the test."""
+    """Provide a factory of worlds, which are closed after the test."""
     made = []
 
     def make(*arguments, **settings):
@@ -36,5 +36,5 @@ def make_world():
 
 @pytest.fixture
 def world(make_world):
-    """A container with two partitions."""
+    """Provide a container with two partitions."""
     return make_world(2)

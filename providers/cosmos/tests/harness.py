@@ -1,4 +1,4 @@
-"""The conformance suite's harness for Cosmos DB, which uses our emulator."""
+"""The conformance suite's harness for Cosmos DB, which uses the project's emulator."""
 
 import threading
 from datetime import timedelta
@@ -40,12 +40,12 @@ def close_client(client):
 
 
 def native(key):
-    """An id may not end with a space."""
+    """Return the id in the form that the service accepts; an id may not end with a space."""
     return f"{key}." if key.endswith(" ") else key
 
 
 class CosmosHarness(Harness):
-    """A server for each test."""
+    """A harness with a separate server for each test."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -143,7 +143,7 @@ class CosmosHarness(Harness):
         return CosmosOptions(backfill=True)
 
     def troubled(self, script, act):
-        """The trouble ends when the client is closed."""
+        """Return a client that meets a fault; the fault ends when the client is closed."""
         faults = self.server.faults
         match script:
             case Throttle(retry_after, times):

@@ -1,9 +1,9 @@
-"""The conformance suite, with other versions of the tests in which Cosmos DB behaves differently.
+"""Runs the conformance suite, with other versions of the tests in which Cosmos DB behaves differently.
 
-`Beginning()` and `AtTime(…)` are a scan, which gives each item once and as it is, and leaves out items that
-are changed while it runs: their changes follow it. The children of a split hold everything that was in the
-parent. So a parent ends where reading stopped, and what was left of it comes through its children, which then
-are the partitions of these events.
+`Beginning()` and `AtTime(…)` start a scan. The scan returns each item once in its present state, and omits
+items that are changed during the scan, because their changes follow it. The children of a split contain
+everything that was in the parent. So a parent ends where reading stopped. The rest of its changes comes
+through its children, whose ids these events then contain.
 """
 
 from datetime import timedelta, timezone
@@ -31,7 +31,7 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 def unplaced(events):
-    """The events by id, without the partition through which they came."""
+    """Return the events by id, without the partition through which they came."""
     return {event.event_id: attrs.evolve(event, partition_id="") for event in events}
 
 
@@ -178,7 +178,7 @@ class TestAtTime(us8.TestAtTime):
 
     @pytest.mark.needs("trim")
     def test_a_moment_before_retention_has_expired(self, collection):
-        """The feed of latest versions has no retention, so nothing expires."""
+        """The feed of latest versions has no retention, so no position expires."""
         collection.fill(10)
         oldest = min(event.timestamp for event in collection.drain(collection.begin))
         collection.trim()
@@ -250,8 +250,9 @@ class TestLoss(us8.TestLoss):
 
 class TestSnapshot(us8.TestSnapshot):
     def test_the_floor_lies_above_every_earlier_change(self, collection):
-        """The `order_key` of a row lies below that of every later change, because each partition counts its
-        own changes."""
+        """The `order_key` of a row is less than that of every later change, because each partition counts its
+        own changes.
+        """
         collection.fill(5)
         earlier = collection.read(collection.begin, 5)
         floor = started_of(collection.page(Snapshot(SnapshotOrder.ORDERED))).floor

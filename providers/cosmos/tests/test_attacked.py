@@ -1,5 +1,6 @@
-"""Random lives in which all troubles happen at once: exactly the written changes come, in order for each
-key."""
+"""Runs random histories with all faults at once: exactly the written changes must come, in order for each
+key.
+"""
 
 import random
 from collections import defaultdict
@@ -37,7 +38,7 @@ def native(call, *arguments):
 
 
 class Life:
-    """Changes a container, and records which events must result."""
+    """Changes a container, and records which events must result from the changes."""
 
     def __init__(self, world, seed):
         self.world, self.dice = world, random.Random(seed)
@@ -106,7 +107,10 @@ class Life:
 
 
 class Reading:
-    """A consumer that may be killed after every page. It then resumes from the last stored token."""
+    """A consumer that may be killed after every page.
+
+    After a kill the consumer resumes from the last stored token.
+    """
 
     def __init__(self, world, dice, **request):
         self.world, self.dice, self.request = world, dice, request
@@ -243,7 +247,7 @@ def test_partitions_read_alone_and_their_children_give_every_change(make_world, 
 
 @pytest.mark.parametrize("seed", range(30, 36))
 def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
-    """Merges rows and then changes by key and `order_key`, and is killed after any page."""
+    """Merge rows and then changes by key and `order_key`; the consumer is killed after any page."""
     life = Life(make_world(2), seed)
     for _ in range(STEPS):
         life.dice.choice([life.write, life.write, life.delete, life.batch])()
@@ -278,7 +282,7 @@ def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
 
 
 def test_the_truth_is_what_the_server_has(make_world):
-    """The life knows the contents of the container without our client."""
+    """The test knows the contents of the container without using the library's client."""
     life = Life(make_world(2), 99)
     for _ in range(STEPS):
         life.step()

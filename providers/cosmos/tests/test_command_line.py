@@ -1,4 +1,4 @@
-"""The command line on Cosmos DB: real processes, killed and started again."""
+"""Tests the command line on Cosmos DB: real processes, killed and started again."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, 
 
 @pytest.fixture
 def where(world):
-    """The account and the container, as arguments of the commands."""
+    """Return the account and the container, as arguments of the commands."""
     return world.config().connection["url"], "shop/orders"
 
 

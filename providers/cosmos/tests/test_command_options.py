@@ -1,4 +1,4 @@
-"""The options of the command line on the emulator of Cosmos DB."""
+"""Tests the options of the command line on the emulator of Cosmos DB."""
 
 import pytest
 

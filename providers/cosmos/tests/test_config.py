@@ -1,4 +1,4 @@
-"""How an account is named, and where its credential comes from."""
+"""Tests how an account is named, and where its credential comes from."""
 
 import pickle
 

@@ -1,5 +1,6 @@
-"""Shows each defect by which azure-cosmos loses events, repeats them or retries for ever, and tests our
-guard."""
+"""Shows each defect with which azure-cosmos loses events, repeats them or retries forever, and tests the
+guard against it.
+"""
 
 import base64
 import json
@@ -31,21 +32,21 @@ NOW = {"Type": "Now"}
 
 
 def native_page(container, **where):
-    """One page by azure-cosmos alone, with its own continuation."""
+    """Read one page with azure-cosmos alone, with its own continuation."""
     seen = []
     pages = container.query_items_change_feed(**where, response_hook=lambda headers, _: seen.append(headers))
     return list(next(pages.by_page(), None) or []), seen[-1]["etag"]
 
 
 def moved(world):
-    """The range of the first partition, and a position from before all that was written."""
+    """Return the range of the first partition, and a position before everything that was written."""
     (span, *_) = [KeyRange(each["low"], each["high"]) for each in world.partitions()]
     rid = world.container.read()["_rid"]
     return span, rid
 
 
 class TestContinuations:
-    """The continuations of azure-cosmos are never stored."""
+    """The provider never stores continuations of azure-cosmos."""
 
     def test_one_over_several_partitions_cannot_be_resumed(self, world):
         world.fill(20)
@@ -129,7 +130,7 @@ class TestWidening:
 
 
 class TestRecreated:
-    """A recreated container with the same name is another container."""
+    """If a container is deleted and created again with the same name, it is another container."""
 
     def test_a_fresh_client_of_azure_cosmos_refuses_the_new_one(self, world):
         """A client that has the old resource id in its cache would continue in the new container."""
@@ -175,7 +176,7 @@ def settle():
 
 
 class TestEndlessRetries:
-    """No answer of the service makes azure-cosmos repeat a request for ever."""
+    """No answer of the service may make azure-cosmos repeat a request forever."""
 
     def test_azure_cosmos_multiplies_a_429(self, world):
         world.server.faults.add(Fail(429, 3200, 0.001), READ, times=None)
@@ -256,8 +257,10 @@ class TestEndlessRetries:
 
 
 class TestSplitWhileReading:
-    """azure-cosmos returns the page of only one child. The provider must not take it for a page of the whole
-    range."""
+    """azure-cosmos returns the page of only one child partition.
+
+    The provider must not treat this page as a page of the whole range.
+    """
 
     @pytest.mark.parametrize("own", [False, True])
     def test_a_split_under_a_request_loses_nothing(self, world, own):

@@ -1,4 +1,4 @@
-"""Positions, ranges and the order of changes inside one LSN."""
+"""Tests positions, ranges and the order of changes inside one LSN (logical sequence number)."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The feed without the engine, and through it: starts, bounds, splits, merges, expiry, keys, costs."""
+"""Tests the feed with and without the engine: starts, bounds, splits, merges, expiry, keys and costs."""
 
 import itertools
 
@@ -37,7 +37,7 @@ BACKFILL = CosmosOptions(backfill=True)
 
 
 def drained(reader, size=3, most=500):
-    """Event ids up to an outcome or the end, and the last batch."""
+    """Return the event ids up to an outcome or the end, and the last batch."""
     found = []
     for _ in range(most):
         batch = reader.fetch(size, 1 << 20, 0.0, soon())
@@ -125,7 +125,10 @@ class TestBounds:
 
 
 class TestMerges:
-    """The service refuses merges together with this feed. If a server allows both, the reader continues."""
+    """The service refuses merges in combination with this feed.
+
+    If a server allows both, the reader continues.
+    """
 
     def test_old_ranges_go_on_inside_the_merged_partition(self, world):
         consumer = world.consumer()
@@ -158,7 +161,7 @@ class TestMerges:
 
 
 class TestExpiry:
-    """A 400 counts as an expired position only if the same range can be read from now."""
+    """A 400 answer counts as an expired position only if the same range can be read from the present."""
 
     def test_a_trimmed_position_has_expired(self, world):
         consumer = world.consumer()
@@ -194,7 +197,7 @@ class TestExpiry:
 
 
 class TestMode:
-    """What has to be enabled, and what has to be asked for."""
+    """Tests what must be enabled, and what the caller must opt into."""
 
     def test_an_account_without_the_mode(self, world):
         world.server.all_versions(False)
@@ -275,7 +278,7 @@ class TestPlans:
 
 
 class TestKeys:
-    """Partition keys of one and of several levels."""
+    """Tests partition keys of one level and of several levels."""
 
     def test_prefixes_of_a_hierarchical_key(self, make_world):
         world = make_world(3, key=["/tenant", "/user", "/session"])

@@ -43,8 +43,10 @@ class TestPartOfAKey:
         "damaged", [None, {}, {"metadata": {}}, {"metadata": {"operationType": "create"}}]
     )
     def test_a_damaged_one_is_kept_because_nobody_knows_whose_it_is(self, damaged):
-        """The record is reported as a record that cannot be read. If it were left out, it would be lost
-        silently."""
+        """The damaged record is reported as a record that cannot be read.
+
+        If this record were left out, it would be lost silently.
+        """
         assert is_of(damaged, VIEW, ["a"])
 
 

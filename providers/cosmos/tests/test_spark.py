@@ -1,4 +1,4 @@
-"""Spark reads a container during writes: in the end the sink equals the source."""
+"""Tests that Spark reads a container during writes: in the end the sink equals the source."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from .world import DATABASE, NAME
 
 
 def write(world, count, seed=0):
-    """Creates, updates and deletes, and a split."""
+    """Write creates, updates and deletes, and make a split."""
     dice = random.Random(seed)
     for number in range(count):
         key = f"k{dice.randrange(40)}"
@@ -33,11 +33,11 @@ def write(world, count, seed=0):
 
 def options_of(world, **options):
     url = world.config().connection["url"]
-    return {**options, "url": str(url), "database": DATABASE, "collection": NAME, "startingPosition": "now"}
+    return {"startingPosition": "now", **options, "url": str(url), "database": DATABASE, "collection": NAME}
 
 
 def run(spark, world, folder, **options):
-    """Runs a query that ends by itself. The next query continues where this one stopped."""
+    """Run a query that ends by itself. The next query continues where this one stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(world, **options))
@@ -77,6 +77,16 @@ def test_runs_hold_what_the_container_holds(spark, world, tmp_path):
     write(world, 10, 3)
     run(spark, world, tmp_path)
     assert len(check(spark, world, tmp_path)) > 100
+
+
+def test_a_snapshot_is_followed_by_the_changes(spark, world, tmp_path):
+    """The items that exist come first, then every change, also through a split."""
+    write(world, 40)
+    run(spark, world, tmp_path, startingPosition="snapshot")
+    assert {row.backfilled for row in check(spark, world, tmp_path)} == {True}
+    write(world, 60, 1)
+    run(spark, world, tmp_path, startingPosition="snapshot")
+    assert {row.backfilled for row in check(spark, world, tmp_path)} == {True, False}
 
 
 LIFE = """

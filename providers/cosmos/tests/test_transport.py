@@ -1,4 +1,6 @@
-"""The transport of our client: a plain read takes fewer steps than in requests, with the same result."""
+"""Tests the transport of the library's client: a read takes fewer steps than in requests, with the same
+result.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = "short" in self.path
 
     def log_message(self, *_: Any) -> None:
-        """Keep the output of the tests clean."""
+        """Suppress log messages, which would fill the output of the tests."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The whole conformance suite on the emulator, through the unmodified azure-cosmos."""
+"""Runs the whole conformance suite on the emulator, through the unmodified azure-cosmos."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Twenty tests of the conformance suite over TLS: reading on, and splits."""
+"""Runs twenty tests of the conformance suite over TLS: continued reads, and splits."""
 
 import pytest
 
@@ -13,7 +13,7 @@ pytestmark = [
 
 
 class HttpsHarness(CosmosHarness):
-    """A server with its own certificate, which azure-cosmos accepts on this machine."""
+    """A harness whose server has its own certificate, which azure-cosmos accepts on this machine."""
 
     https = True
 

@@ -1,4 +1,6 @@
-"""One container on the emulator, which is written with azure-cosmos and read through our client."""
+"""Provides one container on the emulator, which is written with azure-cosmos and read through the library's
+client.
+"""
 
 import attrs
 from azure.cosmos import CosmosClient, PartitionKey
@@ -30,7 +32,7 @@ def soon(number=30.0):
 
 
 def seconds(number):
-    """Options of a call."""
+    """Return the options of a call."""
     return OperationOptions(timeout_seconds=number)
 
 
@@ -108,7 +110,7 @@ class World:
         self.server.trim(DATABASE, NAME)
 
     def requests(self, operation=READ):
-        """The results of the requests so far, as (status, substatus)."""
+        """Return the results of the requests so far, as (status, substatus)."""
         return [(each.status, each.substatus) for each in self.server.journal.entries(operation)]
 
     # -- Reading
@@ -119,20 +121,20 @@ class World:
         return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls={str(tls).lower()}"}, **others)
 
     def client(self, **others):
-        """A client, closed with the world."""
+        """Make a client that is closed together with the world."""
         made = connect(self.config(**others))
         self._clients.append(made)
         return made
 
     def consumer(self, start=None, client=None, **request):
-        """A consumer with its own client, which starts at now unless another start is given."""
+        """Make a consumer with its own client; it starts at now unless another start is given."""
         made = Consumer(self, client or self.client(), start or Now(), request)
         if start is None:
             made.read()
         return made
 
     def feed(self, **spec):
-        """A provider and a feed, without the engine."""
+        """Make a provider and a feed, without the engine."""
         provider = PLUGIN.connect(self.config(), None)
         self._clients.append(provider)
         return provider, provider.open_feed(FeedSpec(ADDRESS, **spec), soon())
@@ -140,7 +142,7 @@ class World:
 
 @attrs.define
 class Consumer:
-    """A consumer that resumes from its token; `restart` is another process."""
+    """A consumer that resumes from its token; `restart` means another process."""
 
     world: World
     client: object
@@ -160,7 +162,7 @@ class Consumer:
         return page
 
     def until_idle(self, most=MANY_PAGES):
-        """Pages until one is idle; returns the markers that were delivered on the way."""
+        """Read pages until one is idle; return the markers that were delivered."""
         before = len(self.events)
         for _ in range(most):
             if self.read().idle:
@@ -183,5 +185,5 @@ class Consumer:
 
 
 def markers(events):
-    """The markers of events, in order."""
+    """Return the markers of events, in order."""
     return [event.new_item_state["n"] for event in events if event.new_item_state is not None]

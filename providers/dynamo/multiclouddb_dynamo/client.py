@@ -121,7 +121,7 @@ class Calls:
         )
 
     def table_names(self, deadline: Deadline) -> list[str]:
-        """The names of all tables of the region."""
+        """Return the names of all tables of the region."""
         names: list[str] = []
         for page in self._clients.dynamodb.get_paginator("list_tables").paginate():
             names += self._told(page).get("TableNames", ())

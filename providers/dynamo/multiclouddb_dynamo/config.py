@@ -30,14 +30,12 @@ class DynamoClients:
 
     The library never reconfigures or closes these clients. The library makes each call once, so that only the
     clients' own retries happen. Both clients must belong to the same account and region.
-
-    Attributes:
-        dynamodb: `boto3.client("dynamodb")`; describes tables.
-        streams: `boto3.client("dynamodbstreams")`; reads.
     """
 
     dynamodb: Any = attrs.field(repr=False)
+    """`boto3.client("dynamodb")`; describes tables."""
     streams: Any = attrs.field(repr=False)
+    """`boto3.client("dynamodbstreams")`; reads."""
 
     def __attrs_post_init__(self) -> None:
         for name, service in (("dynamodb", "dynamodb"), ("streams", "dynamodbstreams")):

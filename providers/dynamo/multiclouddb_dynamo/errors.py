@@ -112,9 +112,9 @@ def expired_records(what: str) -> ProviderFault:
 
 
 def code_of(error: BaseException) -> str:
-    """The service's code; Return the error code; `ParamValidation` for a call that botocore itself refuses.
+    """The service's code; Return the error code; Return the error code.
 
-    The code is empty for any other error.
+    `ParamValidation` for a call that botocore itself refuses. The code is empty for any other error.
     """
     if isinstance(error, ParamValidationError):
         return "ParamValidation"

@@ -124,7 +124,7 @@ class DynamoFeed(Feed):
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """Return every shard that the service lists.
 
-        It lists closed shards for 24 hours and sometimes longer.
+        The service lists closed shards for 24 hours and sometimes longer.
         """
         learned = self._learned or _Learned(Resolution(self._source))
         listed = self._shards.read(deadline, learned.listing).shards

@@ -73,7 +73,7 @@ def seq_of(record: Record) -> str:
     """Return the sequence number of a record.
 
     Raises:
-        ValueError: If the number is not valid (or `LookupError`, `TypeError`).
+        ValueError: Raised if the number is not valid (or `LookupError`, `TypeError`).
     """
     seq = record["dynamodb"]["SequenceNumber"]
     if not (seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS):

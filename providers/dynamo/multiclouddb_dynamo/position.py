@@ -167,7 +167,7 @@ def place_of(cursor: Cursor) -> Place:
     """Return the position that was passed to `cursor_of`.
 
     Raises:
-        InvalidCursor: If the value is not a valid cursor.
+        InvalidCursor: Raised if the value is not a valid cursor.
     """
     match cursor:
         case ["s" | "h" | "n" | "w" as kind, (int() | None) as time, *rest] if _is_time(time):

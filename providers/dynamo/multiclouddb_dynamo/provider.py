@@ -91,7 +91,7 @@ class DynamoProvider(Provider):
         return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """The tables of the region; see `SupportsCollections`."""
+        """Return the tables of the region; see `SupportsCollections`."""
         if database is not None:
             raise invalid_request("database", f"is {database!r}", "DynamoDB has no databases: leave it out")
         return [ResourceAddress(collection=name) for name in self._calls.table_names(deadline)]
@@ -130,8 +130,8 @@ class DynamoPlugin(ProviderPlugin):
 
         Args:
             config: `connection` contains a `url`, `dynamo://REGION?endpoint_url=…`, or `region` and
-                `endpoint_url`. It may also contain the application's own boto3 `session` and botocore
-                `config`.
+                `endpoint_url`. `connection` may also contain the application's own boto3 `session` and
+                botocore `config`.
             native_client: `DynamoClients`, used unchanged.
         """
         checked = DynamoConfig.from_client(config)

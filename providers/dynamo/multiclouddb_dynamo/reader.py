@@ -135,7 +135,7 @@ class DynamoReader(Reader):
         """A page; Request records; None if the shard no longer exists and no unread record was lost.
 
         Raises:
-            ProviderFault: If records after the position were trimmed, or the stream is another one.
+            ProviderFault: Raised if records after the position were trimmed, or the stream is another one.
             Exception: The error that boto3 raised.
         """
         while True:

@@ -9,7 +9,6 @@ the snapshot's time in seconds since 1970. The segment's id contains the plan's 
 from __future__ import annotations
 
 import base64
-import hashlib
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import attrs
 import orjson
 
-from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, ChangeType, ErrorCategory
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.mapping import View
@@ -32,6 +31,7 @@ from multiclouddb_spi import (
     ProviderFault,
     RecordFault,
     segment_id_of,
+    snapshot_event_ids,
     snapshot_id_of,
 )
 
@@ -50,7 +50,6 @@ Item: TypeAlias = Mapping[str, Any]
 
 _Mapped = TypeVar("_Mapped")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_INT64: Final = 2**63
 _END: Final = "."
 _LETTERS: Final = "SNB"
 _MOST_DIGITS: Final = 8  # of the number of a segment
@@ -91,7 +90,7 @@ class Part:
             cursor: In this segment.
 
         Raises:
-            InvalidCursor: If the cursor does not belong to a segment.
+            InvalidCursor: Raised if the cursor does not belong to a segment.
         """
         plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
         if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
@@ -124,7 +123,7 @@ class Part:
         """Return the position after an item, or after a key.
 
         Raises:
-            ProviderFault: If the item has no key, so that nothing after it can be read.
+            ProviderFault: Raised if the item has no key, so that nothing after it can be read.
         """
         try:
             return attrs.evolve(self, key=tuple(_key_text(item[name]) for name in names))
@@ -140,7 +139,7 @@ class Part:
         None at the start of the segment.
 
         Raises:
-            InvalidCursor: If the table's key has a different number of attributes.
+            InvalidCursor: Raised if the table's key has a different number of attributes.
         """
         if not self.key:
             return None
@@ -249,10 +248,9 @@ class RowMapper(Mapper):
             components = [{name: document[name] for name in names} for document in found]
         else:
             components = [{name: decode(item[name]) for name in names} for item in items]
-        keys = trusted_keys(components)
         columns: list[Iterable[Any]] = [
-            self._event_ids(components, keys),
-            keys,
+            self._event_ids(components),
+            trusted_keys(components),
             repeat(ChangeType.CREATE),
             repeat(moment_of(self.part.seconds)),
             documents,
@@ -266,17 +264,10 @@ class RowMapper(Mapper):
         ]
         return trusted_events(len(items), columns)
 
-    def _event_ids(self, components: Sequence[dict[str, Any]], keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """Return the ids that `snapshot_event_id` makes, with fewer calls."""
-        prefix, blake2b, dumps = f"{snapshot_id_of(self.part.plan_id)}:", hashlib.blake2b, orjson.dumps
-        return [
-            prefix
-            + blake2b(
-                dumps([1, list(map(list, names.items()))]) if _is_plain(names) else key.canonical(),
-                digest_size=16,
-            ).hexdigest()
-            for names, key in zip(components, keys, strict=True)
-        ]
+    def _event_ids(self, components: Sequence[dict[str, Any]]) -> list[str]:
+        names = self.view.key_names
+        columns = [[each[name] for each in components] for name in names]
+        return snapshot_event_ids(self.part.plan_id, names, columns)
 
     def _arrow(self, items: Sequence[Item]) -> pa.RecordBatch:
         import pyarrow as pa
@@ -286,7 +277,7 @@ class RowMapper(Mapper):
         view, names, count, text = self.view, self.view.key_names, len(items), pa.string()
         components = [{name: decode(item[name]) for name in names} for item in items]
         columns = [
-            pa.array(self._event_ids(components, trusted_keys(components)), text),
+            pa.array(self._event_ids(components), text),
             pa.repeat(pa.scalar(ChangeType.CREATE.value, text), count),
             pa.array([_json_text({name: item[name] for name in names}) for item in items], text),
             pa.repeat(pa.scalar(moment_of(self.part.seconds), pa.timestamp("us", tz="UTC")), count),
@@ -301,14 +292,6 @@ class RowMapper(Mapper):
             ),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
-
-
-def _is_plain(components: Mapping[str, Any]) -> bool:
-    """Return True if orjson writes a key in the same way as `MulticloudDbKey.canonical`."""
-    for value in components.values():
-        if type(value) is not str and not (type(value) is int and -_INT64 <= value < _INT64):
-            return False
-    return True
 
 
 def _json_text(attributes: Item) -> bytes:

@@ -69,7 +69,7 @@ class SameTable:
         """Ask the service, or use the answer to a request that was made after this call began.
 
         Raises:
-            ProviderFault: If the table or its stream was replaced, or the table was deleted.
+            ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
             Exception: The error that boto3 raised.
         """
         since = time.monotonic()
@@ -117,7 +117,7 @@ def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
     """Take the next segments from a plan; pure.
 
     Raises:
-        InvalidCursor: If the cursor is not a plan.
+        InvalidCursor: Raised if the cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, int() as seconds, int() as total, int() as items, int() as number] if (
@@ -156,7 +156,7 @@ class SegmentReader(Reader):
         """The next items. Fetch items; an answer of the service contains at most a megabyte.
 
         Raises:
-            ProviderFault: If the table or its stream was replaced, or the table was deleted.
+            ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
             Exception: The error that boto3 raised.
         """
         if self._cancelled.is_set():

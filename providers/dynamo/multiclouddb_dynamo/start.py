@@ -56,7 +56,7 @@ class Resolution:
             deadline: The time limit.
 
         Raises:
-            TimeoutError: If the deadline has passed.
+            TimeoutError: Raised if the deadline has passed.
             Exception: The error of boto3; the next attempt continues from here.
         """
         self._source.shards.read(deadline, self._first)
@@ -130,7 +130,7 @@ class Resolution:
         shards are requested after a refusal, or while more calls fail than succeed.
 
         Raises:
-            TimeoutError: If the deadline has passed, and no call had failed.
+            TimeoutError: Raised if the deadline has passed, and no call had failed.
             Exception: The error of boto3; a refusal takes precedence over a temporary error.
         """
         failures: list[Exception] = []

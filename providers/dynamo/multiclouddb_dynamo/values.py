@@ -32,7 +32,8 @@ def decode(value: Mapping[str, Any]) -> Any:
     all 38 digits are kept.
 
     Raises:
-        ValueError: If the input is not an attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
+        ValueError: Raised if the input is not an attribute value (or `KeyError`, `TypeError`,
+            `ArithmeticError`).
     """
     (tag,) = value
     return _DECODERS[tag](value[tag])

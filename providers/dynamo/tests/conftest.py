@@ -1,4 +1,4 @@
-"""The credentials and service models that boto3 finds in the tests of this provider."""
+"""Provides the credentials and service models that boto3 finds in the tests of this provider."""
 
 import pytest
 from botocore.loaders import create_loader
@@ -8,7 +8,7 @@ from .servers.server import CREDENTIALS
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch, tmp_path_factory):
-    """Credentials for the test servers, and no settings of the person who runs the tests."""
+    """Set credentials for the test servers, and hide the settings of the person who runs the tests."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     nowhere = tmp_path_factory.getbasetemp() / "no-such-file"
@@ -20,7 +20,7 @@ def credentials(monkeypatch, tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def _models():
-    """The service models, read once, because every boto3 session would read them again."""
+    """Read the service models once, because every boto3 session would read them again."""
     loader = create_loader()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", lambda *_: loader)
@@ -28,7 +28,7 @@ def _models():
 
 
 def look_soon(monkeypatch):
-    """Makes the reader look for children soon and often, because the test servers have no rate limit."""
+    """Make the reader search for children soon and often, because the test servers have no rate limit."""
     monkeypatch.setattr("multiclouddb_dynamo.shards._MOST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.shards._LOOKS_AT_ONCE", 1000.0)
     monkeypatch.setattr("multiclouddb_dynamo.shards._SETTLED_SECONDS", 0.0)
@@ -36,7 +36,7 @@ def look_soon(monkeypatch):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Makes the reader ask empty shards again soon, because the test servers have no rate limit."""
+    """Make the reader ask empty shards again soon, because the test servers have no rate limit."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
     look_soon(monkeypatch)

@@ -1,4 +1,4 @@
-"""The conformance harness of a DynamoDB, for any test server."""
+"""The conformance harness for DynamoDB, for any test server."""
 
 import itertools
 import time
@@ -15,7 +15,9 @@ COUNTER = itertools.count()
 
 
 def typed(value):
-    """A Python value as an attribute value; boto3's own serializer refuses some valid values."""
+    """Return a Python value as an attribute value, because boto3's own serializer refuses some valid
+    values.
+    """
     match value:
         case None:
             return {"NULL": True}
@@ -36,7 +38,7 @@ def typed(value):
 
 
 class DynamoHarness(Harness):
-    """Writes with boto3; a subclass names the server."""
+    """Writes with boto3; a subclass defines the server."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -61,7 +63,7 @@ class DynamoHarness(Harness):
         return ClientConfig("dynamo", {"region": REGION, "endpoint_url": self.server.endpoint_url})
 
     def create(self, name, kind, partitions):
-        """Create a table with a unique name, because the server outlives the test."""
+        """Create a table with a unique name, because the server runs longer than the test."""
         return self.make_table(f"{name}-{next(COUNTER)}", kind, partitions)
 
     def make_table(self, table, kind, partitions):

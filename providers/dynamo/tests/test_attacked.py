@@ -1,4 +1,7 @@
-"""Tests losses that a model of the feed has found. Each loss once happened silently."""
+"""Tests losses of events that a model of the feed has found.
+
+In each of these cases, events were once lost silently.
+"""
 
 import pytest
 
@@ -27,7 +30,7 @@ def native(name):
 
 
 def public(world, shard):
-    """The public id of an open shard."""
+    """Return the public id of an open shard."""
     return next(name for name in world.client().list_physical_partitions(ADDRESS) if native(name) == shard)
 
 
@@ -102,8 +105,10 @@ def test_nor_is_it_when_it_is_read_alone():
 
 
 def hidden_parent(world):
-    """A closed shard that is not listed although its children are listed. Returns the changes of the shard
-    and of its children."""
+    """Hide a closed shard from listings, although its children are listed.
+
+    Return the changes of the shard and of its children.
+    """
     first, second = world.script.split(world.chain())
     found = world.put_in(first) + world.put_in(second, 2)
     children = world.script.split(second)

@@ -1,4 +1,4 @@
-"""Mistakes of users and failures of networks: a category, a way out, no secret, and no lost event."""
+"""Tests mistakes of users and failures of networks: a category, a way out, no secret, and no lost event."""
 
 import http.server
 import threading
@@ -38,7 +38,7 @@ def world():
 
 
 def refused(act, category, *words):
-    """The error of a call. It must have the given category and words, and no secret."""
+    """Return the error of a call. The error must have the given category and words, and contain no secret."""
     return refusal(category, act, *words, hidden=SECRETS)
 
 
@@ -52,14 +52,14 @@ def client_of(**connection):
 
 
 class TestTheWay:
-    """Failures on the way to the service."""
+    """Tests failures on the way to the service."""
 
     def test_nobody_listens_at_the_endpoint(self):
         with client_of(region=REGION, endpoint_url="http://127.0.0.1:9") as client:
             refused(reading(client), ErrorCategory.TRANSIENT_FAILURE, "endpoint_url", "127.0.0.1:9")
 
     def test_what_answers_is_no_dynamodb(self, world):
-        """Answers with something that DynamoDB would not send, as a web server does."""
+        """The server answers with something that DynamoDB would not send, as a web server does."""
 
         class Page(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
@@ -146,7 +146,10 @@ class TestTheIdentity:
         ],
     )
     def test_refused_by_the_service(self, world, operation, code, category, word):
-        """A refused call is made once. After the cause is removed, reading continues without loss."""
+        """A refused call is made only once.
+
+        After the cause is removed, reading continues without any loss.
+        """
         consumer = world.consumer(max_page_size=1)
         written = world.put("a", "b")
         consumer.read()
@@ -232,7 +235,7 @@ class TestAddresses:
 
 
 def tampered(token, change):
-    """A valid token with a changed state."""
+    """Return a valid token with a changed state."""
     envelope = decode_token(token)
     return FromContinuationToken(encode_token(attrs.evolve(envelope, state=change(envelope.state))))
 
@@ -257,7 +260,9 @@ CURSORS = {
 
 
 class TestTokens:
-    """Each token is refused with a way out, never with a crash, and the original token still works."""
+    """Each damaged token is refused with a way out, never with a crash, and the original token still
+    works.
+    """
 
     @pytest.mark.parametrize("name", CURSORS)
     @pytest.mark.parametrize("fresh", [True, False], ids=["other process", "same process"])

@@ -1,4 +1,4 @@
-"""Calls through boto3: their rate, records without botocore's parser, and the service's clock."""
+"""Tests calls through boto3: their rate, records without botocore's parser, and the service's clock."""
 
 import threading
 import time
@@ -42,9 +42,9 @@ class Service(ThreadingHTTPServer):
     """Answers every call as the test has specified, and records the calls.
 
     Attributes:
-        answer: Status, content type and body.
-        date: The header `Date`, or None.
-        asked: Names of operations with their arguments.
+        answer: The status, the content type and the body of the answer.
+        date: The value of the header `Date`, or None.
+        asked: The names of operations with their arguments.
     """
 
     daemon_threads = True
@@ -269,7 +269,7 @@ class TestRecords:
     @pytest.mark.parametrize("kind", [JSON, "text/html"])
     @pytest.mark.parametrize("body", [b'{"Records": [', b"<html>", b"", b"{}"])
     def test_an_answer_without_records_is_not_the_end_of_a_shard(self, service, ours, body, kind, native):
-        """botocore reads a body that is no JSON as an empty answer, and an empty answer ends a shard."""
+        """botocore reads a body that is not JSON as an empty answer, and an empty answer ends a shard."""
         service.answer = (200, kind, body)
         for calls in (ours, Calls(service.clients(), ours=False)):
             assert is_transient(calls.records, "it", 7, native=native)
@@ -283,7 +283,7 @@ class TestRecords:
 
 
 def is_transient(call, *arguments, **named):
-    """True if the call fails with an error that may be retried."""
+    """Return True if the call fails with an error that may be retried."""
     with pytest.raises(ProviderFault) as caught:
         call(*arguments, **named)
     return caught.value.fault.category == ErrorCategory.TRANSIENT_FAILURE and caught.value.fault.retryable

@@ -1,4 +1,4 @@
-"""The client's clock may be wrong or set at any time; it never decides what is delivered."""
+"""Tests that the client's clock, which may be wrong or set at any time, never decides what is delivered."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ MANY = 70  # more open shards than a token keeps iterators for
 
 @pytest.fixture
 def ahead(monkeypatch):
-    """Set the client's clock wrong by this many seconds in all our modules."""
+    """Set the client's clock wrong by this many seconds in all of the project's modules."""
     wrong = {"by": 0.0}
     right = time.time
 
@@ -113,7 +113,7 @@ def test_a_start_at_the_beginning_expires_when_the_service_says_so(ahead):
 
 
 def test_a_start_that_was_never_read_and_is_gone_is_told(ahead):
-    """The age of the start is unknown, and a shard that no longer exists may have had records."""
+    """The age of the start is unknown, and a shard that no longer exists may have contained records."""
     with World(tells_time=False) as world:
         request = ChangeFeedRequest(ADDRESS, Beginning())
         name, token = world.client().plan_partitions(request)[0]

@@ -1,4 +1,4 @@
-"""The command line on DynamoDB: real processes that are killed and started again."""
+"""Tests the command line on DynamoDB: real processes that are killed and started again."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def open_shards(server):
 
 
 def split(server, into):
-    """Close the first open shard: a rollover has one child, a split has two."""
+    """Close the first open shard: a rollover makes one child, a split makes two."""
     shard = open_shards(server)[0]
     if isinstance(server, LocalDynamo):
         server.split(shard, into)
@@ -145,7 +145,7 @@ class TestPartitions:
 class TestToken:
     @pytest.fixture
     def token(self, scripted, tmp_path):
-        """A token of `now`, before the first event, as an argument."""
+        """Return a token of `now`, before the first event, as an argument."""
         said("tail", url_of(scripted), TABLE, "--until-idle", "--checkpoint", tmp_path / "position")
         return f"@{tmp_path}/position"
 
@@ -244,7 +244,9 @@ ANSWERS = {
 
 
 class TestFailures:
-    """One line on stderr, the exit code of the category, a way out, and no secret."""
+    """Each failure prints one line on stderr, with the exit code of the category, a way out, and no
+    secret.
+    """
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET, "a-hidden-key"])
@@ -260,8 +262,10 @@ class TestFailures:
         self.check(run("partitions", url_of(scripted), "no-such"), 4, "NOT_FOUND", "no-such")
 
     def test_of_a_stream_that_was_switched_off(self, scripted, tmp_path):
-        """Checks that a new read cannot start. A checkpoint is read to the end, and then the feed has
-        ended."""
+        """Checks that a new read cannot start.
+
+        A checkpoint can be read to the end, and then the feed has ended.
+        """
         words, kept = ("tail", url_of(scripted), TABLE), ("--checkpoint", tmp_path / "position")
         said(*words, *kept, "--until-idle")
         put(scripted, "o-1")

@@ -1,4 +1,4 @@
-"""The options of the command line on DynamoDB Local."""
+"""Tests the options of the command line on DynamoDB Local."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""How a region is configured, the errors for a wrong one, and the resulting boto3 clients."""
+"""Tests how a region is configured, the errors for a wrong one, and the resulting boto3 clients."""
 
 import functools
 import socket
@@ -20,7 +20,7 @@ SESSION = boto3.Session(aws_access_key_id="local", aws_secret_access_key=SECRET)
 
 @pytest.fixture(autouse=True)
 def nothing_from_this_machine(monkeypatch, tmp_path):
-    """Makes boto3 find only the settings of the test."""
+    """Make boto3 find only the settings of the test."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -38,7 +38,7 @@ def checked(**connection):
 
 
 def made(concurrency=4, **connection):
-    """The closed clients of a connection, so that a test can check their settings."""
+    """Return the closed clients of a connection, so that a test can check their settings."""
     clients = checked(**connection).clients(concurrency)
     clients.dynamodb.close()
     clients.streams.close()

@@ -1,4 +1,4 @@
-"""Audits of coverage, the cost of looking for children, and parents that no longer exist."""
+"""Tests audits of coverage, the cost of searching for children, and parents that no longer exist."""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ AUDITED = {"child_watch_seconds": 0.0, "coverage_audit_seconds": 0.5}
 
 @pytest.fixture(autouse=True)
 def hasty_readers(monkeypatch):
-    """Makes the reader poll shards often, but look for children at the normal rate."""
+    """Make the reader poll shards often, but search for children at the normal rate."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
 
@@ -33,7 +33,9 @@ def native(name):
 
 
 def missed_half(world, start):
-    """A consumer whose watch of a split ends before the second half is listed, and the id of that half."""
+    """Return a consumer whose watch of a split ends before the second half is listed, and the id of that
+    half.
+    """
     consumer = world.consumer(start)
     consumer.read()
     consumer.until_found(world.put("a"))
@@ -214,7 +216,10 @@ def test_headroom(place, seconds):
 
 
 class Service:
-    """A stream on a clock that the test moves. It lists what the test says, a hundred shards on a page."""
+    """A stream on a clock that the test moves.
+
+    The service lists the shards that the test defines, a hundred on each page.
+    """
 
     def __init__(self, shards):
         self.clock, self.calls, self.shards = 0.0, [], shards

@@ -1,4 +1,4 @@
-"""Records after many empty pages, as AWS returns them, and after an iterator among these pages."""
+"""Tests records after many empty pages, as AWS returns them, and after an iterator among these pages."""
 
 import pytest
 
@@ -17,8 +17,10 @@ RUNS = 10
 
 
 def cron(world, consumer, most, every=0):
-    """Runs in separate processes, each until it is idle. Returns the number of calls of each run until
-    everything is found."""
+    """Run the consumer in separate processes, each until it is idle.
+
+    Return the number of calls of each run until everything is found.
+    """
     calls = []
     while len(calls) < most:
         world.script.advance(every)
@@ -32,7 +34,7 @@ def cron(world, consumer, most, every=0):
 
 
 def waiting(world, count):
-    """A consumer whose token is before this many empty pages and then three records."""
+    """Return a consumer whose token is before this many empty pages and three records after them."""
     consumer = world.consumer()
     world.put("a")
     consumer.until_idle()
@@ -127,7 +129,7 @@ class TestRuns:
 
 
 def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():
-    """The same token is read again and again: its position is the same, and one reader serves it."""
+    """The same token is read again and again: its position is the same, and one reader serves all reads."""
     with World() as world:
         consumer = world.consumer()
         world.put("a")
@@ -177,7 +179,7 @@ class TestEnded:
 
 
 class TestRanges:
-    """Tests planned reads. The iterator does not belong to the meaning of a position."""
+    """Tests planned reads. The iterator is not part of the meaning of a position."""
 
     def plan(self, provider, feed, before):
         return Planner(provider, feed).advance(before, None, soon(), allow_empty=True)

@@ -1,4 +1,4 @@
-"""The meaning of each failure of boto3 and of the service; no secret in it is shown."""
+"""Tests the meaning of each failure of boto3 and of the service; no secret in it is shown."""
 
 import pickle
 
@@ -88,7 +88,7 @@ EXCEPTIONS = [
 
 
 def answered(code, message="it is so", status=400):
-    """A failure as boto3 raises it for an answer of the service."""
+    """Return a failure as boto3 raises it for an answer of the service."""
     return boto.ClientError(
         {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
         "GetRecords",

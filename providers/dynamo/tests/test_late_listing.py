@@ -1,4 +1,6 @@
-"""Half of a split is listed late: it is still read, whatever was known when the other half was seen."""
+"""Tests a split of which half is listed late: it is still read, whatever was known when the other half was
+seen.
+"""
 
 import time
 
@@ -26,7 +28,7 @@ RESTART = pytest.mark.parametrize("restart", [False, True], ids=["one process", 
 
 @pytest.fixture(autouse=True)
 def hasty_readers(monkeypatch):
-    """Makes the reader poll shards often, but look for children at the normal rate."""
+    """Make the reader poll shards often, but search for children at the normal rate."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
 
@@ -38,9 +40,9 @@ class Walker:
     Attributes:
         world: The stream.
         client: The client.
-        starts: Partition → the start of its next read.
-        events: Everything delivered so far.
-        named: Every partition that was named.
+        starts: Maps each partition to the start of its next read.
+        events: The markers of everything that was delivered so far.
+        named: The ids of every partition that was named.
     """
 
     world: World
@@ -50,8 +52,10 @@ class Walker:
     named: set = attrs.field(factory=set)
 
     def read(self):
-        """Read one page of each partition. An ended partition is read again while more children may be
-        named."""
+        """Read one page of each partition.
+
+        An ended partition is read again as long as more children may be named.
+        """
         for name, start in list(self.starts.items()):
             page = self.client.read_changes(
                 ChangeFeedRequest(ADDRESS, start, PhysicalPartition(name)), PATIENT
@@ -83,14 +87,14 @@ class Walker:
 
 @attrs.define
 class Split:
-    """A split in progress.
+    """A split that is in progress.
 
     Attributes:
         world: The stream.
         reader: The reader.
         early: The markers that must be found before the late half is listed.
-        late: Markers in the late half.
-        old: Markers that are older than the start.
+        late: The markers in the half that is listed late.
+        old: The markers that are older than the start.
         half: The shard that is listed late.
     """
 
@@ -102,7 +106,10 @@ class Split:
     half: str
 
     def check(self, late, restart):
-        """Read what is listed, then what is listed late. Nothing is lost, and nothing comes twice."""
+        """Read the listed shards, then the shard that is listed late.
+
+        Check that nothing is lost and nothing comes twice.
+        """
         self.reader.until_found(self.early)
         if restart:
             self.reader.restart()

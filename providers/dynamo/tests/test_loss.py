@@ -1,4 +1,6 @@
-"""Nothing is lost, wherever a consumer is killed, under everything that a stream can do to a reader."""
+"""Tests that nothing is lost, wherever a consumer is killed, under everything that a stream can do to a
+reader.
+"""
 
 import itertools
 from contextlib import contextmanager
@@ -85,7 +87,7 @@ def above(parent):
 
 
 def habit(**values):
-    """Change the server's settings from here on."""
+    """Change the server's settings from this point on."""
 
     def change(world):
         for name, value in values.items():
@@ -107,13 +109,13 @@ SPLIT = Act("split", lambda world: world.split())
 
 
 def day_passes():
-    """A day of the service: shards roll over every four hours, and old records are trimmed."""
+    """Let a day pass for the service: shards roll over every four hours, and old records are trimmed."""
     hours = Act("four hours pass", lambda world: world.pass_hours(4), forgets=True)
     return [ROLL_OVER, hours, ReadUntilIdle()] * 7
 
 
 def scripted_life():
-    """A script with everything that the scripted server can do."""
+    """Return a script with everything that the scripted server can do."""
     write = Author(keys=KEYS).write
     return [
         # A Now whose iterator has expired may repeat two minutes.
@@ -181,7 +183,7 @@ class LocalWorld:
     """One table on DynamoDB Local.
 
     Attributes:
-        server: The server, which outlives the script.
+        server: The server, which runs longer than the script.
         table: The table's name.
     """
 
@@ -223,7 +225,9 @@ class LocalWorld:
 
 
 def local_life():
-    """A script with what DynamoDB Local does by itself, and with splits that are written into its file."""
+    """Return a script with what DynamoDB Local does by itself, and with splits that are written into its
+    file.
+    """
     write = Author(keys=KEYS).write
     hour = Act("an hour passes, iterators expire", lambda world: world.pass_hours(1))
     day = Act("a day passes", lambda world: world.pass_hours(25), forgets=True)

@@ -1,4 +1,7 @@
-"""Stream records become events and Arrow rows with equal content; the first damaged record is named."""
+"""Tests that stream records become events and Arrow rows with equal content.
+
+The first damaged record is named.
+"""
 
 import copy
 from datetime import UTC, datetime, timedelta
@@ -54,7 +57,7 @@ clocks = st.integers(0, 4_102_444_800) | st.sampled_from(
 
 @st.composite
 def records(draw, names, kind, seq):
-    """One record in three forms: as sent on the wire, as parsed by boto3, and as Python values."""
+    """Return one record in three forms: as sent on the wire, as parsed by boto3, and as Python values."""
     event = draw(st.sampled_from(list(TYPES)))
     keys = {name: draw(key_values) for name in names}
     seconds, event_id, identity = draw(clocks), draw(st.sampled_from(["", "id"])), draw(identities)
@@ -80,7 +83,7 @@ def records(draw, names, kind, seq):
 
 @st.composite
 def shards(draw):
-    """Records of one shard in three forms, with the reader for each form."""
+    """Return records of one shard in three forms, with the reader for each form."""
     names, kind = draw(st.sampled_from(NAMES)), draw(st.sampled_from(list(IMAGES)))
     first = draw(st.integers(1, 10**24))
     rows = [draw(records(names, kind, f"{first + number:021}")) for number in range(draw(st.integers(1, 5)))]
@@ -97,7 +100,7 @@ def shards(draw):
 
 
 def one(event="INSERT", *, images=("NewImage",), **more):
-    """A record of one item."""
+    """Return a record of one item."""
     data = {
         "Keys": {"pk": {"S": "a"}},
         "SequenceNumber": "000000000000000000042",

@@ -1,4 +1,4 @@
-"""`Now` before the first record: every later change is delivered, whichever process reads."""
+"""Tests `Now` before the first record: every later change is delivered, whichever process reads."""
 
 import time
 
@@ -31,7 +31,7 @@ def world():
 
 
 def started(world, **request):
-    """A consumer that has made one call and has found nothing."""
+    """Return a consumer that has made one call and has found nothing."""
     consumer = world.consumer(Now(), **request)
     assert consumer.read().events == ()
     return consumer
@@ -189,7 +189,7 @@ class TestLater:
 
 
 class TestLineage:
-    """Shards that end before the first record is read."""
+    """Tests shards that end before their first record is read."""
 
     @pytest.mark.parametrize("late", [0, EXPIRED], ids=["iterator", "no iterator"])
     @pytest.mark.parametrize("act", ["roll over", "split", "both"])
@@ -251,7 +251,7 @@ class TestLineage:
 
 
 def started_anywhere(world):
-    """A consumer that has made one call."""
+    """Return a consumer that has made one call."""
     consumer = world.consumer(Now())
     consumer.read()
     return consumer
@@ -293,7 +293,7 @@ class TestManyShards:
     @pytest.mark.parametrize("forget", [False, True])
     @pytest.mark.parametrize("pause", [0, 2])
     def test_a_second_start_takes_nothing_from_the_first(self, world, pause, forget):
-        """Tests one client, also within the same second."""
+        """The test uses one client, with starts that may be in the same second."""
         client = world.client()
         while time.time() % 1 > 0.3:  # so that both starts are in one second
             time.sleep(0.01)
@@ -312,7 +312,7 @@ class TestManyShards:
 
 
 class TestPartitionTokens:
-    """Tokens that are planned for several processes."""
+    """Tests tokens that are planned for several processes."""
 
     @pytest.mark.parametrize("shards", [3, MANY])
     def test_the_plan_of_one_start_loses_nothing(self, shards):

@@ -1,4 +1,6 @@
-"""Failures that no retry can fix, and failures that one can: invalid numbers, and answers without JSON."""
+"""Tests failures that no retry can fix, and failures that a retry can fix: invalid numbers, and answers
+without JSON.
+"""
 
 import boto3
 import pytest
@@ -18,7 +20,7 @@ HUGE = str(10**39 - 1)
 
 
 def fault_of(provider, reader):
-    """The fault that a read raises."""
+    """Return the fault that a read raises."""
     with pytest.raises((ProviderFault, ClientError)) as caught:
         reader.fetch(10, 1 << 20, 0.0, soon())
     error = caught.value

@@ -1,4 +1,4 @@
-"""How often empty shards are asked."""
+"""Tests how often empty shards are asked for records."""
 
 from datetime import UTC, datetime
 

@@ -34,7 +34,10 @@ def world():
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    """Two listings of a disabled stream may follow at once; `test_late_listing` tests the pause."""
+    """Allow two listings of a disabled stream without a pause between them.
+
+    `test_late_listing` tests the pause.
+    """
     monkeypatch.setattr("multiclouddb_dynamo.shards._SETTLED_SECONDS", 0.0)
 
 
@@ -48,7 +51,7 @@ def enable(world):
 
 
 def states(token):
-    """The state of each shard in a token."""
+    """Return the state of each shard in a token."""
     return decode_token(token).state["p"]
 
 
@@ -143,7 +146,7 @@ class TestLateChildren:
         assert consumer.until_idle() == last
 
     def test_children_that_were_trimmed_before_they_were_seen_are_an_expired_checkpoint(self, world):
-        """The read does not wait for ever if the shard is no longer listed but its grandchildren are."""
+        """The read does not wait forever if the shard is no longer listed but its grandchildren are."""
         consumer = self.left_for_two_days(world)
         with pytest.raises(MulticloudDbError) as caught:
             consumer.until_idle(10)
@@ -179,7 +182,7 @@ class TestLateChildren:
 
 
 class TestListing:
-    """Pages of shards in any order, from a stream that changes meanwhile."""
+    """Tests pages of shards in any order, from a stream that changes in the meantime."""
 
     @pytest.mark.parametrize("order", Order)
     @pytest.mark.parametrize("size", [1, 3, 100])
@@ -327,7 +330,10 @@ class TestTrimmed:
             assert caught.value.detail.oldest_position
 
     def test_a_branch_is_not_left_to_a_lost_shard_whose_end_was_read_before(self):
-        """`right` is read to its end, but not returned, when both shards are dropped; `left` has expired."""
+        """`right` is read to its end, but its records are not returned, when both shards are dropped.
+
+        `left` has expired.
+        """
         with World(shards=2) as world:
             consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
             left, right = world.open()
@@ -345,7 +351,7 @@ class TestTrimmed:
             assert set(written) <= set(consumer.until_idle())
 
     def test_a_branch_is_not_left_to_a_drained_shard_whose_children_are_named_later(self):
-        """`right` waits for its children, which cannot be asked for in the call in which `left` is lost."""
+        """`right` waits for its children, which cannot be requested in the call in which `left` is lost."""
         with World(shards=2) as world:
             consumer = world.consumer(on_expired=SkipToOldest())
             left, right = world.open()
@@ -368,7 +374,7 @@ class TestTrimmed:
 
     @pytest.mark.parametrize("remains", Remains)
     def test_skipping_loses_nothing_of_what_is_left(self, remains):
-        """One branch was read up to the present. In the other branch, only the remaining records can be
+        """One branch was read up to the present time. In the other branch, only the remaining records can be
         read."""
         with World(shards=2, remains=remains) as world:
             consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())

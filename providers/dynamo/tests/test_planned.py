@@ -1,4 +1,4 @@
-"""Bounded reads of a stream, as Spark makes them."""
+"""Tests bounded reads of a stream, as Spark makes them."""
 
 import pytest
 
@@ -36,7 +36,7 @@ class Job:
 
 @pytest.fixture
 def expired():
-    """A job whose position in the only shard is at a record that is now trimmed."""
+    """Return a job whose position in the only shard is at a record that is now trimmed."""
     with World() as world:
         job = Job(world)
         written = world.put("a", "b")
@@ -45,7 +45,7 @@ def expired():
 
 
 def trimmed(world):
-    """After the position come a trimmed record and a kept one."""
+    """A trimmed record and a kept one come after the position."""
     world.put("c")
     world.script.advance(25 * HOUR)
     return world.put("d")

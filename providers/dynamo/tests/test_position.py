@@ -1,4 +1,4 @@
-"""Positions in a shard and their form in a token."""
+"""Tests positions in a shard and their form in a token."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -132,7 +132,9 @@ def seconds_since(place):
 
 
 def iterator_escapes(place):
-    """The characters that JSON adds to quotes and backslashes, which no iterator of the service has."""
+    """Count the characters that JSON adds to quotes and backslashes, which no iterator of the service
+    contains.
+    """
     iterator = getattr(place, "iterator", None) or (place.trail.iterator if place.trail is not None else "")
     return iterator.count('"') + iterator.count("\\")
 
@@ -192,7 +194,7 @@ class TestTrail:
     @patiently
     @given(latests)
     def test_a_now_keeps_it(self, place):
-        """Two positions of the same second differ in nothing else."""
+        """Two positions of the same second differ only in the iterator."""
         assert place_of(without_trail(cursor_of(place))) == place
 
     def test_it_is_not_shown(self):

@@ -1,4 +1,4 @@
-"""The provider as a whole: native clients, threads, refused requests, and closing."""
+"""Tests the provider as a whole: native clients, threads, refused requests, and closing."""
 
 import pickle
 import threading
@@ -50,7 +50,7 @@ def world():
 
 @pytest.fixture
 def native(world):
-    """The application's own clients, with its own settings."""
+    """Return the application's own clients, with its own settings."""
     config = Config(retries={"mode": "standard", "total_max_attempts": 2}, user_agent_extra="shop")
     settings = {"region_name": REGION, "endpoint_url": world.script.endpoint_url, "config": config}
     made = DynamoClients(

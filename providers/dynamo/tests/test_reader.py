@@ -1,4 +1,4 @@
-"""Reads of one shard: ends, empty answers, rate, throttling, and ranges that can be read again."""
+"""Tests reads of one shard: ends, empty answers, rate, throttling, and ranges that can be read again."""
 
 import itertools
 import threading
@@ -43,9 +43,9 @@ def world():
 
 
 def refused_in_time(world, timeout, category, *, asked=0):
-    """The error of a call, which must not take much longer than allowed.
+    """Return the error of a call, which must not take much longer than allowed.
 
-    The check is weaker when a busy machine has made fewer calls than expected in this time.
+    The check is weaker if a busy machine has made fewer calls than expected in this time.
     """
     errors = []
 
@@ -81,7 +81,7 @@ def seed_of(feed, position=None):
 
 
 class TestEnds:
-    """The last answer of a closed shard may have records, and its end has several forms."""
+    """The last answer of a closed shard may contain records, and the end of the shard has several forms."""
 
     @pytest.mark.parametrize("null", [False, True], ids=["absent", "null"])
     @pytest.mark.parametrize("separate", [False, True], ids=["with records", "on a page of its own"])
@@ -175,7 +175,7 @@ class TestIterators:
 
 
 class TestEmptyAnswers:
-    """An answer with an iterator and without records proves nothing."""
+    """An answer with an iterator and without records does not prove that the shard is empty."""
 
     @pytest.mark.parametrize("count", [1, 3, 20])
     def test_nothing_is_lost_and_nothing_ended(self, world, count, monkeypatch):
@@ -196,7 +196,7 @@ class TestEmptyAnswers:
         assert markers(world.consumer().read().events) == written
 
     def test_empty_answers_of_a_shard_with_records_do_not_make_its_position_younger(self, world):
-        """The records are trimmed later, and that must be reported."""
+        """The records are trimmed later, and that loss must be reported."""
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -218,7 +218,7 @@ class TestEmptyAnswers:
         assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
 
     def test_an_idle_table_does_not_fall_out_of_retention(self, world):
-        """Its shards roll over every four hours, and nothing is written for days."""
+        """The shards of an idle table roll over every four hours, and nothing is written for days."""
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -322,7 +322,7 @@ class TestPace:
 
 
 class TestFailures:
-    """Failures are retried inside the deadline, and only by us."""
+    """Failures are retried before the deadline, and only by the library."""
 
     @pytest.mark.parametrize("code", ["ThrottlingException", "LimitExceededException", "InternalServerError"])
     def test_a_short_trouble_is_not_seen(self, world, code):
@@ -405,7 +405,7 @@ class TestFailures:
 
 
 class TestRanges:
-    """`(cursor, until]` gives the same events, whatever is written later."""
+    """`(cursor, until]` returns the same events, whatever is written later."""
 
     def bounds(self, world, feed):
         seed = seed_of(feed)

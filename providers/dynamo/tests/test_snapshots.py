@@ -77,7 +77,7 @@ def is_done(page):
 
 
 class Source:
-    """The items that must be in the table."""
+    """Records the items that must be in the table."""
 
     def __init__(self, world):
         self.world, self.items, self.numbers = world, {}, itertools.count()
@@ -129,7 +129,10 @@ ITEMS = 12
 
 @pytest.fixture(params=list(TYPES))
 def typed(request):
-    """A table whose keys have the given types: the world, the address, and the attributes of the keys."""
+    """Make a table whose keys have the given types.
+
+    Return the world, the address, and the attributes of the keys.
+    """
     kinds, key_of = TYPES[request.param]
     with World() as made:
         names = list(kinds)
@@ -153,7 +156,7 @@ def all_segments(feed, plan, count=3):
 
 
 def rest_of(feed, segment, cursor, limit=1000):
-    """Every row after a position, and the positions after each of them."""
+    """Return every row after a position, and the positions after each of them."""
     reader, events, cursors = feed.open(segment.segment_id, cursor), [], []
     while True:
         batch = reader.fetch(limit, 1 << 20, 0.0, soon())
@@ -564,7 +567,7 @@ def scan_for_days(world, start, between):
 
 
 class TestTimePasses:
-    """The scan takes longer than the stream is kept."""
+    """The scan takes longer than the stream keeps its records."""
 
     @pytest.fixture
     def source(self, world, hasty):
@@ -574,7 +577,7 @@ class TestTimePasses:
         return source
 
     def load(self, source):
-        """Writes changes while shards live for four hours, like those of the service."""
+        """Write changes while shards live for four hours, like those of the service."""
 
         def between(number):
             source.put(f"k{number * 7 % ITEMS_OF_DAYS}")

@@ -1,4 +1,5 @@
-"""A snapshot of a table in DynamoDB Local: under load, with roll-overs, and longer than its stream is kept.
+"""Tests a snapshot of a table in DynamoDB Local: under load, with rollovers, and longer than its stream is
+kept.
 
 The answers of DynamoDB Local contain no time, so `AUTO` stays `ORDERED`. test_snapshots.py tests the change
 to `INTERLEAVED`.
@@ -41,7 +42,7 @@ def local():
 
 
 class Table:
-    """A table, with the items that must be in it."""
+    """A table with a record of the items that must be in it."""
 
     def __init__(self, server):
         self.server, self.items, self.numbers = server, {}, itertools.count()

@@ -1,5 +1,7 @@
-"""Tests a service that throttles some calls. One refused call does not repeat the start of a thousand
-shards."""
+"""Tests a service that throttles some calls.
+
+If one call is refused, the start of a thousand shards must not be repeated.
+"""
 
 import gc
 import random
@@ -35,13 +37,13 @@ LONG = 120
 
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
-    """No pauses; other tests cover the rate of listings."""
+    """Switch pauses off; other tests cover the rate of listings."""
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
 
 
 @pytest.fixture(scope="module")
 def thousand():
-    """A shared world, because making it takes long."""
+    """Provide a shared world, because making one takes long."""
     with World(shards=SHARDS) as made:
         yield made
 
@@ -59,7 +61,7 @@ def nobody_asks():
 
 
 def refuse_at_random(world, share, seed):
-    """Refuse this share of the calls for iterators, in any thread. Returns the number of refusals."""
+    """Refuse this share of the calls for iterators, in any thread. Return the number of refusals."""
     draw, refused = random.Random(seed), 0
     for shard in world.open():
         times = 0
@@ -72,7 +74,7 @@ def refuse_at_random(world, share, seed):
 
 
 def refuse_twice(world, after):
-    """Refuse two page calls in a row, this many calls from now."""
+    """Refuse two consecutive page calls, after this many calls from now."""
     for _ in range(2):
         world.troubles.fail(LISTING, REFUSAL, every=after + 1)
 
@@ -110,7 +112,7 @@ class TestNow:
             assert world.journal.count(LATEST) == 20 + 1
 
     def test_what_is_written_between_two_tries_is_read(self):
-        """The first attempt knows the shards, and the ends of some."""
+        """The first attempt knows the shards, and the ends of some shards."""
         with World(shards=100) as world:
             _, feed = world.feed()
             refuse_at_random(world, 0.5, seed=7)
@@ -174,7 +176,7 @@ class TestNow:
 
 
 def read(feed, seed):
-    """The markers of all changes after a seed."""
+    """Return the markers of all changes after a seed."""
     reader, found = feed.open(seed.partition_id, seed.cursor), []
     while True:
         batch = reader.fetch(1000, 1 << 20, 0.0, soon())
@@ -185,7 +187,7 @@ def read(feed, seed):
 
 
 class TestListing:
-    """Ten pages, one after the other."""
+    """Tests a listing of ten pages, read one after another."""
 
     def asking(self, world):
         client = world.client()
@@ -222,7 +224,7 @@ class TestListing:
         assert world.journal.count(LISTING) == TRIES
 
     def test_a_page_is_not_asked_for_at_once_when_the_service_wants_a_pause(self, world):
-        """The engine waits and tries again."""
+        """The engine waits before it tries again."""
         _, feed = world.feed()
         call = feed.for_one_call()
         world.troubles.fail(LISTING, REFUSAL, every=2, retry_after=0.5)
@@ -242,7 +244,9 @@ class TestListing:
     @pytest.mark.parametrize("what", ["start", "partitions"])
     @pytest.mark.parametrize("ended", [False, True], ids=["that failed", "that is over"])
     def test_another_call_begins_anew(self, world, what, ended):
-        """This also holds for a call with the same deadline, as two threads may get from a coarse clock."""
+        """The same is true for a call with the same deadline, which two threads may get from a coarse
+        clock.
+        """
         _, feed = world.feed()
         deadline = soon(LONG)
 
@@ -344,7 +348,7 @@ OPEN, ENDED = False, True
 
 
 class TestOverlappingListings:
-    """Another listing starts between two pages of the first: neither completes the other."""
+    """Another listing starts between two pages of the first; neither listing completes the other."""
 
     def test_one_that_began_earlier_does_not_replace_what_is_known(self):
         shards = ShardMap(
@@ -364,8 +368,10 @@ class TestOverlappingListings:
         assert {shard.shard_id for shard in shards.children("p")} == {"a", "b"}
 
     def test_half_of_a_split_is_known_and_not_taken_for_the_whole(self):
-        """The listing's first page is older than the split, and its second page is newer. `p` was seen to end
-        in between."""
+        """The listing's first page is older than the split, and its second page is newer.
+
+        The end of `p` was seen in between.
+        """
         shards = ShardMap(
             Script(
                 ([("g", None, ENDED)], LAST),
@@ -399,7 +405,9 @@ def test_two_starts_share_nothing(world):
 
 @pytest.mark.parametrize("what", [Now(), Beginning()], ids=["now", "beginning"])
 def test_a_refusal_is_classified_once(monkeypatch, what):
-    """The first caller classifies it: the start, which continues with the others, or the engine."""
+    """The first caller classifies the refusal: the start, which continues with the other shards, or the
+    engine.
+    """
     seen = []
     meaning = errors._service_fault
 

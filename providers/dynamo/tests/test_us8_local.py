@@ -1,4 +1,4 @@
-"""The whole conformance suite on DynamoDB Local, read with the unmodified boto3."""
+"""Runs the whole conformance suite on DynamoDB Local, read with the unmodified boto3."""
 
 import shutil
 import tempfile
@@ -19,7 +19,7 @@ FOLDERS = []
 
 
 class LocalHarness(DynamoHarness):
-    """One server for the tests of a worker.
+    """A harness with one server for all tests of a worker.
 
     A test that moves the clock also ages the tables of earlier tests, but no test reads those.
     """

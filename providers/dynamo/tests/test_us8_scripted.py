@@ -1,4 +1,4 @@
-"""The whole conformance suite on the scripted server: unmodified boto3 meets troubles on the wire."""
+"""Runs the whole conformance suite on the scripted server: the unmodified boto3 meets faults on the wire."""
 
 from datetime import timedelta
 
@@ -28,7 +28,7 @@ READ = "GetRecords"
 
 
 class Scripted(Server):
-    """The scripted server with the interface of the other test servers."""
+    """Gives the scripted server the interface of the other test servers."""
 
     def __init__(self) -> None:
         """Start it."""
@@ -42,7 +42,7 @@ class Scripted(Server):
 
 
 class ScriptedHarness(DynamoHarness):
-    """A server for each test."""
+    """A harness with a separate server for each test."""
 
     can_read_past_trim = False  # the server does not say whether records after a position were trimmed
     rounding = timedelta(seconds=1)
@@ -78,7 +78,7 @@ class ScriptedHarness(DynamoHarness):
         return self.script.clock.now()
 
     def troubled(self, script, act):
-        """The trouble ends when the client is closed."""
+        """Return a client that meets a fault; the fault ends when the client is closed."""
         client = self.connect()
         close = client.close
 

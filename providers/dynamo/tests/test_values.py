@@ -1,4 +1,6 @@
-"""Attribute values keep every digit in both forms, and their JSON equals that of the Python values."""
+"""Tests that attribute values keep every digit in both forms, and that their JSON equals that of the Python
+values.
+"""
 
 import base64
 from decimal import Decimal
@@ -24,7 +26,7 @@ patiently = settings(deadline=None)  # a slow machine is no defect
 
 @st.composite
 def numbers(draw):
-    """The text of a number as DynamoDB has them: up to 38 digits, up to 1e125, and its value."""
+    """Generate texts of numbers that DynamoDB accepts (up to 38 digits, up to 1e125), with their values."""
     digits = draw(st.integers(-(10**38) + 1, 10**38 - 1))
     exponent = draw(st.sampled_from([0, 0, -1, -7, -37, -92]) | st.integers(-92, 87))
     exact = Decimal((digits < 0, Decimal(abs(digits)).as_tuple().digits, exponent))
@@ -35,7 +37,7 @@ def numbers(draw):
 
 
 def tagged(tag, value, wire=None, parsed=None):
-    """One value in three forms: in Python, on the wire, and as boto3 parses it."""
+    """Return one value in three forms: in Python, on the wire, and as boto3 parses it."""
     wire = value if wire is None else wire
     return value, {tag: wire}, {tag: wire if parsed is None else parsed}
 
@@ -90,7 +92,7 @@ documents = st.dictionaries(texts, values, max_size=4).map(mapped)
 
 
 def plain(value):
-    """The result of boto3's deserializer, with our three differences."""
+    """Return the result of boto3's deserializer, with the project's three differences."""
     match value:
         case Binary():
             return bytes(value)
@@ -107,7 +109,7 @@ def plain(value):
 
 
 def same(a, b):
-    """True if both values are equal and have the same types at every level."""
+    """Return True if both values are equal and have the same types at every level."""
     return type(a) is type(b) and a == b and canonical_json(a) == canonical_json(b)
 
 

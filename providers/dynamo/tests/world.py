@@ -1,4 +1,4 @@
-"""One table on the scripted server, which is written natively and read through the client."""
+"""Provides one table on the scripted server, which is written natively and read through the client."""
 
 import time
 
@@ -32,7 +32,7 @@ SESSIONS = []
 
 
 def session():
-    """One session for all clients, because boto3 reads its models once for each session."""
+    """Return one session for all clients, because boto3 reads its models once for each session."""
     if not SESSIONS:
         key, secret = CREDENTIALS.values()
         SESSIONS.append(
@@ -42,7 +42,7 @@ def session():
 
 
 def seconds(number):
-    """Options of a call."""
+    """Return the options of a call."""
     return OperationOptions(timeout_seconds=number)
 
 
@@ -52,8 +52,8 @@ class World:
     Attributes:
         script: The server's script.
         server: Its boto3 clients.
-        arn: The table's first stream.
-        settings: Fields of each client's configuration.
+        arn: The first stream of the table.
+        settings: Fields in each client's configuration.
     """
 
     def __init__(self, shards=1, view="NEW_AND_OLD_IMAGES", **habits):
@@ -115,7 +115,7 @@ class World:
         return self.script.roll_over_all(TABLE)
 
     def chain(self):
-        """The only open shard."""
+        """Return the only open shard."""
         (shard,) = self.open()
         return shard
 
@@ -127,17 +127,17 @@ class World:
         return ClientConfig("dynamo", connection, **self.settings | others)
 
     def client(self, **others) -> MulticloudDbClient:
-        """A client, closed with the world."""
+        """Make a client that is closed together with the world."""
         made = connect(self.config(**others))
         self._clients.append(made)
         return made
 
     def consumer(self, start=None, client=None, **request):
-        """A consumer with its own client."""
+        """Make a consumer with its own client."""
         return Consumer(self, client or self.client(), start or Beginning(), request)
 
     def feed(self, **spec):
-        """A provider and a feed, without the engine."""
+        """Make a provider and a feed, without the engine."""
         provider = PLUGIN.connect(self.config(), None)
         return provider, provider.open_feed(FeedSpec(ADDRESS, **spec), soon())
 
@@ -149,15 +149,15 @@ def soon(number=30.0):
 
 @attrs.define
 class Consumer:
-    """A consumer that resumes from its token; `restart` is another process.
+    """A consumer that resumes from its token; `restart` means another process.
 
     Attributes:
         world: The stream.
         client: The client.
         start: The start of the next read.
-        request: Other fields of the requests.
-        events: Everything delivered so far.
-        notices: Everything reported so far.
+        request: Further fields of the requests.
+        events: The markers of everything delivered so far.
+        notices: The notices reported so far.
     """
 
     world: World
@@ -178,7 +178,7 @@ class Consumer:
         return page
 
     def until_idle(self, most=MANY_PAGES):
-        """Pages until one is idle; returns the markers that were delivered on the way."""
+        """Read pages until one is idle; return the markers that were delivered."""
         before = len(self.events)
         for _ in range(most):
             page = self.read(self._patience())
@@ -187,8 +187,10 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def until_found(self, wanted, at_most=30):
-        """Read pages until all these markers have come. What a service lists late comes after an idle
-        page."""
+        """Read pages until all these markers have come.
+
+        Changes of a partition that a service lists late come after an idle page.
+        """
         until = time.monotonic() + at_most
         while not set(wanted) <= set(self.markers):
             assert time.monotonic() < until, f"{sorted(set(wanted) - set(self.markers))} are missing"
@@ -220,5 +222,5 @@ class Consumer:
 
 
 def markers(events):
-    """The markers of events, in order."""
+    """Return the markers of events, in order."""
     return [event.new_item_state["n"] for event in events if event.new_item_state is not None]

@@ -23,6 +23,7 @@ from multiclouddb_api.checkpoint import (
     sync_folder,
     unusable,
 )
+from multiclouddb_api.validators import check_type, local_path
 from multiclouddb_embedded.store.connection import connect
 from multiclouddb_embedded.store.forking import using_sqlite
 
@@ -56,7 +57,7 @@ class SqliteCheckpointStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path).absolute()
+        self._path = Path(local_path("path", path)).absolute()
 
     @property
     def path(self) -> Path:
@@ -99,6 +100,7 @@ class SqliteCheckpointStore:
         """
         check_name(name)
         _check_token(token)
+        check_type("expected", expected, str, type(None))
         with self._opened("written", create=True) as connection:
             assert connection is not None
             connection.execute("BEGIN IMMEDIATE")

@@ -12,7 +12,7 @@ import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
 from multiclouddb_api.secret import settled
-from multiclouddb_api.validators import is_a, suggestion, utf8
+from multiclouddb_api.validators import check_type, is_a, suggestion, type_name, utf8
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 from multiclouddb_spi.connection import check_names, merged, parse_location
@@ -26,20 +26,17 @@ _EMULATED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POI
 
 @attrs.frozen
 class EmbeddedOptions(ProviderOptions):
-    """The options of a request to the embedded store.
-
-    Attributes:
-        poll_seconds: How often a waiting read (`OperationOptions.wait_seconds`) looks for new
-            changes; 0.005 by default, up to 1.
-        backfill: True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the opt-in into
-            the backfill does on Cosmos DB. The store contains the changes themselves and delivers them,
-            whereas Cosmos DB would deliver the current items. Therefore no event is marked `backfilled`. Only
-            the start needs this option; a token has the same meaning with and without it. Under any other
-            profile, the option has no effect.
-    """
+    """The options of a request to the embedded store."""
 
     poll_seconds: float = attrs.field(default=0.005, validator=is_a(int, float))
+    """How often a waiting read (`OperationOptions.wait_seconds`) looks for new changes; 0.005 by default,
+    up to 1."""
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the opt-in into the
+    backfill does on Cosmos DB. The store contains the changes themselves and delivers them, whereas
+    Cosmos DB would deliver the current items. Therefore no event is marked `backfilled`. Only the start
+    needs this option; a token has the same meaning with and without it. Under any other profile, the
+    option has no effect."""
 
     @poll_seconds.validator
     def _check_range(self, attribute: attrs.Attribute[float], value: float) -> None:
@@ -54,20 +51,18 @@ class EmbeddedOptions(ProviderOptions):
         Args:
             capability: The capability.
         """
+        check_type("capability", capability, Capability)
         return self.backfill and capability in _EMULATED
 
 
 @attrs.frozen
 class EmbeddedConfig:
-    """A checked configuration.
-
-    Attributes:
-        path: The file, absolute.
-        profile: The configuration of a client; it names the service whose limits apply to the store.
-    """
+    """A checked configuration."""
 
     path: str
+    """The file, absolute."""
     profile: Profile = PLAIN
+    """The configuration of a client; it names the service whose limits apply to the store."""
 
     @classmethod
     def from_client(
@@ -139,9 +134,7 @@ def check_path(field: str, path: object) -> str:
         MulticloudDbError: `INVALID_REQUEST`; `AUTHORIZATION_FAILED` if the folder may not be read.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
-        raise invalid_request(
-            field, f"must be a path, not {type(path).__name__}", "give the file of the store"
-        )
+        raise invalid_request(field, f"must be a path, not {type_name(path)}", "give the file of the store")
     if str(path).startswith(":memory:"):
         raise invalid_request(field, "names a database in memory", "name a file: other processes open it too")
     if "\0" in utf8(field, str(path)):

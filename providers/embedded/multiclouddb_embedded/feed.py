@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 
-from multiclouddb_api import AtTime, Beginning, Now
+from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
 from multiclouddb_embedded.partitions import (
@@ -23,6 +23,7 @@ from multiclouddb_embedded.profile import check_start
 from multiclouddb_embedded.reader import EmbeddedReader
 from multiclouddb_embedded.snapshots import SegmentReader, cut, plan_scan
 from multiclouddb_embedded.source import Source
+from multiclouddb_embedded.store.collection import check_kind
 from multiclouddb_embedded.store.retention import seq_before
 from multiclouddb_spi import (
     Cursor,
@@ -69,6 +70,7 @@ class EmbeddedFeed(Feed):
         profile = self._store.profile
         check_start(profile, position, self.spec.options)
         with self._store.reading(deadline) as connection:
+            self._check_key(connection)
             family = read_family(connection, self._scope)
             match position:
                 case Beginning():
@@ -145,6 +147,7 @@ class EmbeddedFeed(Feed):
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Return the stream positions, the floor and the plan, all as of the same time."""
         with self._store.reading(deadline) as connection:
+            self._check_key(connection)
             family = read_family(connection, self._scope)
             head = read_head(connection)
             return plan_scan(connection, self._scope, head, family.at(*head), segments)
@@ -183,6 +186,10 @@ class EmbeddedFeed(Feed):
         """Return the last change of the store, and the state of the collection's partitions and log."""
         with self._store.reading(deadline) as connection:
             return read_head(connection), read_shape(connection, self._scope)
+
+    def _check_key(self, connection: sqlite3.Connection) -> None:
+        if isinstance(self.spec.scope, LogicalPartition):
+            check_kind(connection, self._scope.collection, self.spec.scope.key)
 
 
 def _place_at(

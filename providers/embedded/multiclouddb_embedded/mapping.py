@@ -65,7 +65,7 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
     """Return the position that was passed to `cursor_of`.
 
     Raises:
-        InvalidCursor: If the value is not a valid cursor.
+        InvalidCursor: Raised if the value is not a valid cursor.
     """
     match cursor:
         case [seq, ts] if type(seq) is int and type(ts) is int:
@@ -155,8 +155,8 @@ def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[A
     """Return the values of a column; all None if the column was not read.
 
     Raises:
-        ValueError: If one of the values is not a JSON object.
-        MulticloudDbError: If one of the values is damaged.
+        ValueError: Raised if one of the values is not a JSON object.
+        MulticloudDbError: Raised if one of the values is damaged.
     """
     column = records.column(name)
     if column is None:
@@ -258,7 +258,7 @@ def _texts(records: Records, name: Column) -> pa.Array:
     """Return a column of JSON objects or nulls.
 
     Raises:
-        ValueError: If a text is neither a JSON object nor null, or is not UTF-8.
+        ValueError: Raised if a text is neither a JSON object nor null, or is not UTF-8.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

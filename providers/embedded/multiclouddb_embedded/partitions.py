@@ -91,9 +91,8 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     """Return the state of a partition, for a reader at a position.
 
     Raises:
-        ProviderFault: `NOT_FOUND` if the collection was dropped; `INVALID_REQUEST` for a partition that never
-            existed in the collection; `CHECKPOINT_EXPIRED` if changes after the position were removed.
-        InvalidCursor: If the position lies ahead of the store.
+        ProviderFault: `NOT_FOUND`, `INVALID_REQUEST` for an unknown partition, or `CHECKPOINT_EXPIRED`.
+        InvalidCursor: Raised if the position lies ahead of the store.
     """
     seq, ts = position
     collection = scope.collection

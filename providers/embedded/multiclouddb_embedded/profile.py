@@ -1,8 +1,8 @@
 """Defines profiles, which make a store behave like one of the services when its feed is read.
 
 Portable code that reads a store with `profile="dynamo"` gets the same refusals as from DynamoDB, even on a
-laptop. A profile limits the requests that the store accepts. It changes neither the file nor the content of
-the log.
+laptop. A profile limits the requests that the store accepts. A profile changes neither the file nor the
+content of the log.
 
 Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
 `spanner`, `cosmos` or no profile is valid under the others, if the rest of the request is allowed there.

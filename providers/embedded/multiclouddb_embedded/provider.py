@@ -68,7 +68,7 @@ class EmbeddedProvider(Provider):
         return EmbeddedFeed(Source(store, spec, scope_of(collection, spec, store.profile)))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """The collections of the store; see `SupportsCollections`."""
+        """Return the collections of the store; see `SupportsCollections`."""
         with self._store.reading(deadline) as connection:
             return list_collections(connection, database)
 
@@ -109,8 +109,9 @@ class EmbeddedPlugin(ProviderPlugin):
         """Check the configuration. Connect to a store, which must already exist.
 
         Args:
-            config: The `connection` contains a `url` or a `path`; neither is needed if a store is passed. It
-                may also contain a `profile`, which is `embedded:///path/store.db?profile=dynamo` in a URL.
+            config: The `connection` contains a `url` or a `path`; neither is needed if a store is passed.
+                `connection` may also contain a `profile`, which is `embedded:///path/store.db?profile=dynamo`
+                in a URL.
             native_client: An open `EmbeddedStore`, whose clock is used and which is never closed.
         """
         if native_client is not None:

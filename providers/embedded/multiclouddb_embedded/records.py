@@ -103,7 +103,7 @@ class Records:
         """Return the JSON texts of a column that was read, from `start` to `stop`.
 
         Raises:
-            ValueError: If the text of a row contains the separator.
+            ValueError: Raised if the text of a row contains the separator.
         """
         texts = self._texts.get(name)
         if texts is None:

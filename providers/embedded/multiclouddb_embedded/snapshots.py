@@ -114,7 +114,7 @@ def cut(
         count: The maximum number of segments.
 
     Raises:
-        InvalidCursor: If the cursor is not a plan.
+        InvalidCursor: Raised if the cursor is not a plan.
         ProviderFault: `NOT_FOUND` if the collection was dropped.
     """
     plan_id, seq, ts, rows, number, after, end = _plan_of(cursor)
@@ -144,7 +144,7 @@ def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str, str]:
 
 
 def is_segment(cursor: Cursor) -> bool:
-    """True if a cursor belongs to a segment."""
+    """Return True if a cursor belongs to a segment."""
     match cursor:
         case [str(), seq, ts, str(), str()]:
             return all(type(value) is int and 0 <= value < 2**62 for value in (seq, ts))
@@ -217,8 +217,8 @@ def _values(texts: list[str]) -> list[Any]:
     """Return JSON objects and nulls.
 
     Raises:
-        ValueError: If a text is neither a JSON object nor null.
-        MulticloudDbError: If a text is damaged.
+        ValueError: Raised if a text is neither a JSON object nor null.
+        MulticloudDbError: Raised if a text is damaged.
     """
     joined = ",".join(texts).encode()
     values = [decode_json(text) for text in texts] if _MARKED in joined else orjson.loads(b"[%b]" % joined)
@@ -236,7 +236,7 @@ class SegmentReader(Reader):
         cursor: The start position.
 
     Raises:
-        InvalidCursor: If the cursor does not belong to a segment.
+        InvalidCursor: Raised if the cursor does not belong to a segment.
     """
 
     def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
@@ -246,7 +246,7 @@ class SegmentReader(Reader):
         plan_id, seq, ts, self._after, self._end = cast("tuple[str, int, int, str, str]", cursor)
         self._mapper = _Mapper(view, plan_id, seq, ts, self._end)
         self._interrupt = Interrupt()
-        self._rows = _ROWS if view.with_new else _KEYS
+        self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next rows."""
@@ -278,7 +278,9 @@ class SegmentReader(Reader):
         while len(rows) <= max_records and nbytes < max_bytes and more:
             taken = cursor.fetchmany(_PART)
             rows += taken
-            nbytes += sum(len(row[0]) + len(row[1]) + len(row[2] or "") + _ROW_BYTES for row in taken)
+            nbytes += _ROW_BYTES * len(taken)
+            for column in list(zip(*taken, strict=True))[: self._texts]:
+                nbytes += sum(map(len, column))
             more = len(taken) == _PART
         if len(rows) > max_records:
             del rows[max_records:]

@@ -1,4 +1,4 @@
-"""A store with its own clock, and its provider without an engine."""
+"""Provides a store with its own clock, and the store's provider without an engine."""
 
 import sqlite3
 from contextlib import closing
@@ -14,7 +14,7 @@ from multiclouddb_spi import Continue, Deadline, FeedSpec
 
 
 class Ticker:
-    """A clock that stands still until a test moves it."""
+    """A clock whose time changes only when a test moves it."""
 
     def __init__(self):
         self.moment = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -48,7 +48,7 @@ class World:
         return reader.fetch(most, nbytes, wait, self.deadline())
 
     def drain(self, reader, most=1000):
-        """Every event up to the present end, and the batch that reported the end."""
+        """Return every event up to the present end, and the batch that reported the end."""
         events = []
         while True:
             batch = self.fetch(reader, most)

@@ -1,4 +1,4 @@
-"""The promises of every checkpoint store, for one SQLite file."""
+"""Tests the promises of every checkpoint store for one SQLite file."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""The behaviour of `SqliteCheckpointStore` only.
+"""Tests behaviour that only `SqliteCheckpointStore` has.
 
-The promises of every store are tested in `test_checkpoint_store.py`.
+`test_checkpoint_store.py` tests the promises of every store.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""The command line on the embedded store: real processes that are killed and started again."""
+"""Tests the command line on the embedded store: real processes that are killed and started again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The options of the command line on the embedded store."""
+"""Tests the options of the command line on the embedded store."""
 
 import pytest
 

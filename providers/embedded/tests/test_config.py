@@ -1,4 +1,4 @@
-"""How a store is configured, and the errors for a wrong name."""
+"""Tests how a store is configured, and the errors for a wrong name."""
 
 import pickle
 import sqlite3

@@ -1,4 +1,4 @@
-"""Disk failures of a store: each error has one line that names the file and the way out."""
+"""Tests disk failures of a store: each error has one line that names the file and the way out."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def unprivileged():
 
 @pytest.fixture
 def folder():
-    """A folder that other users can reach; pytest's own folders are private."""
+    """Provide a folder that other users can reach, because pytest's own folders are private."""
     place = Path(tempfile.mkdtemp(prefix="multiclouddb-"))
     place.chmod(0o777)
     yield place
@@ -52,7 +52,7 @@ def folder():
 
 @pytest.fixture
 def path(folder):
-    """A closed store with one change."""
+    """Provide a closed store with one change."""
     with EmbeddedStore(folder / "store.db", durable=False) as store:
         store.create_collection("items", partitions=1)
         store.put("items", "a", {"n": 1})
@@ -61,7 +61,7 @@ def path(folder):
 
 
 def read(path):
-    """The keys of all changes."""
+    """Return the keys of all changes."""
     with connect(f"embedded://{path}") as client:
         return [
             event.key.components["id"]
@@ -75,7 +75,7 @@ def open_store(path):
 
 
 def refusal(call, *arguments):
-    """The error of a call. Its message must have one line and name the file."""
+    """Return the error of a call. The error's message must have one line and name the file."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments)
     error = caught.value
@@ -94,7 +94,7 @@ def told(error, category, *words):
 class TestFullDisk:
     @contextmanager
     def full(self, store):
-        """No page may be added to the file. SQLite reports a full disk in the same way."""
+        """Prevent the file from growing by any page. SQLite reports a full disk in the same way."""
         connection = store._session._connection
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -259,7 +259,7 @@ class TestNoStore:
 
 
 class TestCannotOpen:
-    """SQLite has one code for all reasons why a file cannot be opened."""
+    """SQLite has the same code for all reasons why a file cannot be opened."""
 
     def fault(self, path):
         error = sqlite3.OperationalError("unable to open database file")

@@ -1,4 +1,4 @@
-"""Every failure of SQLite and of the file system has a category."""
+"""Tests that every failure of SQLite and of the file system has a category."""
 
 import sqlite3
 from contextlib import closing
@@ -52,7 +52,7 @@ def raised_code(code, name):
 
 
 def test_every_primary_code_is_in_the_table():
-    """SQLite numbers them from 1; Python has a constant for each."""
+    """SQLite numbers its primary codes from 1; Python has a constant for each of these codes."""
     by_code = {getattr(sqlite3, name): name for name in CATEGORIES}
     assert len(by_code) == len(CATEGORIES)
     assert set(by_code) == {*range(1, 29)}

@@ -144,7 +144,7 @@ def sql(path, statement):
 
 
 def documents(path):
-    """The number of documents in the store and in its log, read by a separate process."""
+    """Return the number of documents in the store and in its log, read by a separate process."""
     assert sql(path, "PRAGMA integrity_check") == [("ok",)]
     ((count,),) = sql(path, "SELECT count(*) FROM documents")
     assert sql(path, "SELECT count(*), max(seq) FROM log") == [(count, count)]
@@ -376,7 +376,7 @@ with EmbeddedStore(path) as other:
 """)
 
     def test_four_busy_readers_and_four_busy_writers(self, run, path):
-        """Every child reads everything, and both processes continue."""
+        """Every child reads everything, and both processes continue to work."""
         told = run("""
 def read(thread, n):
     assert seen(client)[0] >= 1
@@ -447,7 +447,7 @@ provider.close()
 
 
 class TestRefused:
-    """What SQLite cannot do in a child is refused there; the parent is not affected."""
+    """If SQLite cannot do something in a child process, the child is refused; the parent is not affected."""
 
     LONG = """
 forking._PATIENCE_SECONDS = 0.1

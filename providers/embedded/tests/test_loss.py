@@ -1,4 +1,4 @@
-"""Nothing is lost on the embedded store, wherever a consumer is killed."""
+"""Tests that nothing is lost on the embedded store, wherever a consumer is killed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_consumer_killed_after_every_step_loses_nothing(
 ) -> None:
     """The script has splits, merges and a trim; the consumer is killed after each of its steps.
 
-    `TestLoss` of the suite has other page sizes.
+    `TestLoss` of the suite uses other page sizes.
     """
     report = LossOracle(
         world=world,

@@ -1,4 +1,4 @@
-"""Rows become events and Arrow rows with exactly the written values."""
+"""Tests that rows become events and Arrow rows with exactly the written values."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -72,7 +72,7 @@ rows = st.lists(
 
 
 def records(table, *, old=True):
-    """Rows as SQLite returns them."""
+    """Return rows as SQLite returns them."""
 
     def column(index):
         return b"\x1e".join(encode_json(row[index]) for row in table)
@@ -85,7 +85,7 @@ def records(table, *, old=True):
 
 
 def same(a, b):
-    """True if both values are equal and have the same types; NaN equals NaN."""
+    """Return True if both values are equal and have the same types; NaN equals NaN."""
     return canonical_json(a) == canonical_json(b)
 
 
@@ -159,7 +159,9 @@ class TestEvents:
         }  # fmt: skip
 
     def test_values_are_the_caller_s_own(self):
-        """Mapping again returns new objects, because an application may change what it got."""
+        """Mapping again must return new objects, because an application may change the objects that it
+        received.
+        """
         made = records([({"id": 1}, {"n": [1]}, None, 1, 7)])
         to_events(made, 0, 1, VIEW)[0].new_item_state["n"].append(2)
         assert to_events(made, 0, 1, VIEW)[0].new_item_state == {"n": [1]}

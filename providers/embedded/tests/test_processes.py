@@ -1,4 +1,4 @@
-"""Several processes on one file, and processes that are killed."""
+"""Tests several processes on one file, and processes that are killed."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def finish(*processes):
 
 
 def follow(path, done):
-    """Every event of the collection, read while it is written, until `done` is set and nothing is left."""
+    """Read every event of the collection while it is written, until `done` is set and nothing is left."""
     events, position = [], Beginning()
     with connect(f"embedded://{path}") as client:
         while True:

@@ -1,4 +1,4 @@
-"""Profiles of the store: refused requests, precision, and MongoDB's one partition."""
+"""Tests profiles of the store: refused requests, precision, and MongoDB's one partition."""
 
 import pickle
 import random
@@ -64,7 +64,7 @@ def faulty(category, *words):
 
 @pytest.fixture
 def under(world):
-    """A store that is read under one profile."""
+    """Provide a store that is read under one profile."""
 
     def under(name):
         world.provider.close()
@@ -76,7 +76,7 @@ def under(world):
 
 @pytest.fixture
 def open_client(store):
-    """A client with a profile."""
+    """Open a client with a profile."""
     clients = []
 
     def open_client(name):
@@ -166,7 +166,7 @@ class TestNaming:
 @pytest.mark.parametrize("name", NAMES)
 class TestGates:
     def outcomes(self, call):
-        """True if the call works; the message if it is refused as expected."""
+        """Return True if the call works, or the message if it is refused as expected."""
         try:
             call()
         except (MulticloudDbError, ProviderFault) as error:
@@ -508,7 +508,7 @@ class TestOnePartition:
         assert empty.watermark <= batch.events(0, 1)[0].timestamp == batch.watermark
 
     def test_nothing_is_lost_in_random_lives(self, items, store):
-        """Compares reads with the log, through all splits and merges, in pages of any size."""
+        """The test compares reads with the log, through all splits and merges, in pages of any size."""
         lots = random.Random(7)
         feed = items.feed()
         (seed,) = items.start(feed)

@@ -1,4 +1,6 @@
-"""Promises that depend on one line each: durability, waking up, starts at an edge, pooled connections."""
+"""Tests promises that depend on one line of code each: durability, waking up, starts at an edge, pooled
+connections.
+"""
 
 import os
 import sqlite3
@@ -37,7 +39,7 @@ def refusal(call, *arguments, **options):
 
 
 class TestDurable:
-    """A connection's settings are checked when it is closed."""
+    """The settings of a connection are checked when it is closed."""
 
     @pytest.fixture
     def settings(self, monkeypatch):
@@ -91,7 +93,7 @@ class TestDurable:
 
 class TestWaking:
     def test_a_write_between_a_batch_and_the_next_look_is_seen(self, world, monkeypatch):
-        """A reader that combined the later state with the earlier batch would stay idle for ever."""
+        """A reader that combined the later state with the earlier batch would stay idle forever."""
         world.store.create_collection("items", partitions=1)
         feed = world.feed()
         reader = feed.open("p0", world.start(feed)[0].cursor)
@@ -121,7 +123,7 @@ class TestWaking:
 class TestEdges:
     @pytest.fixture
     def stamps(self, world):
-        """Ten changes, one a second; those before the fifth were trimmed."""
+        """Make ten changes, one per second; those before the fifth are trimmed."""
         world.store.create_collection("items", partitions=1)
         found = []
         for n in range(10):

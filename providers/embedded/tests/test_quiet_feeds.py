@@ -1,4 +1,6 @@
-"""A feed of many partitions is polled with one call while nothing changes, and no change is missed."""
+"""Tests that a feed of many partitions is polled with one call while nothing changes, and that no change is
+missed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def store(tmp_path: Any) -> Iterator[EmbeddedStore]:
 
 
 class Consumer:
-    """Reads page after page, from the token of the previous page."""
+    """Reads page after page, each from the token of the previous page."""
 
     def __init__(self, client: MulticloudDbClient) -> None:
         self.client = client
@@ -88,7 +90,7 @@ def test_a_quiet_feed_takes_one_call(consumer: Consumer):
 
 
 def test_its_token_is_an_ordinary_one(store: EmbeddedStore, consumer: Consumer):
-    """Another process resumes from it."""
+    """Another process resumes from this token."""
     token = consumer.until_quiet().continuation_token
     store.put("orders", "o-1", {"n": -1})
     with connect(config(store)) as client:
@@ -97,7 +99,7 @@ def test_its_token_is_an_ordinary_one(store: EmbeddedStore, consumer: Consumer):
 
 
 def test_a_feed_with_few_partitions_is_read(store: EmbeddedStore):
-    """One call reads them all at once."""
+    """One call reads all partitions at once."""
     with connect(config(store, max_concurrency=PARTITIONS)) as client:
         consumer = Consumer(client)
         assert {consumer.next().diagnostics.requests for _ in range(6)} == {PARTITIONS}
@@ -128,7 +130,7 @@ def test_every_write_is_read(store: EmbeddedStore, consumer: Consumer):
 
 
 def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
-    """The mark belongs to the moment before the read, so it differs from the next one."""
+    """The mark is made before the read, so it differs from the next mark."""
     fetch, written = EmbeddedReader.fetch, list[str]()
     while not consumer.next().idle:
         pass
@@ -150,7 +152,7 @@ def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Co
 
 
 def key_in(store: EmbeddedStore, low: int, high: int) -> str:
-    """A key whose hash is in the range."""
+    """Return a key whose hash is in the range."""
     from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
 
     names = (f"late-{number}" for number in range(10_000))

@@ -1,4 +1,4 @@
-"""Feeds, starts, readers and batches, each tested against the contract."""
+"""Tests feeds, starts, readers and batches, each against the contract."""
 
 import random
 import re
@@ -27,6 +27,7 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance.waiting import assert_prompt
@@ -49,7 +50,7 @@ from multiclouddb_spi import (
 
 
 def faulty(category, *words):
-    """Expects a fault of `category` whose message contains these words."""
+    """Expect a fault of `category` whose message contains these words."""
     match = ".*".join(map(re.escape, words)) or None
     return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
 
@@ -64,7 +65,7 @@ def ids(seeds):
 
 @pytest.fixture
 def items(world):
-    """One partition with ten changes at intervals of a second: seq 1 to 10."""
+    """Make one partition with ten changes at intervals of a second: sequence numbers 1 to 10."""
     world.store.create_collection("items", partitions=1)
     for number in range(1, 11):
         world.clock.tick(seconds=1)
@@ -496,7 +497,7 @@ class TestExpiry:
         assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
 
     def test_oldest_of_one_that_lost_nothing_is_itself(self, world):
-        """When one partition has expired, the engine asks about all partitions that are read."""
+        """If one partition has expired, the engine asks about all partitions that are read."""
         world.store.create_collection("items", partitions=1)
         world.store.split("items", "p0")
         assert ids(world.feed().oldest(["p0"], world.deadline())) == ["p0"]
@@ -545,7 +546,7 @@ class TestLogicalPartition:
 
     @pytest.fixture
     def tenants(self, world):
-        """Twenty tenants over splits and a merge; tenant t has the changes n = 0, 1, 2, …."""
+        """Make twenty tenants over splits and a merge; tenant t has the changes n = 0, 1, 2, …."""
         world.store.create_collection("items", partitions=2, partition_key=["tenant"])
 
         def write(start, stop):
@@ -615,6 +616,34 @@ class TestLogicalPartition:
     def test_a_key_that_does_not_fit_the_collection_is_refused(self, tenants):
         with pytest.raises(MulticloudDbError, match="tenant"):
             tenants.feed(scope=LogicalPartition(MulticloudDbKey({"user": 1})))
+
+    @pytest.mark.parametrize("start", [Beginning(), Now(), Snapshot()])
+    @pytest.mark.parametrize(
+        ("key", "words"),
+        [({"idx": "o-1"}, "begins with 'idx', a str"), ({"id": 1}, "begins with 'id', a int")],
+    )
+    def test_a_key_like_none_that_is_there_is_refused(self, world, key, words, start):
+        """Its name or its type is a mistake: without an error the feed would just be empty."""
+        world.store.create_collection("orders")
+        world.store.put("orders", "o-1", {})
+        world.store.put("orders", {"number": -3}, {})
+        with connect(f"embedded://{world.store.path}") as client:
+            address = ResourceAddress("main", "orders")
+
+            def read(key, start=start):
+                scope = LogicalPartition(MulticloudDbKey(key))
+                return client.read_changes(ChangeFeedRequest(address, start, scope=scope))
+
+            with pytest.raises(MulticloudDbError, match=words) as caught:
+                read(key)
+            assert "begins with 'id', a str" in caught.value.message.partition("; ")[2]
+            # What does not exist yet is no mistake.
+            assert read({"id": "o-2"}).events == ()
+            assert read({"number": 7.5}).events == ()
+            # A position stays valid, whatever was deleted since.
+            token = read({"number": -3}).continuation_token
+            world.store.delete("orders", {"number": -3})
+            read({"number": -3}, FromContinuationToken(token))
 
 
 class TestHeads:
@@ -945,7 +974,10 @@ class TestPoison:
 
 
 def test_nothing_is_lost_in_random_lives(tmp_path, clock):
-    """Random writes, splits, merges and trims. Readers stop and continue anywhere; keys stay in order."""
+    """The test makes random writes, splits, merges and trims. Readers stop and continue anywhere.
+
+    Keys stay in order.
+    """
     for seed in range(8):
         chance = random.Random(seed)
         with EmbeddedStore(tmp_path / f"{seed}.db", clock=clock, durable=False) as store:
@@ -998,7 +1030,10 @@ def _live(store, clock, chance):
 
 
 def _read(feed, active, drained, chance, *, all_of_it):
-    """Read some partitions further, each with a new reader. A child is read after its parents are drained."""
+    """Read some partitions further, each with a new reader.
+
+    A child is read after its parents were read to their ends.
+    """
     seen, again = [], True
     while again:
         again = False

@@ -1,4 +1,4 @@
-"""Writes to a store, and writes that are refused before anything is stored."""
+"""Tests writes to a store, and writes that are refused before anything is stored."""
 
 import pickle
 import sqlite3
@@ -480,7 +480,7 @@ class TestFile:
         assert path.read_bytes() == before
 
     def test_it_waits_for_another_process_that_makes_the_store(self, tmp_path):
-        """SQLite does not wait by itself while the file changes to WAL mode."""
+        """SQLite itself does not wait while the file changes to WAL mode."""
         path = tmp_path / "s.db"
         made = []
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -496,7 +496,9 @@ class TestFile:
         made[0].close()
 
     def test_it_tries_again_where_sqlite_gives_up_at_once(self):
-        """Without the retry, about one of fifty processes that created one store together was refused."""
+        """Without the retry, about one in fifty processes that created a store at the same time was
+        refused.
+        """
 
         class Contended:
             def __init__(self):

@@ -1,4 +1,4 @@
-"""The whole conformance suite on the embedded store, without a profile and under each profile."""
+"""Runs the whole conformance suite on the embedded store, without a profile and under each profile."""
 
 import sqlite3
 
@@ -55,7 +55,7 @@ class EmbeddedHarness(Harness):
 
 
 def under(name, **lacks):
-    """The harness of a profile, with that service's abilities."""
+    """Return the harness of a profile, with the abilities of that service."""
     profile = PROFILES[name]
     members = {
         "profile": name,

@@ -116,8 +116,8 @@ class Taker:
             False if the answer was empty.
 
         Raises:
-            PyMongoError: If the server refuses the request, or for a network error.
-            ProviderFault: If the caller's pipeline has removed a required field.
+            PyMongoError: Raised if the server refuses the request, or for a network error.
+            ProviderFault: Raised if the caller's pipeline has removed a required field.
         """
         fresh = not buffered(stream)
         if fresh and not getattr(inner_cursor(stream), "alive", True):
@@ -158,7 +158,7 @@ class Taker:
         """Take one change of any kind; return False if reading ends with it.
 
         Raises:
-            ProviderFault: If the caller's pipeline has removed a required field.
+            ProviderFault: Raised if the caller's pipeline has removed a required field.
         """
         place = place_of_change(change.raw)
         if self._until is not None:

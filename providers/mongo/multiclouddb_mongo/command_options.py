@@ -77,23 +77,21 @@ class RunCommandOptions:
 
     The options contain no read concern and no write concern, and the command inherits none: write them into
     the command.
-
-    Attributes:
-        read_preference: The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
-            `pymongo.read_preferences.Nearest(…)`. Every command counts as a read for this option. Without
-            this option, the primary is used, whatever the client's own preference is. In a transaction, the
-            transaction's preference is used.
-        session: A `ClientSession` of the client that runs the command, which is your own `native_client`.
-            The session may be in a transaction. You must end the session yourself. Without a session, pymongo
-            uses its own session for the call.
-        timeout_ms: The time limit of the whole call in milliseconds, including selecting a server and
-            connecting; 0 means no limit. Without this option, the connection string's `timeoutMS` applies.
-            The remaining time is sent as the command's `maxTimeMS` and replaces a `maxTimeMS` in the command.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
+    """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
+    `pymongo.read_preferences.Nearest(…)`. Every command counts as a read for this option. Without this
+    option, the primary is used, whatever the client's own preference is. In a transaction, the
+    transaction's preference is used."""
     session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
+    """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
+    session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
+    its own session for the call."""
     timeout_ms: int | None = attrs.field(default=None, validator=_whole(0))
+    """The time limit of the whole call in milliseconds, including selecting a server and connecting; 0
+    means no limit. Without this option, the connection string's `timeoutMS` applies. The remaining time
+    is sent as the command's `maxTimeMS` and replaces a `maxTimeMS` in the command."""
 
 
 @attrs.frozen
@@ -102,32 +100,30 @@ class RunCursorCommandOptions(RunCommandOptions):
 
     `batch_size`, `max_time_ms` and `comment` apply to the `getMore` commands that follow; write the first
     command's own values into the command.
-
-    Attributes:
-        timeout_mode: What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and
-            everything read from the cursor, together. This is the default, and is possible for non-tailable
-            cursors only. `"iteration"`: the limit applies to the command, and then again to each step of the
-            iteration. This is the default of tailable cursors. With "iteration", the command of a cursor that
-            does not await data is sent without a time limit, because the server would apply the limit to the
-            cursor's whole lifetime. In this case a `maxTimeMS` in the command itself is kept.
-        cursor_type: `"non_tailable"` (the default), `"tailable"` or `"tailable_await"`. The value must match
-            the fields `tailable` and `awaitData` of the command; if they differ, the behaviour is undefined.
-        batch_size: The number of documents in one reply, 1 or more; without this option the server chooses.
-            pymongo requests 2 if the value is 1.
-        max_time_ms: How long the server waits for a document, for `"tailable_await"`; the server refuses this
-            option for other cursors. Using it together with `timeout_ms` is not supported.
-        comment: Any BSON value; it appears in the server's logs and profiler.
     """
 
     timeout_mode: Literal["cursor_lifetime", "iteration"] | None = attrs.field(
         default=None, validator=_one_of(*_MODES)
     )
+    """What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and everything read
+    from the cursor, together. This is the default, and is possible for non-tailable cursors only.
+    `"iteration"`: the limit applies to the command, and then again to each step of the iteration. This
+    is the default of tailable cursors. With "iteration", the command of a cursor that does not await
+    data is sent without a time limit, because the server would apply the limit to the cursor's whole
+    lifetime. In this case a `maxTimeMS` in the command itself is kept."""
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
         default=None, validator=_one_of(*_TYPES)
     )
+    """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`. The value must match the fields
+    `tailable` and `awaitData` of the command; if they differ, the behaviour is undefined."""
     batch_size: int | None = attrs.field(default=None, validator=_whole(1))
+    """The number of documents in one reply, 1 or more; without this option the server chooses. pymongo
+    requests 2 if the value is 1."""
     max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
+    """How long the server waits for a document, for `"tailable_await"`; the server refuses this option for
+    other cursors. Using it together with `timeout_ms` is not supported."""
     comment: Any = attrs.field(default=None, repr=False)
+    """Any BSON value; it appears in the server's logs and profiler."""
 
     def __attrs_post_init__(self) -> None:
         if self.tailable and self.timeout_mode == "cursor_lifetime":

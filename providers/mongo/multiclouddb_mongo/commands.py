@@ -79,7 +79,7 @@ class RunCommandCursor(Iterator[Any]):
         """Return the next document; ask the server until there is one, or until there are no more.
 
         Raises:
-            StopIteration: If the server has sent all documents.
+            StopIteration: Raised if the server has sent all documents.
             MulticloudDbError: By category. `INVALID_REQUEST` after `close`.
         """
         return self._step(self._cursor.next)

@@ -320,7 +320,7 @@ class MongoFeed(Feed):
         """Refuse a missing collection after the log was read up to here, because no change would follow.
 
         Raises:
-            ProviderFault: If the collection still does not exist, or another one has its name.
+            ProviderFault: Raised if the collection still does not exist, or another one has its name.
         """
         if self._found.there or not self._bound:
             return

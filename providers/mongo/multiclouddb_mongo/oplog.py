@@ -54,8 +54,8 @@ class Log:
         search finds the time, with about sixty requests of at most 50 ms each.
 
         Raises:
-            PyMongoError: If the server refuses the request, or for a network error.
-            ProviderFault: If entries are removed faster than the search can follow.
+            PyMongoError: Raised if the server refuses the request, or for a network error.
+            ProviderFault: Raised if entries are removed faster than the search can follow.
         """
         for _ in range(_TRIES):
             entry = self.first_entry()

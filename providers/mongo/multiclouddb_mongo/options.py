@@ -50,51 +50,35 @@ class MongoOptions(ProviderOptions):
     `INVALID_REQUEST` with its code. At most one of the three starts may be given. The start replaces `Now()`
     and cannot be combined with another start position.
 
-    Attributes:
-        full_document: `fullDocument`: where the new document of an update comes from (`"updateLookup"`,
-            `"whenAvailable"`, `"required"`, `"default"` for none). None, the default, lets
-            `ChangeFeedRequest.new_item_state_mode` decide.
-        full_document_before_change: `fullDocumentBeforeChange`: where the old document comes from (`"off"`,
-            `"whenAvailable"`, `"required"`); None lets `old_item_state_mode` decide.
-        resume_after: One of MongoDB's own resume tokens, to continue after it.
-        start_after: One of MongoDB's own resume tokens, to continue after it, even after an invalidate event.
-        start_at_operation_time: A `bson.Timestamp`: changes from this cluster time on.
-        max_await_time_ms: How long the server may delay an empty answer, in milliseconds; at least 1. With
-            None, the library chooses: 10 if no call waits, 500 in a long poll. A process that ends has to
-            wait for this time.
-        batch_size: The maximum number of changes in one answer of the server. With None, the number is the
-            size of a page, 100 to 500.
-        collation: How a `$match` in `pipeline` compares text.
-        comment: A text that `currentOp` and the profiler show; `"multiclouddb"` unless given.
-        show_expanded_events: True for `showExpandedEvents`. The option adds no events here, because the
-            additional events are not changes of documents. Tokens made with this option and tokens made
-            without it are not interchangeable.
-        pipeline: Further stages after `$changeStream`, as a sequence of mappings; they are passed on
-            unchanged. An event must keep `_id`, `operationType`, `ns`, `documentKey` and everything else that
-            you need. Tokens are valid only with the same pipeline.
-        after_invalidate: `"end"`, the default: if a collection is dropped or renamed (or a database is
-            dropped), the feed ends, with notices. `"follow"`: the feed reports the same notices, and
-            continues with whatever resource has that name next.
-        allow_missing: True to start on a collection or database that does not exist yet, False by default:
-            `NOT_FOUND`.
-
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a field has the wrong type, or more than one start is given.
     """
 
     full_document: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
+    """`fullDocument`: where the new document of an update comes from (`"updateLookup"`, `"whenAvailable"`,
+    `"required"`, `"default"` for none). None, the default, lets `ChangeFeedRequest.new_item_state_mode`
+    decide."""
     full_document_before_change: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
+    """`fullDocumentBeforeChange`: where the old document comes from (`"off"`, `"whenAvailable"`,
+    `"required"`); None lets `old_item_state_mode` decide."""
     resume_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
+    """One of MongoDB's own resume tokens, to continue after it."""
     start_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
+    """One of MongoDB's own resume tokens, to continue after it, even after an invalidate event."""
     start_at_operation_time: Timestamp | None = attrs.field(
         default=None, validator=is_a(Timestamp, type(None))
     )
+    """A `bson.Timestamp`: changes from this cluster time on."""
     max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    """How long the server may delay an empty answer, in milliseconds; at least 1. With None, the library
+    chooses: 10 if no call waits, 500 in a long poll. A process that ends has to wait for this time."""
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    """The maximum number of changes in one answer of the server. With None, the number is the size of a
+    page, 100 to 500."""
     collation: Mapping[str, Any] | None = attrs.field(
         default=None,
         converter=_mapping,
@@ -103,10 +87,15 @@ class MongoOptions(ProviderOptions):
         hash=False,
         metadata={"positions": True},
     )
+    """How a `$match` in `pipeline` compares text."""
     comment: Any = attrs.field(default=None, hash=False)
+    """A text that `currentOp` and the profiler show; `"multiclouddb"` unless given."""
     show_expanded_events: bool | None = attrs.field(
         default=None, validator=is_a(bool, type(None)), metadata={"positions": True}
     )
+    """True for `showExpandedEvents`. The option adds no events here, because the additional events are not
+    changes of documents. Tokens made with this option and tokens made without it are not
+    interchangeable."""
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(),
         converter=_stages,
@@ -114,8 +103,15 @@ class MongoOptions(ProviderOptions):
         hash=False,
         metadata={"positions": True},
     )
+    """Further stages after `$changeStream`, as a sequence of mappings; they are passed on unchanged. An
+    event must keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need.
+    Tokens are valid only with the same pipeline."""
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=is_a(str))
+    """`"end"`, the default: if a collection is dropped or renamed (or a database is dropped), the feed
+    ends, with notices. `"follow"`: the feed reports the same notices, and continues with whatever
+    resource has that name next."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
+    """True to start on a collection or database that does not exist yet, False by default: `NOT_FOUND`."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_await_time_ms", "batch_size"):

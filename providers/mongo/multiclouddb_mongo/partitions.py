@@ -81,7 +81,7 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     """Look up a collection or database; the role `read` is sufficient.
 
     Raises:
-        PyMongoError: If the server refuses the request, or for a network error.
+        PyMongoError: Raised if the server refuses the request, or for a network error.
     """
     if isinstance(spec.scope, EntireCluster):
         return Found(there=True)
@@ -101,10 +101,10 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
 
 
 def list_collections(client: MongoClient[Any], database: str | None) -> list[ResourceAddress]:
-    """The ordinary collections of one database, or of all that are not the server's own.
+    """Return the ordinary collections of one database, or of all databases except the server's own.
 
     Raises:
-        PyMongoError: A refusal of the server, or a network error.
+        PyMongoError: Raised if the server refuses the request, or for a network error.
     """
     names = [database] if database is not None else client.list_database_names()
     return [
@@ -127,7 +127,8 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
     """Refuse a request that this collection cannot serve.
 
     Raises:
-        ProviderFault: If the resource is not a collection, or keeps no images although they are required.
+        ProviderFault: Raised if the resource is not a collection, or keeps no images although they are
+            required.
     """
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
         return

@@ -147,7 +147,7 @@ def place_of(cursor: Cursor) -> Place:
     """Return the position in a cursor.
 
     Raises:
-        InvalidCursor: If the cursor contains no position.
+        InvalidCursor: Raised if the cursor contains no position.
     """
     return _parsed(cursor)[0]
 
@@ -156,7 +156,7 @@ def start_of(cursor: Cursor) -> int | None:
     """Return the cluster time of the start in a cursor, in ticks; None if that time does not lie ahead.
 
     Raises:
-        InvalidCursor: If the value is not a cursor.
+        InvalidCursor: Raised if the value is not a cursor.
     """
     return _parsed(cursor)[1]
 

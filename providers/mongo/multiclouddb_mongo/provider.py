@@ -129,7 +129,7 @@ class MongoProvider(Provider):
         return MongoFeed(source, found, self._readers)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """The collections of a database, by default of the connection string's, else of all.
+        """Return the collections of a database: the given one, else the connection string's, else all.
 
         See `SupportsCollections`.
         """
@@ -152,7 +152,10 @@ class MongoProvider(Provider):
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel all readers, close all cursors and the own client; do not wait for a hanging server."""
+        """Cancel all readers, close all cursors and the library's client.
+
+        Do not wait for a hanging server.
+        """
         self._closer.end()
         readers = list(self._readers)
         for reader in readers:

@@ -1,7 +1,7 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
 Optional internals (`buffered`, `inner_cursor`, `interrupt`, `next_answer`) are used with care: if a later
-PyMongo does not have them, reading continues with one more request to the server.
+PyMongo does not have them, reading continues with more requests to the server.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Closer:
         """Keep the client open while a stream is opened.
 
         Raises:
-            ProviderFault: If the client is being closed, because nothing would close a stream that is opened
-                now.
+            ProviderFault: Raised if the client is being closed, because nothing would close a stream that is
+                opened now.
         """
         with self.at_work():
             if self._over:
@@ -149,7 +149,7 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
     """Call a command of the library like PyMongo's own reads: with one retry, unless `retryReads` is false.
 
     Raises:
-        PyMongoError: If the server refuses the request, or for a network error.
+        PyMongoError: Raised if the server refuses the request, or for a network error.
     """
     try:
         return ask()
@@ -167,7 +167,7 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
     a call with less time.
 
     Raises:
-        ServerSelectionTimeoutError: If no server is found; the error contains the reason.
+        ServerSelectionTimeoutError: Raised if no server is found; the error contains the reason.
     """
     remaining = deadline.remaining()
     if remaining > client.options.server_selection_timeout:
@@ -185,13 +185,13 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
 
 
 def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
-    """Before the first call: do not wait for long if every server is refused or unknown.
+    """Do not wait for long before the first call if every server is refused or unknown.
 
-    While a primary is elected, the other servers answer. So if no server does, waiting helps less than an
-    error that says why.
+    While a primary is being elected, the other servers answer. So if no server answers, waiting helps less
+    than an error that gives the reason.
 
     Raises:
-        ServerSelectionTimeoutError: Every server is refused or unknown; it says why.
+        ServerSelectionTimeoutError: Raised if every server is refused or unknown; the error gives the reason.
     """
     seconds = min(_REFUSED_SECONDS, client.options.server_selection_timeout)
     if client.topology_description.has_known_servers or deadline.remaining() < 2 * seconds:
@@ -246,7 +246,7 @@ def buffered(stream: Stream) -> int | None:
 
 
 def next_answer(cursor: Rows) -> list[Any]:
-    """The rows of the server's next answer; a single row if this PyMongo does not show how many are left."""
+    """Return the rows of the server's next answer; a single row if this PyMongo hides how many are left."""
     first = next(cursor, None)
     if first is None:
         return []

@@ -1,4 +1,4 @@
-"""Rows of a scan as received, in bytes."""
+"""Represents rows of a scan as received, in bytes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RawRow(RawBSONDocument):
     """A row that PyMongo does not decode.
 
     PyMongo's own class checks each document when it makes it, and so does `find_raw_batches`, which makes one
-    for each row. This takes longer than decoding the row. Here only the bytes are kept. PyMongo reads the
-    fields of the answer that contains the rows, so this class can do that too.
+    for each row. Making these objects takes longer than decoding the row. This class keeps only the bytes.
+    PyMongo reads the fields of the answer that contains the rows, so this class can also do that.
     """
 
     __slots__ = ("_bytes", "_document", "_options")
@@ -64,9 +64,9 @@ _BYTES: Final = attrgetter("_bytes")
 
 
 def bytes_of(rows: Iterable[RawRow]) -> list[bytes]:
-    """The bytes of rows, as copies where PyMongo gives views of an answer."""
+    """Return the bytes of rows, as copies if PyMongo provides views of an answer."""
     return list(map(bytes, map(_BYTES, rows)))
 
 
 ROW_CODEC: Final[CodecOptions[RawRow]] = CODEC.with_options(document_class=RawRow)
-"""How rows are received."""
+"""The codec with which rows are received."""

@@ -257,8 +257,8 @@ class MongoReader(Reader):
         """Take changes one by one, because the server cannot send an answer that contains a certain change.
 
         Raises:
-            RecordFault: If the next change is too large.
-            ProviderFault: If the next change lacks its image.
+            RecordFault: Raised if the next change is too large.
+            ProviderFault: Raised if the next change lacks its image.
         """
         self._taker.begin()
         try:

@@ -211,7 +211,7 @@ def range_of(cursor: Cursor) -> Range:
     """Return the segment in a cursor.
 
     Raises:
-        InvalidCursor: If the cursor does not contain a segment.
+        InvalidCursor: Raised if the cursor does not contain a segment.
     """
     match cursor:
         case ["s", str() as time, str() as uuid, str() as begin, str() as end, *more] if (
@@ -231,7 +231,7 @@ def rest_of(cursor: Cursor) -> Rest:
     """Return the plan in a cursor.
 
     Raises:
-        InvalidCursor: If the cursor does not contain a plan.
+        InvalidCursor: Raised if the cursor does not contain a plan.
     """
     match cursor:
         case ["p", str() as plan_id, str() as time, str() as uuid, str() as low, *numbers, names] if (
@@ -253,7 +253,7 @@ def describe_scan(cursor: Cursor) -> Position:
     """Return a position of a scan as readable text, without any part of a document's key.
 
     Raises:
-        InvalidCursor: If the cursor does not contain a position of a scan.
+        InvalidCursor: Raised if the cursor does not contain a position of a scan.
     """
     if isinstance(cursor, list) and cursor[:1] == ["p"]:
         rest = rest_of(cursor)

@@ -115,8 +115,8 @@ class ScanSource:
         None if the collection still has the name.
 
         Raises:
-            ProviderFault: If a sharded collection has a different UUID, it was resharded or is a different
-                collection.
+            ProviderFault: Raised if a sharded collection has a different UUID, it was resharded or is a
+                different collection.
         """
         address = self._source.address
         found = find(self.client, self._source.spec, address)
@@ -141,7 +141,7 @@ class ScanSource:
         """Return the fields of the shard key; empty for a collection that is not sharded.
 
         Raises:
-            OperationFailure: If the user may not read the database `config`.
+            OperationFailure: Raised if the user may not read the database `config`.
         """
         if not self._source.sharded:
             return ()

@@ -93,7 +93,7 @@ def plan_scan(
         segments: The number of segments that the application requests, or None.
 
     Raises:
-        ProviderFault: If the server's positions do not contain their time.
+        ProviderFault: Raised if the server's positions do not contain their time.
     """
     place = place_of(seeds[0].cursor)
     if not (isinstance(place, After) and place.data.startswith(_MARK)):

@@ -90,7 +90,7 @@ class Source:
             slim: True for changes without documents, to find out which change is at a position.
 
         Raises:
-            PyMongoError: If the server refuses the request, or for a network error.
+            PyMongoError: Raised if the server refuses the request, or for a network error.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
 
@@ -160,9 +160,9 @@ class Source:
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
         """Return the stages after `$changeStream`: those of the scope, of the caller, and of the library.
 
-        The library's stage removes unused fields, which would cost time to send and decode. It also removes
-        the description of the changed fields, because a state is never partial. So an event that is nearly
-        too large stays under the server's 16 MB.
+        The library's stage removes unused fields, which would cost time to send and decode. The stage also
+        removes the description of the changed fields, because a state is never partial. So an event that is
+        nearly too large stays under the server's 16 MB.
         """
         stages: list[Stage] = []
         if isinstance(self.spec.scope, LogicalPartition):

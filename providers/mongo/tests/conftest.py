@@ -1,4 +1,4 @@
-"""Real servers for the tests of this provider, shared by the tests of a worker."""
+"""Provides real servers for the tests of this provider, shared by the tests of a worker."""
 
 import itertools
 
@@ -23,18 +23,18 @@ def _servers():
 
 @pytest.fixture(scope="session")
 def one():
-    """A replica set of one node."""
+    """Provide a replica set of one node."""
     return shared("one")
 
 
 @pytest.fixture(scope="session")
 def three():
-    """A replica set of three nodes. A test that disturbs one leaves the set healthy."""
+    """Provide a replica set of three nodes. A test that disturbs a node must leave the set healthy."""
     return shared("three", 3)
 
 
 def dropped(server, name):
-    """The driver does not retry it if another member is now the primary."""
+    """Drop the database; the driver does not retry this if another member is now the primary."""
     try:
         server.client().drop_database(name)
     except AutoReconnect:
@@ -44,7 +44,7 @@ def dropped(server, name):
 
 @pytest.fixture
 def database():
-    """The name of a database that only this test has."""
+    """Return the name of a database that only this test uses."""
     name = f"test-{next(COUNTER)}"
     yield name
     for server in running():
@@ -53,26 +53,26 @@ def database():
 
 @pytest.fixture
 def app():
-    """A client's `appName` that only this test uses, so that only its commands fail."""
+    """Return a client's `appName` that only this test uses, so that only its commands fail."""
     return f"app-{next(COUNTER)}"
 
 
 @pytest.fixture
 def here(one, database):
-    """The address of a collection with one document."""
+    """Return the address of a collection with one document."""
     one.client()[database]["c"].insert_one({"_id": 0})
     return ResourceAddress(database, "c")
 
 
 @pytest.fixture
 def written(one, here):
-    """The collection, for native writes."""
+    """Return the collection, for native writes."""
     return one.client()[here.database]["c"]
 
 
 @pytest.fixture
 def plain(one, app):
-    """A client of the driver alone, and the commands that it sends."""
+    """Provide a client of the driver alone, and the commands that it sends."""
     commands = Commands()
     with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
         yield client, commands
@@ -80,14 +80,14 @@ def plain(one, app):
 
 @pytest.fixture
 def ours(one, app):
-    """Our client, and the commands that it sends."""
+    """Provide the library's client, and the commands that it sends."""
     with watched(one.uri(appName=app)) as both:
         yield both
 
 
 @pytest.fixture
 def warm(ours, here):
-    """A feed that has its cursor, and the commands that it sends from now on."""
+    """Provide a feed that already has its cursor, and the commands that it sends from now on."""
     client, commands = ours
     feed = Feed(client, here)
     feed.read()

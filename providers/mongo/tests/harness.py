@@ -31,7 +31,7 @@ NOTE = "x" * 100_000
 
 
 def native(value):
-    """A Python value as the driver writes it."""
+    """Return a Python value in the form that the driver writes."""
     match value:
         case Decimal():
             return Decimal128(value)
@@ -71,7 +71,9 @@ class MongoHarness(Harness):
         self.disturbed = False
 
     def close(self):
-        """Changes to the shared oplog must not be within the precision of the next test's `AtTime`."""
+        """Close the harness after a pause, because changes in the shared oplog must not be within the
+        precision of the next test's `AtTime`.
+        """
         if self.disturbed:
             time.sleep(1.2 - time.time() % 1)
 
@@ -114,7 +116,7 @@ class MongoHarness(Harness):
                 session.with_transaction(each)
 
     def expire(self, address, key):
-        """Makes the server look every second for expired documents."""
+        """Make the server search every second for expired documents."""
         collection = self.collection(address)
         collection.create_index("until", expireAfterSeconds=0)
         collection.replace_one({"_id": native(key)}, {"until": self.now()})
@@ -128,7 +130,7 @@ class MongoHarness(Harness):
         self.native[address.database].create_collection("another").drop()
 
     def poison(self, address, key):
-        """A text that is not UTF-8: the server accepts it, and no driver can read it."""
+        """Write a text that is not UTF-8: the server accepts it, and no driver can read it."""
         bad = RawBSONDocument(bson.encode({"text": "damaged"}).replace(b"damaged", b"damage\xff"))
         self.collection(address).replace_one({"_id": native(key)}, {"inside": bad}, upsert=True)
         self.disturbed = True
@@ -160,7 +162,7 @@ class MongoHarness(Harness):
         return len(self.cursors() - self.left)
 
     def cursors(self):
-        """The change streams that are open on the primary."""
+        """Return the change streams that are open on the primary."""
         now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
         streams = {"$match": {"cursor.originatingCommand.pipeline.0.$changeStream": {"$exists": True}}}
         return {each["cursor"]["cursorId"] for each in self.native.admin.aggregate([now, streams])}

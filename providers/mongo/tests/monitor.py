@@ -1,4 +1,4 @@
-"""The commands that a client sent to its servers, in order."""
+"""Records the commands that a client sent to its servers, in order."""
 
 import functools
 import threading
@@ -25,14 +25,14 @@ STARTS = {"resumeAfter", "startAfter", "startAtOperationTime"}
 
 
 class Commands(CommandListener):
-    """Records every command: give it to a client as one of its `event_listeners`."""
+    """Records every command; pass it to a client as one of its `event_listeners`."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._log = []
 
     def clear(self):
-        """Forget all commands so far."""
+        """Forget all commands recorded so far."""
         with self._lock:
             self._log.clear()
 
@@ -50,31 +50,31 @@ class Commands(CommandListener):
             self._log.append((word, event))
 
     def events(self, word, *only):
-        """Events of this kind, for all commands or those with these names."""
+        """Return the events of this kind, for all commands or those with these names."""
         with self._lock:
             log = list(self._log)
         return [event for kind, event in log if kind == word and (not only or event.command_name in only)]
 
     def sent(self, *only):
-        """The events of commands that were sent."""
+        """Return the events of commands that were sent."""
         return self.events("started", *only)
 
     def names(self, *only):
-        """The names of commands that were sent."""
+        """Return the names of commands that were sent."""
         return [event.command_name for event in self.sent(*only)]
 
     def ends(self, *only):
-        """The results of commands: `["failed", "succeeded"]`."""
+        """Return the results of commands: `["failed", "succeeded"]`."""
         with self._lock:
             log = list(self._log)
         return [word for word, event in log if word != "started" and event.command_name in only]
 
     def bodies(self, name):
-        """The commands with this name, as dictionaries of the server's fields."""
+        """Return the commands with this name, as dictionaries of the server's fields."""
         return [event.command for event in self.sent(name)]
 
     def opening(self):
-        """The events of every `aggregate` that opens a change stream."""
+        """Return the events of every `aggregate` that opens a change stream."""
         return [
             event
             for event in self.sent("aggregate")
@@ -82,26 +82,28 @@ class Commands(CommandListener):
         ]
 
     def tries(self):
-        """The results of those commands."""
+        """Return the results of these commands."""
         opening = {event.request_id for event in self.opening()}
         with self._lock:
             log = list(self._log)
         return [word for word, event in log if word != "started" and event.request_id in opening]
 
     def streams(self):
-        """The `$changeStream` stage of each of those commands."""
+        """Return the `$changeStream` stage of each of these commands."""
         return [event.command["pipeline"][0]["$changeStream"] for event in self.opening()]
 
     def starts(self):
-        """The start options of each that has one; without a start option it only asks for the end of the
-        oplog."""
+        """Return the start options of each command that has one.
+
+        Without a start option it only requests the end of the oplog.
+        """
         found = [{name: stage[name] for name in STARTS & set(stage)} for stage in self.streams()]
         return [start for start in found if start]
 
 
 @contextmanager
 def watched(uri, *more, **named):
-    """A client as an application opens it, and the commands that it sends.
+    """Provide a client as an application opens it, and the commands that it sends.
 
     Args:
         uri: The server.
@@ -147,7 +149,7 @@ class Feed:
         return found
 
     def by(self, client):
-        """The same feed at the same position, read by another client."""
+        """Return the same feed at the same position, read by another client."""
         other = Feed(client, self.request.address)
         other.request = self.request
         return other
@@ -157,9 +159,9 @@ AT_ONCE = 0.2  # seconds: the shortest limit of these tests is twice as long
 
 
 def patient(call, tries=10):
-    """The result of a call with a short time limit. A busy machine may exceed the limit, but not every time.
+    """Return the result of a call with a short time limit.
 
-    A call that fails at once has not exceeded it.
+    A busy machine may exceed the limit, but not every time. A call that fails at once has not exceeded it.
     """
     for last in [*[False] * (tries - 1), True]:
         begin = time.monotonic()
@@ -172,5 +174,5 @@ def patient(call, tries=10):
 
 
 def keys(events):
-    """The `_id` of each event's document."""
+    """Return the `_id` of each event's document."""
     return [event.key.components["_id"] for event in events]

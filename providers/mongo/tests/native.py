@@ -1,4 +1,6 @@
-"""A native client below ours: `run_command` needs one for sessions, and tests observe it."""
+"""Provides a native client below the library's client: `run_command` needs a native client for sessions, and
+tests observe it.
+"""
 
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +16,7 @@ from .monitor import Commands
 
 @attrs.frozen
 class Native:
-    """Our client on top of a native client, and the commands of both.
+    """The library's client on top of a native client, and the commands of both.
 
     Attributes:
         client: Our client.
@@ -33,18 +35,18 @@ class Native:
         return self.client.run_cursor_command(database, command, **options)
 
     def body(self, name):
-        """The only command of this name that was sent."""
+        """Return the only command with this name that was sent."""
         (body,) = self.commands.bodies(name)
         return body
 
     def nodes(self, name):
-        """The servers that it was sent to."""
+        """Return the servers to which the command was sent."""
         return ["{}:{}".format(*event.connection_id) for event in self.commands.sent(name)]
 
 
 @contextmanager
 def native(uri, **options):
-    """Open both clients; `options` are options of the driver."""
+    """Open both clients; Make a native client; Make a native client; `options` are options of the driver."""
     commands = Commands()
     with (
         MongoClient(uri, event_listeners=[commands], **options) as own,
@@ -54,7 +56,7 @@ def native(uri, **options):
 
 
 def refused(call, *arguments, **options):
-    """The error of a call that must fail."""
+    """Return the error of a call that must fail."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments, **options)
     return caught.value

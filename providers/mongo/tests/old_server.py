@@ -1,4 +1,4 @@
-"""A server that is too old for PyMongo: it says so in its greeting and answers nothing else."""
+"""A server that is too old for PyMongo: it reports its version in its greeting and answers nothing else."""
 
 import contextlib
 import socketserver
@@ -27,7 +27,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class OldServer(socketserver.ThreadingTCPServer):
-    """The only node of a set, with a chosen wire version: 8 is MongoDB 4.2."""
+    """The only node of a replica set, with a given wire version: 8 is MongoDB 4.2."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""The conformance suite, with other versions of the tests in which MongoDB behaves differently."""
+"""Runs the conformance suite, with other versions of the tests in which MongoDB behaves differently."""
 
 import pytest
 
@@ -46,7 +46,7 @@ class TestPropagation(us8.TestPropagation):
 
 
 class TestTrimmedOnTheWay(us8.TestTrimmedOnTheWay):
-    """Changes that the driver has already fetched are not lost when the oplog is cut."""
+    """Changes that the driver has already fetched are not lost when the oplog is truncated."""
 
     @pytest.fixture(autouse=True)
     def _small_answers(self, monkeypatch):

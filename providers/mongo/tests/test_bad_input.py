@@ -1,4 +1,4 @@
-"""Mistakes of users and failures of networks: a category, a way out, no secret, and no lost event."""
+"""Tests mistakes of users and failures of networks: a category, a way out, no secret, and no lost event."""
 
 import contextlib
 import functools
@@ -85,7 +85,7 @@ def client(one):
 
 @pytest.fixture
 def native(one, database):
-    """The test's database, for native writes."""
+    """Return the test's database, for native writes."""
     return one.client()[database]
 
 
@@ -97,7 +97,7 @@ def here(native):
 
 @pytest.fixture(scope="module")
 def guarded():
-    """A server with users: one may read the database `mine`."""
+    """Provide a server with users, one of whom may read the database `mine`."""
     server = shared("us8 one", 1, **SMALL)
     admin = server.client()
     admin["mine"].command(
@@ -112,7 +112,7 @@ def guarded():
 
 
 class TestTheWay:
-    """Failures on the way to the server."""
+    """Tests failures on the way to the server."""
 
     def test_nobody_listens(self):
         with client_of("mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=300") as client:
@@ -125,7 +125,7 @@ class TestTheWay:
             assert error.retryable
 
     def test_what_answers_is_no_mongodb(self):
-        """Connects to another kind of server, for example a web server."""
+        """The client connects to another kind of server, for example a web server."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
             def serve():
@@ -152,7 +152,7 @@ class TestTheWay:
 
 
 class TestTheIdentity:
-    """Nothing is guessed, and no secret is shown."""
+    """Tests that nothing is guessed and that no secret is shown."""
 
     def url(self, server, user=None, **options):
         prefix, _, rest = server.uri(**options).partition("://")[2].rpartition("@")
@@ -347,7 +347,7 @@ class TestOptions:
 
 
 class TestPipelines:
-    """The caller's own pipelines may filter out many changes."""
+    """The caller's own pipeline may filter out many changes."""
 
     def test_what_is_promised_to_be_enough_is(self, client, here, native):
         fields = ("_id", "operationType", "ns", "documentKey", "fullDocument")
@@ -414,7 +414,7 @@ class TestPipelines:
 
 
 class TestTokens:
-    """The provider checks what the server does not check well."""
+    """The provider checks tokens that the server does not check well."""
 
     def token(self, client, address, **asked):
         return read(client, address, Now(), **asked).continuation_token
@@ -493,7 +493,7 @@ class TestPoison:
         collection.insert_one(RawBSONDocument(raw.replace(b"damaged", b"damage\xff")))
 
     def walk(self, client, address, token, size=0, **asked):
-        """Ids of all changes, with None for a skipped one."""
+        """Return the ids of all changes, with None for a skipped one."""
         seen, skipped = [], 0
         for _ in range(400):
             try:

@@ -1,4 +1,6 @@
-"""Change streams, row by row of MongoDB's specification: CS-1 to CS-26, resumable errors and commands."""
+"""Tests change streams, row by row of MongoDB's specification: CS-1 to CS-26, resumable errors and
+commands.
+"""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -38,14 +40,14 @@ def asked(**options):
 
 
 def of_scope(scope, here):
-    """An address and a scope."""
+    """Return an address and a scope."""
     address = {type(None): here, EntireDatabase: ResourceAddress(here.database)}
     found = {"address": address.get(type(scope), ResourceAddress())}
     return {**found, "scope": scope} if scope else found
 
 
 def refused(category=ErrorCategory.INVALID_REQUEST, code=None):
-    """Check that the server refused, and that the error contains the server's code."""
+    """Check that the server refused the request, and that the error contains the server's code."""
     return pytest.raises(
         MulticloudDbError,
         check=lambda error: error.category == category and error.detail.native_code == str(code),
@@ -53,10 +55,10 @@ def refused(category=ErrorCategory.INVALID_REQUEST, code=None):
 
 
 class TestResumable:
-    """Which errors of a `getMore` cause another `aggregate`."""
+    """Tests which errors of a `getMore` cause another `aggregate`."""
 
     def test_cs_01_an_older_server_is_not_talked_to(self):
-        """So only the label decides, whatever a server says about itself later."""
+        """Only the label decides, whatever a server reports about itself later."""
         with OldServer(8) as server, watched(server.uri) as (client, commands):
             with pytest.raises(MulticloudDbError) as caught:
                 Feed(client, ResourceAddress("shop", "orders")).read()
@@ -152,10 +154,10 @@ class TestResumable:
 
 
 class TestEvents:
-    """Events that the server sends now or may send one day."""
+    """Tests events that the server sends now or may send in the future."""
 
     def test_cs_07_an_operation_that_nobody_knows_yet(self, ours, here, written):
-        """The server's own event, with another name."""
+        """The event is the server's own, with another name."""
         client, _ = ours
         strange = {"$cond": ["$fullDocument.strange", "zzz", "$operationType"]}
         feed = Feed(client, here, **asked(pipeline=[{"$addFields": {"operationType": strange}}]))
@@ -228,7 +230,7 @@ class TestEvents:
         assert [set(native) & {"updateDescription"} for native in (insert, replace, delete)] == [set()] * 3
 
     def test_cs_09_the_document_of_an_update_that_is_gone_is_null(self, ours, here, written):
-        """The document was looked up too late: it is unavailable, which is not a delete."""
+        """The document was looked up too late: it is unavailable, which does not mean a delete."""
         client, _ = ours
         feed = Feed(client, here, include_native=True)
         feed.read()
@@ -266,7 +268,7 @@ class TestEvents:
 
 
 class TestOptions:
-    """The options sent with the `aggregate`, in its stage, and with every `getMore`."""
+    """Tests the options sent with the `aggregate`, in its stage, and with every `getMore`."""
 
     @pytest.mark.parametrize("value", ["unheard-of", ""])
     def test_cs_10_an_unknown_full_document(self, ours, here, value):
@@ -425,7 +427,7 @@ class TestOptions:
 
 
 class TestHelpers:
-    """The command that each way of watching sends."""
+    """Tests the command that each way of watching sends."""
 
     @pytest.mark.parametrize("scope", SCOPES, ids=str)
     def test_cs_17_each_scope_is_a_change_stream(self, plain, ours, here, written, scope):

@@ -1,4 +1,6 @@
-"""Change streams, row by row of MongoDB's specification: CS-27 to CS-52, the life and resume of a stream."""
+"""Tests change streams, row by row of MongoDB's specification: CS-27 to CS-52, the life and resume of a
+stream.
+"""
 
 import contextlib
 import inspect
@@ -50,18 +52,18 @@ def asked(**options):
 
 
 def open_cursors(server, address):
-    """The open cursors of one collection, which only one test uses."""
+    """Return the open cursors of one collection, which only one test uses."""
     here = {"$match": {"ns": f"{address.database}.{address.collection}", "cursor": {"$exists": True}}}
     return len(list(server.client().admin.aggregate([{"$currentOp": {"idleCursors": True}}, here])))
 
 
 def replies(commands, *names):
-    """The cursor of each answer."""
+    """Return the cursor of each answer."""
     return [event.reply["cursor"] for event in commands.events("succeeded", *names)]
 
 
 class TestLife:
-    """Closing, iterating, and the token."""
+    """Tests closing, iterating, and the token of a stream."""
 
     def test_cs_27_a_client_that_is_closed_leaves_no_cursor(self, one, app, here):
         with watched(one.uri(appName=app)) as (client, _):
@@ -129,7 +131,7 @@ class TestLife:
         assert commands.tries() == ["succeeded"]
 
     def test_cs_30_so_would_the_driver(self, plain, here):
-        """The test simulates a server that accepts it, because 6.0 refuses it itself."""
+        """The test simulates a server that accepts the option, because 6.0 itself refuses it."""
         client, _ = plain
         nameless = {"operationType": "insert"}
         with client[here.database]["c"].watch() as stream:
@@ -226,7 +228,7 @@ class TestLife:
 
 
 class TestStarts:
-    """The start options, at first and when a stream is resumed."""
+    """Tests the start options, at first and when a stream is resumed."""
 
     def test_cs_34_a_raw_timestamp(self, ours, here, written):
         client, commands = ours
@@ -384,7 +386,7 @@ class TestStarts:
 
 
 def invalidated(client, collection):
-    """The token of an invalidate; after it the collection exists again."""
+    """Return the token of an invalidate event, after which the collection exists again."""
     with client[collection.database.name][collection.name].watch() as stream:
         collection.drop()
         collection.database.create_collection(collection.name)
@@ -405,7 +407,7 @@ def tokenless():
 
 
 class TestResume:
-    """How often a stream is resumed, and what happens to the old cursor."""
+    """Tests how often a stream is resumed, and what happens to the old cursor."""
 
     def test_cs_41_resumes_follow_each_other_without_an_event(self, breaks, warm, written):
         feed, commands = warm
@@ -434,7 +436,10 @@ class TestResume:
         assert commands.names("killCursors") == []
 
     def test_cs_42_after_a_lost_connection_the_driver_does_not_try(self, one, breaks, warm):
-        """The server ends it by itself. If this fails, PyMongo has fixed it, and the row is wrong."""
+        """The server itself ends the old cursor.
+
+        If this fails, PyMongo has fixed it, and the row is wrong.
+        """
         feed, commands = warm
         feed.read()
         (old,) = {body["getMore"] for body in commands.bodies("getMore")}
@@ -458,7 +463,7 @@ class TestResume:
 
 
 class TestTokens:
-    """Which token is the last one."""
+    """Tests which token is the last one."""
 
     def test_cs_43_every_page_has_one_and_an_empty_page_a_newer_one(self, warm, written):
         feed, _ = warm
@@ -540,7 +545,7 @@ class TestTokens:
         numbers = itertools.count(1)
 
         def farther():
-            """An answer whose position is later than its last change."""
+            """Return an answer whose position is later than its last change."""
             number = next(numbers)
             written.insert_one({"_id": number})
             written.database["other"].insert_one({"_id": number})
@@ -583,10 +588,12 @@ def token_of(answer):
 
 
 class TestPages:
-    """Every token that a stream returns."""
+    """Tests every token that a stream returns."""
 
     def test_cs_49_an_iterator_gives_every_token(self, warm, written):
-        """As the page about the specifications says: through its pages, including empty ones."""
+        """The iterator returns them as the page about the specifications says: through its pages, including
+        empty ones.
+        """
         feed, _ = warm
         tokens = set()
         settings = {"idle_backoff_seconds": 0.01, "max_idle_backoff_seconds": 0.02}
@@ -605,7 +612,7 @@ class TestLimits:
     """Tests limits on time and size."""
 
     def gives_up_in_time(self, read):
-        """The call ends before the server's answer, which takes 2.5 seconds each time."""
+        """Check that the call ends before the server's answer, which takes 2.5 seconds each time."""
 
         def attempt():
             begin = time.monotonic()
@@ -638,7 +645,9 @@ class TestLimits:
         with watched(one.uri(appName=app, timeoutMS=1000)) as (client, _):
 
             def waited():
-                """Three times in a row, because reopening a stream could hide every second failure."""
+                """The test waits three times in succession, because reopening a stream could hide every
+                second failure.
+                """
                 feed = Feed(client, here, **asked(max_await_time_ms=10_000))
                 for _ in range(3):
                     assert feed.read(wait=1).events == ()
@@ -722,7 +731,7 @@ class TestProse:
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
     def test_cs_52_prose_3_one_resume(self, breaks, ours, here, written):
-        """With the same pipeline and options; only the token differs."""
+        """The stream is resumed with the same pipeline and options; only the token differs."""
         client, commands = ours
         stages = [{"$match": {"operationType": "insert"}}]
         options = asked(pipeline=stages, batch_size=7, collation={"locale": "en"}, comment="mine")

@@ -1,4 +1,4 @@
-"""The command line on MongoDB: real processes that are killed and started again."""
+"""Tests the command line on MongoDB: real processes that are killed and started again."""
 
 import re
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ def orders(one, database):
 
 @pytest.fixture
 def where(one, orders):
-    """The server and the collection, as arguments of the commands."""
+    """Return the server and the collection, as arguments of the commands."""
     return one.uri(), f"{orders.database.name}/orders"
 
 
@@ -124,7 +124,7 @@ class TestPartitions:
 class TestToken:
     @pytest.fixture
     def token(self, where, tmp_path):
-        """A token of `now`, before the first event, as an argument."""
+        """Return a token of `now`, before the first event, as an argument."""
         said("tail", *where, "--until-idle", "--checkpoint", tmp_path / "position")
         return f"@{tmp_path}/position"
 
@@ -175,7 +175,9 @@ FAILURES = {
 
 
 class TestFailures:
-    """One line on stderr, the exit code of the category, a way out, and no secret."""
+    """Each failure prints one line on stderr, with the exit code of the category, a way out, and no
+    secret.
+    """
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET])

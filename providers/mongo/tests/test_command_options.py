@@ -1,4 +1,4 @@
-"""The options of the command line on MongoDB."""
+"""Tests the options of the command line on MongoDB."""
 
 import pytest
 

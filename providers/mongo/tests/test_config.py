@@ -1,4 +1,4 @@
-"""How a deployment is configured, the errors for a wrong name, and the resulting MongoClient."""
+"""Tests how a deployment is configured, the errors for a wrong name, and the resulting MongoClient."""
 
 import functools
 import socket
@@ -38,7 +38,7 @@ def made():
 
 
 def everything_said(error):
-    """Everything that a log could show of an error: its text, its causes, and their texts."""
+    """Return everything that a log could show of an error: its text, its causes, and their texts."""
     seen = []
     while error is not None:
         seen += [str(error), repr(error), repr(getattr(error, "detail", None))]

@@ -1,4 +1,7 @@
-"""The meaning of each failure of PyMongo and of the server; no document and no secret in it is shown."""
+"""Tests the meaning of each failure of PyMongo and of the server.
+
+No document and no secret in it is shown.
+"""
 
 import pickle
 
@@ -167,7 +170,7 @@ EXCEPTIONS = [
 
 
 def answered(code, message="it is so", **more):
-    """A failure as PyMongo raises it for an answer of the server."""
+    """Return a failure as PyMongo raises it for an answer of the server."""
     reply = {"ok": 0.0, "errmsg": message, "code": code, "codeName": f"Code{code}", **more}
     return vendor.OperationFailure(message, code, reply)
 

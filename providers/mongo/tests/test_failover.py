@@ -1,4 +1,6 @@
-"""Three members, one of which always has a trouble: nothing is lost, and no life gets an event twice."""
+"""Tests three members, one of which always has a fault: nothing is lost, and no consumer gets an event
+twice.
+"""
 
 import logging
 import queue
@@ -32,21 +34,21 @@ from .servers.mongod import NATIVE, QUICK_ELECTION_MS, ReplicaSet
 from .workload import COLLECTION, LONG, MAJORITY, Application, Writer, assert_kept, finish, pages, seen
 
 CALL = 15.0
-"""The seconds that a read may take."""
+"""The number of seconds that a read may take."""
 MARGIN = 10.0
-"""The additional seconds on a busy machine."""
+"""The number of additional seconds on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """Three members, which replace a killed primary quickly."""
+    """Provide three members, which replace a killed primary quickly."""
     with ReplicaSet(tmp_path_factory.mktemp("three"), 3, election_ms=QUICK_ELECTION_MS) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory):
-    """Three members, each after a proxy that the writer does not use."""
+    """Provide three members, each behind a proxy that the writer does not use."""
     # Members that copy from a hanging member soon stop doing so.
     soon = {"oplogNetworkTimeoutBufferSeconds": 1}
     folder, quick = tmp_path_factory.mktemp("proxied"), QUICK_ELECTION_MS
@@ -55,12 +57,12 @@ def proxied(tmp_path_factory):
 
 
 def url(cluster, **options):
-    """A URL whose options end a call to a silent member after one second, not after twenty."""
+    """Return a URL whose options end a call to a silent member after one second, not after twenty."""
     return cluster.uri(connectTimeoutMS=1000, **options)
 
 
 def crowd(cluster, database):
-    """Makes applications of many kinds, all started before the first change."""
+    """Make applications of many kinds, all started before the first change."""
 
     def one(name, size, consumer=None, **others):
         request = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -81,7 +83,7 @@ def crowd(cluster, database):
 
 
 def lagging(consumer):
-    """An application that is slower than the writer, so part of a batch always waits."""
+    """Make an application that is slower than the writer, so that part of a batch is always waiting."""
 
     def consume(client, request, token):
         for step in consumer(client, request, token):
@@ -94,7 +96,10 @@ def lagging(consumer):
 
 @contextmanager
 def load(cluster, database):
-    """A writer, and applications that read meanwhile. In the end each of them has every change."""
+    """Run a writer, and applications that read in the meantime.
+
+    In the end each application has every change.
+    """
     with MongoClient(url(cluster, appName=NATIVE)) as client:
         writer = Writer(client, database, pause=0.005)
         applications = crowd(cluster, database)
@@ -168,7 +173,10 @@ def test_a_primary_that_steps_down_loses_nothing(three, database):
 
 
 def test_a_primary_that_hangs_stops_nobody(proxied, database):
-    """Its connections stay open and silent; the applications read from another member meanwhile."""
+    """The connections of the primary stay open and silent.
+
+    The applications read from another member in the meantime.
+    """
     with load(proxied, database) as (writer, applications):
         with paused(proxied):
             writer.wait_for(30)
@@ -217,7 +225,7 @@ def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, si
 
 @pytest.mark.parametrize("trouble", ["cut", "drop"])
 class TestOutage:
-    """No member answers: connections are reset, or stay open and lose everything."""
+    """Tests that no member answers: connections are reset, or stay open and lose everything."""
 
     @pytest.fixture
     def client(self, proxied):
@@ -234,7 +242,7 @@ class TestOutage:
         return proxied.client()[database].create_collection(COLLECTION)
 
     def begin(self, proxied, client, items, trouble):
-        """A request in the middle of a feed; after it no member answers."""
+        """Return a request in the middle of a feed; after it, no member answers."""
         start = ChangeFeedRequest(ResourceAddress(items.database.name, COLLECTION), Now())
         token = client.read_changes(start).continuation_token
         items.insert_one({})
@@ -311,7 +319,7 @@ class TestOutage:
 
 @contextmanager
 def deaf(member):
-    """A secondary that votes but does not replicate for a while."""
+    """Provide a secondary that votes but does not replicate for a while."""
     command = {"configureFailPoint": "stopReplProducer"}
     member.admin.command({**command, "mode": "alwaysOn"})
     try:

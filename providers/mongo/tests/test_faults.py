@@ -1,4 +1,6 @@
-"""MongoDB in trouble: reads that outlast a call, heads, and the server's own decision on old tokens."""
+"""Tests MongoDB with faults: reads that take longer than a call, heads, and the server's decision on old
+tokens.
+"""
 
 import pytest
 
@@ -26,7 +28,7 @@ def config(one, app):
 
 
 def test_an_answer_slower_than_every_call_is_read_by_a_later_one(config, here, written):
-    """A fetch that was stopped at each deadline would start again for ever."""
+    """A fetch that was stopped at each deadline would start again forever."""
     plugin = FaultyPlugin(PLUGIN, Slow(1.0))
     with open_client(plugin, config) as client:
         token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token

@@ -1,4 +1,4 @@
-"""Planned bounded reads on real servers: their cost, their end, and no lost change."""
+"""Tests planned bounded reads on real servers: their cost, their end, and that no change is lost."""
 
 import functools
 import itertools
@@ -81,7 +81,7 @@ class World:
         return self.at.cursor("0")
 
     def plan(self, most=None, target=None):
-        """Plan the next step; `commands` has what the server was sent."""
+        """Plan the next step; `commands` contains what the server received."""
         self.commands.clear()
         return self.planner.advance(self.at, most, soon(), target)
 
@@ -101,7 +101,7 @@ class World:
         self.native["c"].insert_many([{"_id": key, "text": "x" * 100} for key in keys])
 
     def changes_sent(self):
-        """The number of changes that the server has sent since the last plan."""
+        """Return the number of changes that the server has sent since the last plan."""
         replies = [event.reply for event in self.commands.events("succeeded", "aggregate", "getMore")]
         cursors = [reply["cursor"] for reply in replies]
         return sum(len(cursor.get("firstBatch", cursor.get("nextBatch", ()))) for cursor in cursors)
@@ -160,7 +160,9 @@ class TestCost:
         assert world.changes_sent() == MANY
 
     def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
-        """Plans like Spark's `availableNow`: the target, the step to the target, and an empty step."""
+        """The test plans like Spark's `availableNow`: the target, the step to the target, and an empty
+        step.
+        """
         world = make()
         world.start()
         world.write(*range(MANY))
@@ -264,7 +266,9 @@ class TestHead:
 
     @pytest.mark.parametrize("far", [0, 1, 2])
     def test_a_mark_right_behind_the_start_is_left_to_reading(self, make, monkeypatch, far):
-        """A lagging member has nothing at the start, which looks the same as nothing before the mark."""
+        """A lagging member has no changes at the start, which looks the same as no changes before the
+        mark.
+        """
         world = make()
         cursor = world.start()
         begin = ticks_at(place_of(cursor))
@@ -278,7 +282,7 @@ class TestHead:
         assert world.heads(cursor) == expected
 
     def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
-        """The member that was asked for the end lags behind the one that sent the change."""
+        """The member that was asked for the end lags behind the member that sent the change."""
         world = make()
         cursor = world.start()
         before = world.feed._source.now()
@@ -382,7 +386,7 @@ class TestEnds:
         assert world.read(step.ranges()) == [1, 2]
 
     def test_a_collection_that_went_and_came_back_is_told_by_the_read(self, make):
-        """No cheap question distinguishes it from a collection that existed all the time."""
+        """No cheap request distinguishes such a collection from one that existed all the time."""
         world = make()
         world.start()
         world.write(*range(20))
@@ -406,7 +410,7 @@ class TestEverything:
     @pytest.mark.parametrize("most", [None, 50], ids=["unbounded", "bounded"])
     @pytest.mark.parametrize("target", [False, True], ids=["on and on", "to a target"])
     def test_comes_once_and_in_order_while_it_is_written(self, make, most, target):
-        """Single writes and transactions, planned and read while they are written."""
+        """Single writes and transactions are planned and read while they are written."""
         world = make()
         world.start()
         written = []
@@ -470,12 +474,13 @@ class TestEverything:
 
 
 class TestLaggingMember:
-    """The range is read from a member that has not replicated so far yet."""
+    """The range is read from a member that has not replicated up to this point yet."""
 
     @pytest.fixture
     def late(self, three, database, monkeypatch):
-        """Two worlds: one uses the whole set, the other a member that applies changes only after many
-        requests."""
+        """Provide two worlds: one uses the whole set, the other a member that applies changes only after many
+        requests.
+        """
         three.wait_healthy()
         three.client()[database].create_collection("c").insert_one({"_id": "first"})
         late = next(member for member in three.members if member != three.wait_primary())

@@ -1,4 +1,6 @@
-"""Nothing is lost, wherever a consumer is killed, under everything that a server can do to a reader."""
+"""Tests that nothing is lost, wherever a consumer is killed, under everything that a server can do to a
+reader.
+"""
 
 import itertools
 from contextlib import contextmanager
@@ -33,7 +35,7 @@ WORLDS = itertools.count()
 
 
 class World:
-    """One collection in a database of its own."""
+    """One collection in its own database."""
 
     def __init__(self, server, scope):
         self.server, self.scope, self.name = server, scope, f"life-{next(WORLDS)}"
@@ -66,11 +68,11 @@ class World:
             self.items.replace_one({"_id": key}, document, upsert=True, session=session)
 
     def noise(self):
-        """Changes that are in the oplog but not in the feed."""
+        """Make changes that are in the oplog but not in the feed."""
         self.client[f"{self.name}-beside"].others.insert_many([{} for _ in range(50)])
 
     def fail(self, command, **how):
-        """Make the consumer's next command of this name fail."""
+        """Make the consumer's next command with this name fail."""
         data = {"failCommands": [command], "appName": APPLICATION, **how}
         self.client.admin.command({"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": data})
 
@@ -99,7 +101,9 @@ RESTART = Act("kill -9, and a restart", World.restart)
 
 
 def life(*, restarts):
-    """Transactions larger than a page, and failures of the stream in the middle, at its end or start."""
+    """Return a script with transactions larger than a page, and failures of the stream in its middle, at its
+    end or start.
+    """
     write = Author(keys=KEYS).write
     return [
         write(2), Read(1), NOISE, write(1), write(5), Read(1), NO_CURSORS, write(3), Read(2),

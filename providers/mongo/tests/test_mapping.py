@@ -1,4 +1,7 @@
-"""Change documents become events and Arrow rows with equal content; the first unmappable one is named."""
+"""Tests that change documents become events and Arrow rows with equal content.
+
+The first unmappable one is named.
+"""
 
 import copy
 from datetime import UTC, datetime, timedelta
@@ -42,7 +45,7 @@ stamps = st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 
 
 
 def token(number, bits=None):
-    """The resume token of one change; later tokens sort higher."""
+    """Return the resume token of one change; later tokens sort higher."""
     made = {"_data": f"82{SECONDS:08X}{number:08X}2B022C0100296E04"}
     return made if bits is None else made | {"_typeBits": bits}
 
@@ -52,7 +55,7 @@ def raw(change):
 
 
 def one(number=1, operation="update", **more):
-    """A change as the server sends it, with more fields or other values."""
+    """Return a change as the server sends it, with more fields or other values."""
     return {
         "_id": token(number),
         "operationType": operation,
@@ -71,7 +74,7 @@ def mapped(change, address=ADDRESS, **look):
 
 
 def plain(value):
-    """A value as it is in an event."""
+    """Return a value in the form of an event."""
     return portable(bson.decode(raw({"v": value}), CODEC))["v"]
 
 
@@ -107,7 +110,7 @@ def changes(draw, number):
 
 @st.composite
 def pages(draw):
-    """Changes, with the way in which each is read."""
+    """Return changes, with the way in which each is read."""
     found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
     address = draw(st.sampled_from([ADDRESS, ResourceAddress("shop"), ResourceAddress()]))
     flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}
@@ -206,7 +209,7 @@ class TestEvents:
         assert events[0].new_item_state is not events[1].new_item_state
 
     def test_names_and_order_leave_type_bits_out(self):
-        """The server adds type bits for keys of some types; with them the text would not sort."""
+        """The server adds type bits for keys of some types; with these bits the text would not sort."""
         page = [one(1), one(2, _id=token(2, b"\x40")), one(3)]
         events = to_events(list(map(raw, page)), 0, 3, View(ADDRESS, "p"))
         assert [event.order_key for event in events] == sorted(event.order_key for event in events)
@@ -363,7 +366,7 @@ class TestPoison:
 
     @pytest.mark.parametrize("change", [POISON, raw(one(1) | {"documentKey": 1})], ids=["text", "key"])
     def test_behind_it_the_start_is_still_known(self, mapping, change):
-        """Earlier ends belong to another collection of the same name."""
+        """Earlier ends belong to another collection with the same name."""
         view = View(ADDRESS, "p", start=2**64 - 1)
         with pytest.raises(RecordFault) as caught:
             mapping([change], 0, 1, view)
@@ -398,7 +401,7 @@ class TestReferences:
 
 
 class TestPlace:
-    """The position of a change is read from its bytes alone."""
+    """The position of a change is read only from its bytes."""
 
     @patiently
     @given(changes(3))

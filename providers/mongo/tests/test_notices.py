@@ -1,4 +1,4 @@
-"""On a real server, a notice keeps its place between the events before it and those after it."""
+"""Tests on a real server that a notice keeps its place between earlier and later events."""
 
 import pytest
 
@@ -26,7 +26,10 @@ RUNS = 40
 
 
 class Reading:
-    """Reads one feed page by page. Each page is a list of ids and notices, in the promised order."""
+    """Reads one feed page by page.
+
+    Each page is returned as a list of ids and notices, in the promised order.
+    """
 
     def __init__(self, uri, address, size=0, **asked):
         self.uri, self.address, self.size, self.asked = uri, address, size, asked
@@ -38,12 +41,12 @@ class Reading:
         return [event.key.components["_id"] for event in page.events], list(page.notices), page
 
     def begin(self):
-        """A token from before the first write."""
+        """Return a token from before the first write."""
         with connect(self.uri) as client:
             return self.page(client, Now())[2].continuation_token
 
     def pages(self, token, *, restart=False):
-        """Pages that are not empty, each with the token before it, up to idle."""
+        """Return the pages that are not empty, each with the token before it, up to the first idle page."""
         found, client = [], connect(self.uri)
         try:
             for _ in range(200):
@@ -66,7 +69,7 @@ def in_order(pages):
 
 
 def check_every_token(reading, pages):
-    """A new process that starts before any page gets the rest, in the same order."""
+    """Check that a new process that starts before any page gets the rest, in the same order."""
     for number, (token, *_) in enumerate(pages):
         assert in_order(reading.pages(token)) == in_order(pages[number:])
 
@@ -125,7 +128,7 @@ class TestEnd:
 
 
 class TestPlanned:
-    """Ranges as Spark reads them contain only events, and all of them."""
+    """Ranges in the form in which Spark reads them contain only events, and all of them."""
 
     @pytest.mark.parametrize("most", [None, 1, 2, 100])
     def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):
@@ -160,7 +163,7 @@ class TestPlanned:
 
 class TestFollow:
     def lives(self, one, database, reading):
-        """Three collections with one name, one after the other."""
+        """Make three collections with one name, one after another."""
         native = one.client()[database]
         native.create_collection("c")
         begin = reading.begin()

@@ -1,4 +1,4 @@
-"""The options of a request that only MongoDB has: typed, frozen, and part of the token where needed."""
+"""Tests the options that only MongoDB has: typed, frozen, and part of the token if needed."""
 
 import functools
 
@@ -139,7 +139,9 @@ class TestValue:
         ids=["truth", "float", "falsehood", "order", "inside"],
     )
     def test_what_the_server_tells_apart_is_not_equal(self, one, other):
-        """A client gives equal requests one stream, so the filter of the other request would be used."""
+        """A client uses one stream for equal requests, so otherwise the filter of the other request would be
+        used.
+        """
         assert one == other
         assert MongoOptions(pipeline=[{"$match": {"a": one}}]) != MongoOptions(
             pipeline=[{"$match": {"a": other}}]

@@ -1,4 +1,4 @@
-"""Positions in a change stream, their text in a token, and their order."""
+"""Tests positions in a change stream, their text in a token, and their order."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ tails = st.sampled_from([MARK, CHANGE + "0204", CHANGE + "0304", CHANGE + "02"])
 
 
 def text_of(seconds, ordinal, tail):
-    """The text of a token in the server's form."""
+    """Return the text of a token in the server's form."""
     return "82" + struct.pack(">II", seconds, ordinal).hex().upper() + tail
 
 
@@ -257,7 +257,7 @@ class TestBound:
         assert is_reached(place, until, at_end=at_end) is reached
 
     def test_a_mark_one_tick_ahead_of_the_end_of_the_log_is_reached_there(self):
-        """`Now` is the time of an operation that is still to come."""
+        """`Now` is the time of an operation that has not happened yet."""
         assert is_reached(change(5, 1), mark(5, 2), at_end=True)
         assert not is_reached(change(5, 1), mark(5, 2), at_end=False)
         assert not is_reached(change(5, 1), mark(5, 3), at_end=True)

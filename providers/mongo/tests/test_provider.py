@@ -1,4 +1,4 @@
-"""The provider on a real server: starts, ends, positions, native clients, and closing."""
+"""Tests the provider on a real server: starts, ends, positions, native clients, and closing."""
 
 import itertools
 import pickle
@@ -64,7 +64,7 @@ def app():
 
 
 class Room:
-    """One database, written natively and read through our clients."""
+    """One database, which is written natively and read through the library's clients."""
 
     def __init__(self, server, database, app):
         self.server, self.database = server, database
@@ -79,7 +79,7 @@ class Room:
         return ResourceAddress(self.database, name)
 
     def client(self, **options):
-        """Another client, as after a restart."""
+        """Open another client, as after a restart."""
         client = connect(ClientConfig("mongo", {"url": self.uri}), **options)
         self._clients.append(client)
         return client
@@ -89,7 +89,7 @@ class Room:
             client.close()
 
     def cursors(self):
-        """The change streams that are open on the server for this test's clients."""
+        """Return the change streams that are open on the server for this test's clients."""
         now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
         found = self.server.client().admin.aggregate(
             [now, {"$match": {"ns": {"$regex": f"^{self.database}\\."}}}]
@@ -107,14 +107,14 @@ def room(one, database, app):
 
 
 def read(client, address, place=None, size=0, *, timeout=30.0, wait=0.0, **asked):
-    """One page; a text is a token."""
+    """Read one page; a text is used as a token."""
     start = FromContinuationToken(place) if isinstance(place, str) else place or Beginning()
     request = ChangeFeedRequest(address, start, max_page_size=size, **asked)
     return client.read_changes(request, OperationOptions(timeout, wait))
 
 
 def walk(client, address, place=None, size=0, **asked):
-    """Pages up to the first idle one."""
+    """Return the pages up to the first idle one."""
     for _ in range(MANY_PAGES):
         page = read(client, address, place, size, **asked)
         yield page
@@ -154,8 +154,7 @@ class TestStarts:
         numbers = itertools.count()
 
         def in_a_second():
-            """A change in a second and a later moment of the same second; None when a busy machine was too
-            slow."""
+            """Return a change and a later moment of the same second; None if a busy machine was too slow."""
             time.sleep(
                 1.15 - time.time() % 1
             )  # after the turn of a second, when a change may get a late timestamp
@@ -267,7 +266,7 @@ class TestPartition:
 
 class TestRecreated:
     def ended(self, room, client, **asked):
-        """A feed that a client read to its end, and whose collection was recreated."""
+        """Return a feed that a client read to its end, and whose collection was recreated."""
         collection = room.collection()
         page = read(client, room.address(), Now(), **asked)
         collection.insert_one({"_id": "old"})
@@ -430,7 +429,7 @@ class TestPositions:
     KEYS = (0.5, 1, 1.5, "a", None, -0.0, 7, True, 2**40, 2.0**60)
 
     def test_order_keys_sort_whatever_the_keys_are(self, room):
-        """For keys of some types a resume token has a second field."""
+        """For keys of some types, a resume token has a second field."""
         collection = room.collection()
         client = room.client()
         token = read(client, room.address(), Now()).continuation_token
@@ -481,7 +480,7 @@ class TestPositions:
 
 
 class TestRanges:
-    """The range between two positions is always the same, whatever is written meanwhile."""
+    """The range between two positions is always the same, whatever is written in the meantime."""
 
     @pytest.fixture
     def world(self, room):
@@ -668,7 +667,7 @@ class TestStreams:
         wait_until(lambda: not room.cursors())
 
     def test_a_long_look_at_the_log_is_not_begun_anew(self, room, app):
-        """A filter may have to scan the whole oplog; a call that does not wait for that loses nothing."""
+        """A filter may have to scan the whole oplog; a call that does not wait for this loses nothing."""
         collection = room.collection()
         scope = {"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}
         with watched(room.uri) as (client, commands):
@@ -762,7 +761,7 @@ class TestStreams:
             assert not room.cursors()
 
     def test_closing_beside_a_server_that_hangs_says_nothing(self, room, caplog):
-        """PyMongo would print a traceback for each cursor on a terminal without a log."""
+        """PyMongo would print a traceback for each cursor in a terminal if logging is not set up."""
         client = room.client()
         for number in range(3):
             room.collection(f"c{number}")
@@ -964,7 +963,7 @@ class TestFeed:
 
 
 def test_a_fault_is_a_fault_of_ours(room):
-    """Errors that the provider itself finds are no exceptions of the driver."""
+    """Errors that the provider itself finds are not exceptions of the driver."""
     provider = PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)
     try:
         feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), Deadline.after(30))

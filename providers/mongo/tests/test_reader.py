@@ -1,4 +1,4 @@
-"""Reads of one stream: a script decides what the server sends, where it cuts, and where it breaks."""
+"""Tests reads of one stream: a script decides what the server sends, where it cuts, and where it breaks."""
 
 import contextlib
 import copy
@@ -71,9 +71,10 @@ class Entry:
 
     Attributes:
         text: Its resume token.
-        change: The change that a stream sends for it; None for an operation that no stream shows.
-        refused: The code with which a server refuses to send it, or None.
-        closes: True when the stream ends after it.
+        change: The change that a stream sends for this operation; None for an operation that no stream
+            contains.
+        refused: The code with which a server refuses to send the operation, or None.
+        closes: True if the stream ends after this operation.
     """
 
     text: str
@@ -82,13 +83,15 @@ class Entry:
     closes: bool = False
 
     def is_whole(self):
-        """True when a reader may resume after it, which is not possible in the middle of a change."""
+        """Return True if a reader may resume after this operation, which is not possible in the middle of a
+        change.
+        """
         split = (self.change or {}).get("splitEvent", {"fragment": 1, "of": 1})
         return split["fragment"] == split["of"]
 
 
 class Log:
-    """Operations, in their order."""
+    """The operations of the oplog, in order."""
 
     def __init__(self):
         self.entries = []
@@ -118,7 +121,7 @@ class Log:
         return number
 
     def keys(self, place=None):
-        """The keys of all document changes after a position."""
+        """Return the keys of all document changes after a position."""
         return [
             int(entry.text[10:18], 16)
             for entry in self.entries[self.index(place) if place else 0 :]
@@ -126,13 +129,13 @@ class Log:
         ]
 
     def index(self, place):
-        """The first operation after a position."""
+        """Return the index of the first operation after a position."""
         if isinstance(place, At):
             return sum(int(entry.text[2:18], 16) < ticks_at(place) for entry in self.entries)
         return sum(entry.text <= place.data for entry in self.entries)
 
     def count(self):
-        """The number of operations."""
+        """Return the number of operations."""
         return len({entry.text[:18] for entry in self.entries})
 
 
@@ -162,7 +165,7 @@ class Stream:
         self._answer()
 
     def _answer(self):
-        """The changes that fit in one answer, or the error that is due."""
+        """Return the changes that fit in one answer, or raise the error that is due."""
         server, log = self.server, self.server.log
         server.asked += 1
         if server.failures:
@@ -291,7 +294,7 @@ def keys_of(batch):
 
 
 def batches(reader, records=1000):
-    """Everything that exists, batch by batch."""
+    """Return everything that exists, batch by batch."""
     pages = itertools.chain(records, itertools.repeat(records[-1])) if isinstance(records, list) else None
     while True:
         batch = fetch(reader, next(pages) if pages else records)
@@ -314,7 +317,7 @@ def log():
 
 @st.composite
 def logs(draw):
-    """An oplog with everything that a stream may send without ending."""
+    """Generate an oplog with everything that a stream may send without ending."""
     log = Log()
     for kind in draw(
         st.lists(st.sampled_from(["change", "parts", "other", "drop", "rename", "unknown"]), max_size=9)
@@ -438,7 +441,7 @@ class TestParts:
         assert drained(reader) == [1]
 
     def test_and_what_it_had_of_it_is_forgotten(self, log):
-        """If the document was made smaller meanwhile, the change comes in one part."""
+        """If the document was made smaller in the meantime, the change comes in one part."""
         log.add(parts=3, fullDocumentBeforeChange={"_id": 1, "n": "old"})
         server = Server(log, splits=True, sizes=[2, 1, 1, 1])
         server.failures.extend([None, None, AutoReconnect("away")])
@@ -597,7 +600,7 @@ class TestEnd:
 
 
 class TestAltered:
-    """A caller's pipeline may do many things; forbidden ones are named in the error."""
+    """A caller's pipeline may do many things; if it does a forbidden one, the error names it."""
 
     @pytest.mark.parametrize("name", ["operationType", "ns", "documentKey"])
     def test_what_nobody_can_do_without(self, log, name):

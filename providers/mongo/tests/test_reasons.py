@@ -1,4 +1,4 @@
-"""The reasons that a caller sees: why no server answers, error codes, ways out; and second attempts."""
+"""Tests the reasons that a caller sees: why no server answers, error codes, ways out; and second attempts."""
 
 import socket
 
@@ -33,7 +33,10 @@ def failure(client, request, options=SHORT):
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """Make one of our commands fail this many times; the driver's monitors ask `hello` as before."""
+    """Make one of the library's commands fail this many times.
+
+    The driver's monitors send `hello` as before.
+    """
     original, asked = Database.command, []
 
     def begin(name, times, error):
@@ -183,7 +186,7 @@ class TestWaysOut:
         assert "viewOn" in message
 
     def test_of_a_token_whose_collection_is_gone_is_to_follow(self, one, here, written):
-        """A token after the end of everything that the oplog has of it."""
+        """The token is after the end of everything that the oplog contains of the collection."""
         token = self.behind_the_end(one, here, written)
         with connect(one.uri()) as client:
             error = failure(client, ChangeFeedRequest(here, FromContinuationToken(token)))
@@ -201,7 +204,7 @@ class TestWaysOut:
         assert [event.key.components["_id"] for event in events] == [7]
 
     def behind_the_end(self, one, here, written):
-        """A token for a collection with nothing left to read."""
+        """Return a token for a collection with nothing left to read."""
         with connect(one.uri()) as client:
             token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
             written.drop()

@@ -1,6 +1,6 @@
-"""Retryable reads, row by row of MongoDB's specification: RR-1 to RR-28.
+"""Tests retryable reads, row by row of MongoDB's specification: RR-1 to RR-28.
 
-Only the driver retries a read, and only once; our code adds no retries to that.
+Only the driver retries a read, and only once; the library adds no retries to that.
 """
 
 import itertools
@@ -55,20 +55,20 @@ NAMES = itertools.count()
 
 @pytest.fixture
 def app():
-    """A client's `appName` that only this test uses, so that only its commands fail."""
+    """Return a client's `appName` that only this test uses, so that only its commands fail."""
     return f"reads-{next(NAMES)}"
 
 
 @pytest.fixture
 def here(one, database):
-    """The address of a collection with one document."""
+    """Return the address of a collection with one document."""
     one.client()[database]["c"].insert_one({"_id": 1})
     return ResourceAddress(database, "c")
 
 
 @pytest.fixture
 def plain(one, app):
-    """A client of the driver alone, and the commands that it sends."""
+    """Provide a client of the driver alone, and the commands that it sends."""
     commands = Commands()
     with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
         client.admin.command("ping")
@@ -78,7 +78,7 @@ def plain(one, app):
 
 @pytest.fixture
 def ours(one, app):
-    """Our client, and the commands that it sends."""
+    """Provide the library's client, and the commands that it sends."""
     with watched(one.uri(appName=app)) as both:
         yield both
 
@@ -117,7 +117,7 @@ WATCHES = {
 
 
 class TestErrors:
-    """Errors after which a read is retried."""
+    """Tests the errors after which a read is retried."""
 
     def test_rr_01_a_lost_connection_at_the_start_of_a_feed(self, one, app, here, ours):
         client, commands = ours
@@ -153,7 +153,7 @@ class TestErrors:
 def cleared_under_a_waiter(server, app, here):
     """Two threads wait for one connection: the first one's failure closes it before the second gets it.
 
-    Both reads succeed. Returns whether the second met a cleared pool.
+    Both reads succeed. Return whether the second thread met a cleared pool.
     """
     commands, pool = Commands(), Pool()
     with MongoClient(server.uri(appName=app, maxPoolSize=1), event_listeners=[commands, pool]) as client:
@@ -214,14 +214,14 @@ class Pool(ConnectionPoolListener):
 
 @pytest.fixture(scope="class")
 def guarded(tmp_path_factory):
-    """A set that requires a password."""
+    """Provide a set that requires a password."""
     with ReplicaSet(tmp_path_factory.mktemp("guarded"), auth=True) as server:
         server.client().shop.orders.insert_one({"_id": 1})
         yield server
 
 
 class TestHandshake:
-    """A connection that fails while it is opened, before any command could be retried."""
+    """Tests connections that fail while they are opened, before any command could be retried."""
 
     @pytest.mark.parametrize(
         "failure", [{"closeConnection": True}, {"errorCode": 91}], ids=["lost connection", "code 91"]
@@ -291,7 +291,7 @@ class TestSwitch:
 
 
 class TestOperations:
-    """Which reads are retried, and which are not."""
+    """Tests which reads are retried, and which are not."""
 
     @pytest.mark.parametrize("name", FINDS)
     def test_rr_09_reads_of_a_collection(self, one, app, here, plain, name):
@@ -436,7 +436,7 @@ class TestOperations:
 
 
 class TestTries:
-    """How a read is retried, and which error the caller gets."""
+    """Tests how a read is retried, and which error the caller gets."""
 
     def test_rr_16_no_server_for_the_first_try(self):
         with socket.socket() as taken:
@@ -542,7 +542,10 @@ class TestTries:
         assert commands.tries() == ["failed", "failed"]
 
     def test_rr_22_the_driver_raises_its_own_second_error_too(self, one, app, here, plain):
-        """The retry gets no connection. If this fails, PyMongo has fixed it, and the row is wrong."""
+        """The retry gets no connection in this test.
+
+        If this fails, PyMongo has fixed it, and the row is wrong.
+        """
         client, commands = plain
         checkout = driver_pool.Pool.checkout
 
@@ -637,7 +640,9 @@ class TestTries:
         assert commands.tries() == ["failed"] * 3
 
     def test_rr_28_a_getmore_too(self, one, app, here, ours):
-        """The cursor is the same: an overloaded server that refused the command has not begun it."""
+        """The cursor is the same, because an overloaded server that refused the command has not started
+        it.
+        """
         client, commands = ours
         token = read(client, here).continuation_token
         commands.clear()
@@ -661,7 +666,7 @@ def found(client, address):
 
 
 class States(ServerListener):
-    """The client's view of its servers, each time it changes."""
+    """Records the client's view of its servers, each time it changes."""
 
     def __init__(self):
         self.changes = []
@@ -680,7 +685,7 @@ class States(ServerListener):
 
 
 class Next(CommandListener):
-    """When a command has failed, the next one fails in another way."""
+    """After a command has failed, the next one fails in another way."""
 
     def __init__(self, server, app):
         self._server, self._app = server, app

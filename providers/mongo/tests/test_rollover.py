@@ -1,4 +1,6 @@
-"""The oplog rolls over: an expired position is an error, a moving one is safe, and no read jumps silently."""
+"""Tests that the oplog rolls over: an expired position is an error, a moving one is safe, and no read jumps
+silently.
+"""
 
 import itertools
 import re
@@ -38,7 +40,7 @@ LONG = 180.0
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A server whose oplog holds one megabyte."""
+    """Provide a server whose oplog contains one megabyte."""
     with ReplicaSet(tmp_path_factory.mktemp("small"), oplog_mb=1) as made:
         yield made
 
@@ -64,14 +66,14 @@ class World:
             self.items.insert_one({"_id": number})
 
     def ends(self):
-        """The oldest and the newest time in the oplog."""
+        """Return the oldest and the newest time in the oplog."""
         entries = [self.log.find_one(sort=[("$natural", way)]) for way in (1, -1)]
         return [entry["ts"] for entry in entries]
 
     def roll_over(self, fill=None, *, wholly=True):
-        """Fill the oplog until its present entries are gone; with `wholly`, until it is no longer cut.
+        """Fill the oplog until its present entries are gone; with `wholly`, until it is no longer truncated.
 
-        By default it is filled with notes, which no change stream shows.
+        By default the oplog is filled with notes, which no change stream contains.
         """
         _, newest = self.ends()
         until = time.monotonic() + LONG
@@ -98,7 +100,7 @@ def keys(page):
 
 
 def read(client, request):
-    """The next page with any content, and its position."""
+    """Return the next page with any content, and its position."""
     until = time.monotonic() + PATIENCE
     while True:
         page = client.read_changes(request)
@@ -117,7 +119,7 @@ def expired(client, request):
 
 
 class TestStoredToken:
-    """A token that expired while nothing was read."""
+    """Tests a token that expired while nothing was read."""
 
     @pytest.fixture
     def token(self, world):
@@ -187,7 +189,10 @@ class TestLiveReader:
     """The oplog now starts after the position of an open stream."""
 
     def overtaken(self, world, client, **others):
-        """A request after two of six changes; the server has already sent some of the others."""
+        """Return a request after two of six changes.
+
+        The server has already sent some of the other changes.
+        """
         token = client.read_changes(world.request()).continuation_token
         world.write(1, 2, 3, 4, 5, 6)
         page = read(client, world.request(token, max_page_size=2))
@@ -197,7 +202,7 @@ class TestLiveReader:
         return world.request(page.continuation_token, max_page_size=2, **others)
 
     def to_the_end(self, client, request, found):
-        """Pages until no more come, or until an error."""
+        """Return pages until no more come, or until an error."""
         while True:
             page = client.read_changes(request)
             found += [*page.notices, *keys(page)]
@@ -229,7 +234,7 @@ class TestLiveReader:
         assert [place for place, each in enumerate(found) if isinstance(each, Gap)] == [4]
 
     def test_that_is_too_slow_never_jumps_in_silence(self, world):
-        """It reads a few changes between two rollovers. Where a change is missing, a gap is reported."""
+        """The reader reads a few changes between two rollovers. If a change is missing, a gap is reported."""
         written, found = 0, [0]
 
         def write_more():
@@ -319,7 +324,10 @@ class TestStart:
             assert keys(read(client, world.request(Beginning()))) == [2]
 
     def test_at_the_beginning_jumps_over_nothing_while_the_log_is_cut(self, world):
-        """While the oplog is cut, its first entry changes all the time. This alone does not prove a loss."""
+        """While the oplog is truncated, its first entry changes all the time.
+
+        This change alone does not prove a loss.
+        """
         with world.connect() as client:
             for number in range(4):
                 world.roll_over(wholly=False)

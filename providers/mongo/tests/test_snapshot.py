@@ -46,14 +46,14 @@ ORDERED = Snapshot(SnapshotOrder.ORDERED)
 
 @pytest.fixture
 def client(one):
-    """Opens one of our clients."""
+    """Open one of the library's clients."""
     with connect(ClientConfig("mongo", {"url": one.uri()})) as made:
         yield made
 
 
 @pytest.fixture
 def mixed(one, database):
-    """A collection with a key of every type; its address, and the collection for native calls."""
+    """Make a collection with a key of every type; return its address, and the collection for native calls."""
     items = one.client()[database]["mixed"]
     for number, key in enumerate(IDS):
         items.insert_one({"_id": key, "n": number})
@@ -62,14 +62,14 @@ def mixed(one, database):
 
 @pytest.fixture
 def many(one, database):
-    """A collection with forty rows."""
+    """Make a collection with forty rows."""
     items = one.client()[database]["many"]
     items.insert_many([{"_id": number, "n": number} for number in range(40)])
     return ResourceAddress(database, "many"), items
 
 
 def merged(found, sink=None):
-    """A target table to which some pages have been applied."""
+    """Return a target table to which some pages have been applied."""
     sink = sink or Sink()
     for page in found:
         sink.apply(page.events)
@@ -77,12 +77,12 @@ def merged(found, sink=None):
 
 
 def in_source(client, address):
-    """The contents of the collection, read by a new snapshot."""
+    """Return the contents of the collection, read by a new snapshot."""
     return as_text({event.key: event.new_item_state for event in rows(pages(client, address, ORDERED))})
 
 
 def as_text(found):
-    """The documents by key, as JSON, because a NaN equals itself only in our JSON."""
+    """Return the documents by key, as JSON, because a NaN equals itself only in the library's JSON."""
     return {key.canonical(): encode_json(document) for key, document in found.items()}
 
 
@@ -185,7 +185,7 @@ class TestKeys:
 
 
 def rest(url, database, tokens):
-    """For each token the keys of the rows that a new client still reads."""
+    """Return, for each token, the keys of the rows that a new client still reads."""
     address = ResourceAddress(database, "mixed")
     found = []
     for token in tokens:
@@ -328,7 +328,7 @@ class TestReads:
 
 
 class TestAuto:
-    """The stream is released before the log loses its position."""
+    """The stream is read again before the log loses its position."""
 
     def test_auto_becomes_interleaved_when_half_of_the_log_is_used(self, client, many, monkeypatch):
         address, _ = many
@@ -353,7 +353,9 @@ class TestAuto:
 
 
 class TestGone:
-    """A collection that is dropped during the scan is noticed, and rows of another collection never come."""
+    """If a collection is dropped during the scan, this is detected, and rows of another collection never
+    come.
+    """
 
     @pytest.mark.parametrize("restarted", [False, True])
     @pytest.mark.parametrize("what", ["dropped", "renamed", "recreated", "swapped"])

@@ -1,4 +1,6 @@
-"""Spark reads a collection during writes: the result equals the collection, and each change came once."""
+"""Tests that Spark reads a collection during writes: the result equals the collection, and each change came
+once.
+"""
 
 import random
 import threading
@@ -9,7 +11,7 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, connect, decode_json
 
 
 def write(collection, count, seed=0):
-    """Creates, updates, replacements and deletes, some of them in transactions."""
+    """Write creates, updates, replacements and deletes, some of them in transactions."""
     dice = random.Random(seed)
 
     def change(session=None):
@@ -34,7 +36,7 @@ def write(collection, count, seed=0):
 
 
 def run(spark, one, address, folder, **options):
-    """A query that ends by itself; the next one continues where it stopped."""
+    """Run a query that ends by itself; the next one continues where it stopped."""
     options |= {"url": one.uri(), "database": address.database, "collection": address.collection}
     query = (
         spark.readStream.format("multiclouddb")

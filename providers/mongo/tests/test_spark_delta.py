@@ -1,4 +1,4 @@
-"""A snapshot and its changes in a Delta table, from MongoDB, where the query is killed."""
+"""Tests a snapshot and its changes in a Delta table, from MongoDB, with a query that is killed."""
 
 import runpy
 from pathlib import Path

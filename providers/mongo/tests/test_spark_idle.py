@@ -1,4 +1,4 @@
-"""Spark reads a collection without changes while the oplog rolls over."""
+"""Tests that Spark reads a collection without changes while the oplog rolls over."""
 
 import shutil
 import time
@@ -15,7 +15,7 @@ from .test_rollover import NOTE, World
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A server whose oplog holds one megabyte."""
+    """Provide a server whose oplog contains one megabyte."""
     with ReplicaSet(tmp_path_factory.mktemp("small"), oplog_mb=1) as made:
         yield made
 
@@ -26,7 +26,7 @@ def world(small, database):
 
 
 def run(spark, world, checkpoint):
-    """A query that ends by itself, like a nightly job. Returns the keys that it found."""
+    """Run a query that ends by itself, like a nightly job. Return the keys that the query found."""
     found = []
     options = {"url": world.server.uri(), "database": world.database, "collection": "items"}
     stream = spark.readStream.format("multiclouddb").options(startingPosition="now", **options).load()
@@ -50,7 +50,7 @@ def fill(world, megabytes):
 
 
 def cut(world, moment):
-    """Fill the oplog slowly until it is cut after a moment; the server checks once a second."""
+    """Fill the oplog slowly until it is truncated after a given time; the server checks once a second."""
     while world.ends()[0] <= moment:
         fill(world, 0.1)
         world.admin.command("fsync")
@@ -60,7 +60,9 @@ def cut(world, moment):
 
 
 def test_checkpoint_moves_along_and_survives(spark, world, tmp_path):
-    """Each night the writes elsewhere are smaller than the oplog, but together they are larger."""
+    """Each night, the writes to other collections are smaller than the oplog, but together they are
+    larger.
+    """
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     assert run(spark, world, checkpoint) == []
     world.write(1)

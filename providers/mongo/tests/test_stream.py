@@ -1,4 +1,4 @@
-"""How a stream is opened, where it starts, and how it is closed."""
+"""Tests how a stream is opened, where it starts, and how it is closed."""
 
 import logging
 import time
@@ -40,7 +40,7 @@ SPLIT = {"$changeStreamSplitLargeEvent": {}}
 
 @pytest.fixture
 def lonely():
-    """A client that has never called a server."""
+    """Provide a client that has never called a server."""
     with MongoClient("mongodb://127.0.0.1:1/", connect=False) as client:
         yield client
 
@@ -71,14 +71,14 @@ def make(lonely, monkeypatch):
 
 
 def unwanted(stage):
-    """The fields that a stage removes."""
+    """Return the fields that a stage removes."""
     assert set(stage) == {"$project"}
     assert set(stage["$project"].values()) == {0}
     return set(stage["$project"])
 
 
 def watched(source, place=None, **asked):
-    """The stages and settings of one stream."""
+    """Return the stages and settings of one stream."""
     source.open(place or At(1), 100, 10, **asked)
     return source.noted[-1]
 
@@ -130,7 +130,7 @@ class TestStages:
         assert stage[1] == {"$match": {}}
 
     def test_and_by_one_that_is_nested(self, one, database, make):
-        """The key of the document's change is then `{"at.zip": 1}`: one name with a dot in it."""
+        """The key in the document's change is then `{"at.zip": 1}`: one name that contains a dot."""
         key = MulticloudDbKey({"country": "de", "at.zip": "$1", "_id": 1}, 2)
         stage = make(LogicalPartition(key)).pipeline()[0]
         kept = [
@@ -200,7 +200,7 @@ class TestImages:
 
 
 class TestStart:
-    """Only one option is sent: of two, the driver would silently drop one."""
+    """Only one start option is sent, because the driver would silently drop one of two."""
 
     @pytest.mark.parametrize(
         ("place", "expected"),
@@ -268,7 +268,7 @@ class TestTarget:
 
 
 class Stubborn:
-    """A stream that closes slowly."""
+    """A stream that takes long to close."""
 
     def __init__(self, seconds=0.0, error=None):
         self.seconds, self.error, self.closed, self.allowed = seconds, error, 0, []
@@ -346,7 +346,7 @@ def test_of_two_clients_that_are_closed_neither_is_heard_before_both_are(caplog)
 
 
 class TestLooks:
-    """Facts that a driver does not report are not needed."""
+    """If a driver does not report some facts, the provider does not need them."""
 
     def test_how_much_of_an_answer_is_left(self):
         class Cursor:
@@ -371,7 +371,7 @@ class TestLooks:
 
 
 class TestRealServer:
-    """Facts that only a real server can show."""
+    """Tests facts that only a real server can show."""
 
     @pytest.fixture
     def source(self, one, database):
@@ -400,8 +400,10 @@ class TestRealServer:
 
     @pytest.mark.parametrize(("sharded", "longest"), [(False, 50), (True, 400)], ids=["members", "mongos"])
     def test_a_mongos_may_look_for_longer(self, one, here, app, sharded, longest):
-        """`mongos` asks the shards first. If it were stopped before the shards, it would seem to contain
-        everything."""
+        """`mongos` asks the shards first.
+
+        If the `mongos` were stopped before it asked the shards, it would seem to contain everything.
+        """
         commands = Commands()
         with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
             spec = FeedSpec(here, options=MongoOptions())

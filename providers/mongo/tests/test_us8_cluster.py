@@ -1,4 +1,4 @@
-"""The conformance suite read through `EntireCluster()`, on a server without other writers."""
+"""Runs the conformance suite through `EntireCluster()`, on a server without other writers."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from .suite import *  # noqa: F403
 
 
 class ClusterHarness(MongoHarness):
-    """test_us8_one.py tests cases about one collection, a partition or a key."""
+    """test_us8_one.py tests the cases about one collection, a partition or a key."""
 
     servers_name = "us8 cluster"
     scope = EntireCluster()

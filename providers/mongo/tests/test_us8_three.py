@@ -1,4 +1,4 @@
-"""The whole conformance suite on a replica set of three nodes."""
+"""Runs the whole conformance suite on a replica set of three nodes."""
 
 from .harness import MongoHarness
 from .suite import *  # noqa: F403

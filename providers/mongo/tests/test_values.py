@@ -1,4 +1,6 @@
-"""BSON values become Python values and our JSON and back: every type, in examples and in random tests."""
+"""Tests that BSON values become Python values and JSON and back: every type, in examples and in random
+tests.
+"""
 
 import functools
 import re
@@ -41,12 +43,12 @@ NOON = datetime(2026, 1, 31, 12, 0, 0, 123000, tzinfo=UTC)
 
 
 def decoded(value):
-    """A value as it is in an event: through BSON, as PyMongo decodes it."""
+    """Return a value in the form of an event: converted to BSON and decoded by PyMongo."""
     return bson.decode(bson.encode({"v": value}, codec_options=CODEC), CODEC)["v"]
 
 
 def raw(kind, payload):
-    """The value of a BSON document made by hand."""
+    """Return the value of a BSON document made by hand."""
     body = bytes([kind]) + b"v\0" + payload + b"\0"
     return bson.decode(struct.pack("<i", len(body) + 4) + body, CODEC)["v"]
 
@@ -501,7 +503,7 @@ _documents = st.dictionaries(_names, _values, max_size=6).map(
 
 
 def plain(value):
-    """The part of a value that our JSON keeps: one kind of integer, one NaN."""
+    """Return the part of a value that the library's JSON keeps: one kind of integer, one NaN."""
     if type(value) is Int64:
         return int(value)
     if type(value) is float and value != value:
@@ -519,7 +521,7 @@ def plain(value):
 
 
 def decodable(document):
-    """The document as it is in an event; None when PyMongo cannot decode it."""
+    """Return the document in the form of an event; None if PyMongo cannot decode it."""
     try:
         return bson.decode(bson.encode(document, codec_options=CODEC), CODEC)
     except InvalidBSON:

@@ -1,8 +1,8 @@
-"""A writer that survives failures, applications that crash repeatedly, and the checks of their events.
+"""Provides a writer that survives failures, applications that crash repeatedly, and checks of their events.
 
-One writer makes changes one after the other, each acknowledged by a majority before the next begins.
-So the truth is one list. After a token an application must see exactly the rest of the list, in order, and
-nothing twice in one life.
+One writer makes changes one after another, each acknowledged by a majority before the next begins.
+So the list of these changes is the truth. After a token, an application must receive exactly the rest of the
+list, in order, and nothing twice in one run.
 """
 
 import random
@@ -31,17 +31,17 @@ STUCK = 60.0
 
 @attrs.frozen
 class Change:
-    """One change as the writer makes it and an application must see it."""
+    """One change, as the writer makes it and as an application must receive it."""
 
     type: ChangeType
     key: str
     n: int | None  # None for a delete
     before: int | None = attrs.field(default=None, eq=False)
-    """The number of the change that it replaces or deletes; no event contains this number."""
+    """The number of the change that this change replaces or deletes; no event contains this number."""
 
 
 def seen(event):
-    """The change in an event."""
+    """Return the change in an event."""
     state = event.new_item_state
     return Change(event.type, event.key.components["_id"], None if state is None else state["n"])
 
@@ -49,14 +49,14 @@ def seen(event):
 class Writer:
     """Creates, replaces and deletes documents in its own thread, sometimes three in one transaction.
 
-    When the answer to a write is lost, it checks whether the write was made, and repeats it if not. The lost
-    write may still arrive at a busy server. Each write names the version that it changes, so the later one of
-    the two changes nothing. It replaces documents and does not update them, because the event of a
-    replacement has the document of that moment, not the document at the time of reading.
+    If the answer to a write is lost, the writer checks whether the write was made, and repeats it if not. The
+    lost write may still arrive at a busy server. Each write contains the version that it changes, so the
+    later one of the two changes nothing. The writer replaces documents and does not update them, because the
+    event of a replacement contains the document of that moment, not the document at the time of reading.
 
     Attributes:
-        truth: The changes, in order; all acknowledged.
-        unsure: How often an answer was lost.
+        truth: The changes in order; all of them are acknowledged.
+        unsure: The number of times that an answer was lost.
     """
 
     def __init__(self, client, database, pause=0.0):
@@ -116,7 +116,7 @@ class Writer:
         self.truth += changes
 
     def _is_made(self, change):
-        """True when a majority has the write for good."""
+        """Return True if a majority has stored the write permanently."""
         items = self.items.with_options(read_concern=ReadConcern("linearizable"))
         found = items.find_one({"_id": change.key})
         return change.n == (None if found is None else found["n"])
@@ -154,7 +154,7 @@ class Life:
     """One run of an application, from a token to its crash.
 
     Attributes:
-        start: The number of changes before its first token.
+        start: The number of changes before the application's first token.
         events: Its events.
     """
 
@@ -163,12 +163,12 @@ class Life:
 
     @property
     def end(self):
-        """The number of changes before its present position."""
+        """Return the number of changes before the application's present position."""
         return self.start + len(self.events)
 
 
 def pages(timeout=15.0, wait=0.2):
-    """An application that reads page after page and resumes each call by token."""
+    """Make an application that reads page after page and resumes each call from a token."""
     return page_consumer_with(OperationOptions(timeout, wait))
 
 
@@ -177,10 +177,10 @@ class Application:
 
     Attributes:
         lives: All its lives.
-        tokens: Every token that it stored, each with the number of changes before it.
+        tokens: Every token that the application stored, each with the number of changes before it.
         goal: The total number of changes, once known; the application ends after them.
-        failures: Retryable errors that it got.
-        slowest: The seconds of the longest read.
+        failures: The retryable errors that the application got.
+        slowest: The number of seconds that the longest read took.
     """
 
     def __init__(self, name, url, request, consumer=None, deaths=0.0, far=1, tokens=None):
@@ -206,7 +206,7 @@ class Application:
 
     @property
     def place(self):
-        """The number of changes before its present position."""
+        """Return the number of changes before the application's present position."""
         return self.lives[-1].end if self.lives else self.tokens[0][0]
 
     @property
@@ -225,7 +225,7 @@ class Application:
                 break
 
     def resumed(self, count):
-        """New applications that read large pages from this many of its tokens, evenly chosen."""
+        """Start new applications that read large pages from this many of its tokens, evenly chosen."""
         last = len(self.tokens) - 1
         numbers = sorted({round(number * last / (count - 1)) for number in range(count)})
         request = attrs.evolve(self.request, max_page_size=0)
@@ -244,7 +244,7 @@ class Application:
             self.error = error
 
     def _live(self):
-        """One life; True when the goal is reached."""
+        """One life; Return True if the goal is reached."""
         position, token = self._dice.choice(self.tokens[-self._far :])
         life = Life(position)
         self.lives.append(life)

@@ -114,7 +114,7 @@ def find(
 
 
 def table_names(calls: Calls, deadline: Deadline, hold: Hold) -> list[str]:
-    """The tables of a database, with their schema unless it is the default one."""
+    """Return the tables of a database, with their schema unless it is the default one."""
     rows = calls.rows(
         "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",
         2,

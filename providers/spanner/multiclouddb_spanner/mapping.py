@@ -140,10 +140,10 @@ def _loaded(texts: Any) -> dict[str, Any]:
 
 
 def _converted(row: dict[str, Any], converters: Mapping[str, Converter]) -> dict[str, Any]:
-    for name in converters.keys() & row.keys():
-        value = row[name]
+    for name, convert in converters.items():
+        value = row.get(name)
         if value is not None:
-            row[name] = converters[name](value)
+            row[name] = convert(value)
     return row
 
 

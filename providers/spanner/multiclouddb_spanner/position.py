@@ -73,7 +73,7 @@ def place_of(cursor: Cursor) -> Place:
     """Return the position that was passed to `cursor_of`.
 
     Raises:
-        InvalidCursor: If the cursor is not a position in a change stream.
+        InvalidCursor: Raised if the cursor is not a position in a change stream.
     """
     match cursor:
         case [int() as at, int() as since] if _is_moment(at) and _is_moment(since) and since > at:
@@ -130,7 +130,7 @@ def micros_of(text: str, *, up: bool = False) -> int:
         up: True to round up to the next microsecond; otherwise the time is rounded down.
 
     Raises:
-        ValueError: If the text is not a valid time.
+        ValueError: Raised if the text is not a valid time.
     """
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     if len(whole) < _WHOLE:

@@ -108,7 +108,7 @@ class SpannerProvider(Provider):
         return SpannerFeed(source, spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """The tables of a database, or of all databases of the instance; see `SupportsCollections`."""
+        """Return the tables of a database, or of all databases of the instance; see `SupportsCollections`."""
         names = self._database_names(deadline) if database is None else [database]
         return [
             ResourceAddress(name, table)
@@ -180,7 +180,7 @@ class SpannerPlugin(ProviderPlugin):
 
         Args:
             config: `connection` contains a `url`, `spanner://PROJECT/INSTANCE`, or `project` and `instance`.
-                It may also contain `change_stream` and `emulator_host`.
+                `connection` may also contain `change_stream` and `emulator_host`.
             native_client: A `google.cloud.spanner.Client`, which is used unchanged.
         """
         checked = SpannerConfig.from_client(config)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from multiclouddb_spanner.catalog import Found
 from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, Calls, Parameter
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import text_at
 from multiclouddb_spanner.records import Children, Item, Shapes, parse_rows, rows_of
-from multiclouddb_spi import Deadline
+from multiclouddb_spi import Deadline, collector_paused
 
 __all__ = ["Window", "begin_query", "list_partitions"]
 
@@ -33,8 +33,8 @@ def begin_query(
     Args:
         calls: The database.
         found: The change stream.
-        token: The partition; The partition to read; None for the list of the partitions that are alive at
-            `start`.
+        token: The partition; The partition to read; The partition to read; None for the list of the
+            partitions that are alive at `start`.
         start: The time from which to read.
         end: The time up to which to read.
         deadline: The time at which gRPC ends the call.
@@ -75,6 +75,12 @@ def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hol
     return list(tokens)
 
 
+def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
+    """The items of one message. They consist of many objects, and none of them can be garbage yet."""
+    with collector_paused():
+        return list(parse_rows(rows, table, shapes))
+
+
 class Window:
     """A query of one partition between two times, both included.
 
@@ -93,9 +99,7 @@ class Window:
         self.end, self.waits, self.current = end, waits, current
         self.began = time.monotonic()
         self._answer = answer
-        self._messages: Iterator[list[Item]] = (
-            list(parse_rows(rows, table, shapes)) for rows in rows_of(answer)
-        )
+        self._messages: Iterator[list[Item]] = (_parsed(rows, table, shapes) for rows in rows_of(answer))
 
     @property
     def expires(self) -> float:

@@ -272,7 +272,7 @@ class SpannerReader(Reader):
         In that case, the changes before it are delivered first.
 
         Raises:
-            ProviderFault: If a record lacks a required row, and there are no changes before it.
+            ProviderFault: Raised if a record lacks a required row, and there are no changes before it.
         """
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old

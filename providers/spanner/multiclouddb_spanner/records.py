@@ -16,6 +16,7 @@ from google.cloud.spanner_v1 import PartialResultSet
 
 from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import Converter, converter, json_converter
+from multiclouddb_spi import collector_paused
 
 __all__ = [
     "Children",
@@ -29,6 +30,7 @@ __all__ = [
     "plain_value",
     "rows_of",
     "shape_of",
+    "values_of",
 ]
 
 _MOST_SHAPES: Final = 4096
@@ -194,7 +196,18 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
 def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
     """Return the undecoded rows of a query's answer, message by message.
 
-    If a value is divided at the end of a message, it continues at the beginning of the next message.
+    Args:
+        messages: The answer.
+        columns: The number of columns of a row.
+    """
+    for values in values_of(messages, columns):
+        yield [values[at : at + columns] for at in range(0, len(values), columns)]
+
+
+def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[list[Any]]:
+    """The undecoded values of whole rows, row after row, message by message.
+
+    A value that is divided at the end of a message continues at the beginning of the next.
 
     Args:
         messages: The answer.
@@ -204,14 +217,16 @@ def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[
     cut = False
     for message in messages:
         raw = PartialResultSet.pb(message)
-        fresh = list(raw.values)
+        # It makes an object for each value, and none of them can be garbage yet.
+        with collector_paused():
+            fresh = list(raw.values)
         if cut and fresh:
             values[-1] = _merged(values[-1], fresh[0])
             del fresh[0]
         values += fresh
         cut = raw.chunked_value or (cut and not raw.values)
         whole = (len(values) - cut) // columns * columns
-        yield [values[at : at + columns] for at in range(0, whole, columns)]
+        yield values[:whole]
         del values[:whole]
 
 

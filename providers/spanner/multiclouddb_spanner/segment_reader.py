@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import attrs
-import orjson
 from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
-from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
+from multiclouddb_api import ChangeEvent, ChangeType
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.client import Answer
@@ -21,8 +20,9 @@ from multiclouddb_spanner.errors import is_lost_version
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
-from multiclouddb_spanner.records import Shape, plain_value, rows_of, shape_of
+from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
 from multiclouddb_spanner.snapshots import Scans, Span, floor_of
+from multiclouddb_spanner.values import integers
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -33,8 +33,7 @@ from multiclouddb_spi import (
     Reader,
     RecordFault,
     Scanned,
-    snapshot_event_id,
-    snapshot_id_of,
+    snapshot_event_ids,
 )
 
 __all__ = ["SegmentReader"]
@@ -42,13 +41,42 @@ __all__ = ["SegmentReader"]
 Row: TypeAlias = Sequence[Any]
 """A row: values of protobuf, in the order of the columns, with the key columns first."""
 
+
+@attrs.frozen(eq=False)
+class _Rows:
+    """Some rows. Their values are in one list, row after row, because a list for each row takes longer.
+
+    Attributes:
+        values: Values of protobuf.
+        width: The number of values of a row.
+    """
+
+    values: list[Any]
+    width: int
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.values) // self.width
+
+    def row(self, index: int) -> Row:
+        """One row."""
+        return self.values[index * self.width : (index + 1) * self.width]
+
+    def part(self, start: int, stop: int) -> _Rows:
+        """The rows from `start` to `stop`."""
+        return _Rows(self.values[start * self.width : stop * self.width], self.width)
+
+
 _VALUE_BYTES: Final = 64
 _SPARE_SECONDS: Final = 0.25
 _TEXTS: Final = frozenset(
     {"BYTES", "DATE", "ENUM", "INT64", "INTERVAL", "JSON", "NUMERIC", "PROTO", "STRING", "TIMESTAMP", "UUID"}
 )
-_PLAIN: Final = frozenset({"BOOL", "DATE", "INT64", "INTERVAL", "STRING", "TIMESTAMP"})
+_TEXT: Final = attrgetter("string_value")
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+
+
+_NO_ROWS: Final = _Rows([], 1)
 
 
 @attrs.frozen(eq=False)
@@ -68,18 +96,20 @@ class _Columns:
         kinds = [(field.name, _kind(field.type_)) for field in fields]
         return cls(shape_of(kinds), tuple(kind["code"] for _, kind in kinds))
 
-    def values(self, rows: Sequence[Row]) -> list[list[Any]]:
-        """Return the rows by column, as Python values."""
-        return [self._converted(index, column) for index, column in enumerate(zip(*rows, strict=True))]
+    def values(self, rows: _Rows) -> list[list[Any]]:
+        """Rows by column, as Python values."""
+        return [self._converted(index, rows.values[index :: rows.width]) for index in range(rows.width)]
 
     def _converted(self, index: int, column: Sequence[Any]) -> list[Any]:
         if self.codes[index] in _TEXTS:
-            found: list[Any] = [value.string_value for value in column]
+            found: list[Any] = list(map(_TEXT, column))
             if "" in found:
                 found = [
                     text or (None if of.HasField("null_value") else "")
                     for text, of in zip(found, column, strict=True)
                 ]
+            elif self.codes[index] == "INT64":
+                return integers(found)
         else:
             found = [plain_value(value) for value in column]
         convert: Callable[[Any], Any] | None = self.shape.python.get(self.shape.names[index])
@@ -110,30 +140,29 @@ class _Mapper(Mapper):
     span: Span
     columns: _Columns
 
-    def cursor_after(self, records: Sequence[Row], count: int) -> Cursor:
-        last = key_text(records[count - 1][: len(self.view.key_names)])
+    def cursor_after(self, records: _Rows, count: int) -> Cursor:
+        last = key_text(records.row(count - 1)[: len(self.view.key_names)])
         return attrs.evolve(self.span, after=last).cursor()
 
-    def events(self, records: Sequence[Row], start: int, stop: int) -> list[ChangeEvent]:
+    def events(self, records: _Rows, start: int, stop: int) -> list[ChangeEvent]:
         try:
-            return self._map(records[start:stop])
+            return self._map(records.part(start, stop))
         except _DAMAGED:
             raise self._first_fault(records, start, stop) from None
 
-    def _map(self, rows: Sequence[Row]) -> list[ChangeEvent]:
+    def _map(self, rows: _Rows) -> list[ChangeEvent]:
         view, names = self.view, self.columns.shape.names
         if self.columns.shape.problem is not None:
             raise ValueError(self.columns.shape.problem)
         values = self.columns.values(rows)
         key_count = len(view.key_names)
         found = [dict(zip(view.key_names, key, strict=True)) for key in zip(*values[:key_count], strict=True)]
-        keys = trusted_keys(found)
         documents: Iterable[Any] = repeat(None)
         if view.with_new and view.whole:
             documents = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
         columns: list[Iterable[Any]] = [
-            self._ids(found, keys),
-            keys,
+            snapshot_event_ids(self.span.plan_id, view.key_names, values[:key_count]),
+            trusted_keys(found),
             repeat(ChangeType.CREATE),
             repeat(moment_of(self.span.began)),
             documents,
@@ -143,25 +172,16 @@ class _Mapper(Mapper):
             repeat(True),
             repeat(view.address),
             repeat(view.partition_id),
-            [dict(zip(names, map(plain_value, row), strict=True)) for row in rows]
+            [dict(zip(names, map(plain_value, rows.row(at)), strict=True)) for at in range(len(rows))]
             if view.native
             else repeat(None),
         ]
         return trusted_events(len(rows), columns)
 
-    def _ids(self, found: Sequence[dict[str, Any]], keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """Return the ids that `snapshot_event_id` makes, all in one step if the keys are already JSON."""
-        plan_id = self.span.plan_id
-        if not _PLAIN.issuperset(self.columns.codes[: len(self.view.key_names)]):
-            return [snapshot_event_id(plan_id, key) for key in keys]
-        prefix, digest = f"{snapshot_id_of(plan_id)}:", hashlib.blake2b
-        pairs = ([[name, value] for name, value in key.items()] for key in found)
-        return [prefix + digest(orjson.dumps([1, each]), digest_size=16).hexdigest() for each in pairs]
-
-    def _first_fault(self, records: Sequence[Row], start: int, stop: int) -> RecordFault:
+    def _first_fault(self, records: _Rows, start: int, stop: int) -> RecordFault:
         for index in range(start, stop):
             try:
-                self._map(records[index : index + 1])
+                self._map(records.part(index, index + 1))
             except _DAMAGED as error:
                 undecoded = f"a row that cannot be decoded ({type(error).__name__})"
                 reason = self.columns.shape.problem or undecoded
@@ -187,10 +207,10 @@ class SegmentReader(Reader):
         # The answer: the rows that were received, the number of them that were taken, their size, and the
         # last key.
         self._answer: Answer | None = None
-        self._messages: Iterator[list[Any]] = iter(())
+        self._messages: Iterator[_Rows] = iter(())
         self._kept = False
         self._mapper = _Mapper(view, span, _Columns.of(()))
-        self._rows: list[Row] = []
+        self._rows = _NO_ROWS
         self._used = 0
         self._size = 1
         self._received = span.after
@@ -207,7 +227,7 @@ class SegmentReader(Reader):
         """
         self._hold.check()
         begin = self._span.cursor()
-        taken: list[Row] = []
+        taken: list[Any] = []
         nbytes, self._requests = 0, 0
         if isinstance(self._outcome, Scanned):
             return self._batch(begin, taken, 0)
@@ -241,11 +261,11 @@ class SegmentReader(Reader):
     def _look_at(self, *, whole: bool) -> None:
         """Check the stream.
 
-        If it does not watch all columns, its events have no rows, and then the scan has none either.
+        If the stream does not watch all columns, its events have no rows, and then the scan has none either.
         """
         if whole != self._view.whole:
             self._end_answer()
-            self._rows, self._used = [], 0
+            self._rows, self._used = _NO_ROWS, 0
             self._received = self._span.after
             self._view = attrs.evolve(self._view, whole=whole)
 
@@ -257,7 +277,8 @@ class SegmentReader(Reader):
         table = self._source.found.table
         request = range_read(table, names, self._received, span.end, span.at)
         self._answer = self._source.calls.read(request, deadline, self._hold)
-        self._messages = rows_of(self._metered(self._answer), len(names))
+        messages, width = self._metered(self._answer), len(names)
+        self._messages = (_Rows(values, width) for values in values_of(messages, width))
 
     def _metered(self, answer: Answer) -> Iterator[PartialResultSet]:
         for number, message in enumerate(answer):
@@ -282,17 +303,18 @@ class SegmentReader(Reader):
             if not self._kept:
                 self._end_answer()
 
-    def _take(self, taken: list[Row], max_records: int, max_bytes: int, deadline: Deadline) -> int:
-        """Take as many rows as there is room for; return their size."""
-        nbytes = 0
+    def _take(self, taken: list[Any], max_records: int, max_bytes: int, deadline: Deadline) -> int:
+        """Take the values of as many rows as there is room for; returns their size."""
+        nbytes = number = 0
         while True:
             left = len(self._rows) - self._used
-            fitting = max(0 if taken else 1, (max_bytes - nbytes) // self._size)
-            count = min(left, max_records - len(taken), fitting)
-            taken += self._rows[self._used : self._used + count]
+            fitting = max(0 if number else 1, (max_bytes - nbytes) // self._size)
+            count = min(left, max_records - number, fitting)
+            taken += self._rows.part(self._used, self._used + count).values
             self._used += count
+            number += count
             nbytes += count * self._size
-            if count < left or len(taken) >= max_records or nbytes >= max_bytes:
+            if count < left or number >= max_records or nbytes >= max_bytes:
                 return nbytes
             rows = self._receive(deadline)
             if rows is None:
@@ -300,7 +322,7 @@ class SegmentReader(Reader):
                 self._outcome = Scanned()
                 return nbytes
 
-    def _receive(self, deadline: Deadline) -> list[Row] | None:
+    def _receive(self, deadline: Deadline) -> _Rows | None:
         """Wait for the next message; None after the last message."""
         answer = self._answer
         if answer is not None and (
@@ -313,20 +335,22 @@ class SegmentReader(Reader):
             self._begin(deadline)
         rows = next(self._messages, None)
         self._hold.check()
-        if rows:
+        if rows is not None and len(rows):
             self._size, self._bytes = max(1, self._bytes // len(rows)), 0
             self._rows, self._used = rows, 0
-            self._received = self._key(rows[-1])
+            self._received = self._key(rows)
         return rows
 
-    def _key(self, row: Row) -> str:
-        return key_text(row[: len(self._view.key_names)])
+    def _key(self, rows: _Rows) -> str:
+        """The key of the last row."""
+        return key_text(rows.row(len(rows) - 1)[: len(self._view.key_names)])
 
-    def _batch(self, begin: Cursor, taken: list[Row], nbytes: int) -> Batch:
+    def _batch(self, begin: Cursor, taken: list[Any], nbytes: int) -> Batch:
+        rows = _Rows(taken, self._rows.width)
         if taken:
-            self._span = attrs.evolve(self._span, after=self._key(taken[-1]))
+            self._span = attrs.evolve(self._span, after=self._key(rows))
         return Batch(
-            taken,
+            rows,
             self._mapper,
             begin,
             self._span.cursor(),

@@ -66,8 +66,8 @@ _MARGIN: Final = 120 * _SECOND
 def floor_of(at: int) -> str:
     """Return the `order_key` of rows at a given time.
 
-    It is greater than the `order_key` of every change up to this time, and less than that of every later
-    change.
+    This floor is greater than the `order_key` of every change up to this time, and less than that of every
+    later change.
     """
     return f"{text_at(at)}|~"
 
@@ -108,7 +108,7 @@ def span_of(cursor: Cursor) -> Span:
     """Return the segment that `Span.cursor` encoded.
 
     Raises:
-        InvalidCursor: If the cursor does not belong to a segment.
+        InvalidCursor: Raised if the cursor does not belong to a segment.
     """
     if not is_segment(cursor):
         raise InvalidCursor("it is no segment of a snapshot")
@@ -156,7 +156,7 @@ class Scans:
             lately: True to accept a result that is five seconds old.
 
         Raises:
-            ProviderFault: If the table or the stream was dropped or recreated, or the stream no longer
+            ProviderFault: Raised if the table or the stream was dropped or recreated, or the stream no longer
                 contains the required data.
         """
         with self._lock:
@@ -244,7 +244,7 @@ def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
         count: The maximum number of segments.
 
     Raises:
-        InvalidCursor: If the cursor is not a plan.
+        InvalidCursor: Raised if the cursor is not a plan.
     """
     match cursor:
         case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (

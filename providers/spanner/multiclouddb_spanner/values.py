@@ -9,7 +9,7 @@ six.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 from uuid import UUID
@@ -19,10 +19,11 @@ import orjson
 from multiclouddb_api import encode_json
 from multiclouddb_api.codec import JsonValue
 
-__all__ = ["Converter", "converter", "json_converter"]
+__all__ = ["Converter", "converter", "integers", "json_converter"]
 
 Converter: TypeAlias = Callable[[Any], Any]
 
+_MOST_INTEGER: Final = 20
 _MOST_DIGITS: Final = 150_000  # PostgreSQL's numeric has 147,455 digits
 
 
@@ -33,7 +34,7 @@ def converter(kind: Mapping[str, Any]) -> Converter | None:
         kind: The column's type, in the form of the record: `{"code": "ARRAY", "array_element_type": {…}}`.
 
     Raises:
-        ValueError: If the type is unknown.
+        ValueError: Raised if the type is unknown.
     """
     return _of(kind, _PYTHON)
 
@@ -65,15 +66,23 @@ def _each(element: Converter) -> Converter:
 def _is_null(value: Any, element: Converter) -> bool:
     """Return True for a null.
 
-    The emulator writes a null inside an array as the text NULL, which is not a value of these types.
+    Return True for a null; the emulator writes a null inside an array as the text NULL, which is not a value
+    of these types.
     """
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 
 
 def _integer(raw: Any) -> int:
-    if type(raw) is not str or len(raw) > 20:
+    if type(raw) is not str or len(raw) > _MOST_INTEGER:
         raise TypeError("not an integer's text")
     return int(raw)
+
+
+def integers(texts: Sequence[str]) -> list[int]:
+    """A column of INT64 without nulls."""
+    if max(map(len, texts), default=0) > _MOST_INTEGER:
+        raise TypeError("not an integer's text")
+    return list(map(int, texts))
 
 
 def _float(raw: Any) -> float:

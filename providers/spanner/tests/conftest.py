@@ -1,4 +1,4 @@
-"""Emulators for the tests of this provider, shared by the tests of a worker."""
+"""Provides emulators for the tests of this provider, shared by the tests of a worker."""
 
 import os
 
@@ -19,7 +19,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """No package registry has the emulator. With CI set, it has to be there: then these tests fail."""
+    """Deselect tests that need Google's emulator, which no package registry offers.
+
+    If CI is set, the emulator must be available; otherwise these tests fail.
+    """
     if os.environ.get("CI") == "true":
         return
     marks = {item: item.get_closest_marker("emulator") for item in items}
@@ -61,13 +64,13 @@ def _emulators():
 
 @pytest.fixture
 def still():
-    """An emulator whose partitions stay as they are."""
+    """Provide an emulator whose partitions do not change."""
     return shared(STILL)
 
 
 @pytest.fixture
 def table(still):
-    """A table with a change stream, in a database of its own."""
+    """Provide a table with a change stream, in its own database."""
     made = Table(still)
     yield made
     made.drop()
@@ -75,7 +78,7 @@ def table(still):
 
 @pytest.fixture
 def items():
-    """A table on an emulator whose partitions move, split and merge all the time."""
+    """Provide a table on an emulator whose partitions move, split and merge all the time."""
     made = Table(shared(HASTY))
     yield made
     made.drop()

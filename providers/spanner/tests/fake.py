@@ -1,4 +1,4 @@
-"""A change stream in memory for tests of the reader. Commits may have equal times, and an answer may end
+"""A change stream in memory, for tests of the reader. Commits may have equal times, and an answer may end
 anywhere."""
 
 import time
@@ -22,7 +22,7 @@ ORIGIN = 1_700_000_000_000_000
 
 
 def record(at, transaction, sequence, mods, *, kind="INSERT", capture="NEW_ROW", shape=SHAPE):
-    """A record whose changes have keys that show their position."""
+    """Make a record whose changes have keys that show their position."""
     at += ORIGIN
     made = [Mod(f'{{"id":"{at}-{transaction}-{sequence}-{nth}"}}', '{"n":"1"}', "{}") for nth in range(mods)]
     text = text_at(at)
@@ -75,7 +75,7 @@ class FakeStream:
     """One partition.
 
     Args:
-        records: The changes of the partition, in the service's order.
+        records: Contains the changes of the partition, in the service's order.
         ends: The time at which the partition ends, or None.
         message: The number of records in a message.
     """
@@ -114,5 +114,5 @@ def fetch(reader, most=1000, wait=0.0, nbytes=1 << 20):
 
 
 def names(batch):
-    """Returns a short name for each change of a batch."""
+    """Return a short name for each change of a batch."""
     return [(record.at, record.transaction, record.sequence, nth) for record, nth in batch.records]

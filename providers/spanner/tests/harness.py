@@ -27,24 +27,24 @@ TYPES = {
 
 
 def columns_of(fields):
-    """Returns the fields of a document by column."""
+    """Return the fields of a document by column."""
     return {TYPES[type(value)] if name == "value" else name: plain(value) for name, value in fields.items()}
 
 
 def plain(value):
-    """Spanner returns 1.50 as 1.5."""
+    """Return a number in Spanner's form, because Spanner returns 1.50 as 1.5."""
     return value.normalize() if isinstance(value, Decimal) else value
 
 
 def native(name, value):
-    """A value as the library writes it."""
+    """Return a value as the vendor's library writes it."""
     if value is not None and COLUMNS.get(name) == "JSON":
         return json.dumps(value)
     return base64.b64encode(value) if isinstance(value, bytes) else value
 
 
 class SpannerHarness(Harness):
-    """Google's emulator, which the tests of a worker share; each test has a database."""
+    """A harness with Google's emulator, which the tests of a worker share; each test has its own database."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN

@@ -1,9 +1,10 @@
-"""A consumer that reads a few pages in each of many processes.
+"""Runs a consumer that reads a few pages in each of many processes.
 
     python lives.py URL DATABASE TABLE FOLDER PAGES SIZE
 
-The program forks a process for each life. A life continues from the token in FOLDER, appends what it reads to
-FOLDER/events, and then stores its token. The program ends when FOLDER/stop exists and a life was idle.
+The program forks a process for each run of the consumer. A run continues from the token in FOLDER, appends
+what it reads to FOLDER/events, and then stores its token. The program ends when FOLDER/stop exists and a run
+was idle.
 """
 
 import json
@@ -16,7 +17,7 @@ from multiclouddb_spanner.provider import PLUGIN  # noqa: F401 - so that no life
 
 
 def live(url, address, folder, pages, size):
-    """Run one life; return 0 if it was idle at its end."""
+    """Run the consumer once; return 0 if it was idle at its end."""
     position, idle = folder / "token", False
     start = FromContinuationToken(position.read_text()) if position.exists() else Beginning()
     with connect(url) as client, (folder / "events").open("a") as out:

@@ -1,9 +1,9 @@
-"""A change stream service in memory that answers the provider's calls. It is written only from the service's
-rules.
+"""A change stream service in memory that answers the provider's calls.
 
-The model has no running clock: its time moves when the script says so, and at each request for the time.
-Random numbers decide what the service does not specify: where an answer is cut, the order of transactions
-with one commit timestamp, the time of a heartbeat, how often children are named, which call fails.
+The model is written only from the service's documented rules. The model has no running clock: its time
+moves when the script says so, and at each request for the time. Random numbers decide what the service does
+not specify: where an answer is cut, the order of transactions with one commit timestamp, the time of a
+heartbeat, how often children are named, and which call fails.
 """
 
 import json
@@ -34,7 +34,7 @@ _STATUSES = (("UNAVAILABLE", "gone"), ("INTERNAL", "RST_STREAM"), ("ABORTED", "t
 
 
 class WireError(grpc.RpcError):
-    """The error of a call that failed."""
+    """The error with which a call failed."""
 
     def __init__(self, status, text):
         super().__init__(f"{status}: {text}")
@@ -81,7 +81,7 @@ class Partition:
 
 
 def text_of(micros):
-    """A time as the service writes it, without zeros at the end."""
+    """Return a time as the service writes it, without trailing zeros."""
     text = long_text(micros).removesuffix("Z").rstrip("0").rstrip(".")
     return f"{text}Z"
 
@@ -119,7 +119,10 @@ class Model:
     # -- What the script does
 
     def commit(self, *steps):
-        """Commit some transactions, often with one commit timestamp. No row is in two of them."""
+        """Commit some transactions, often with one commit timestamp.
+
+        No row is changed by two of these transactions.
+        """
         with self.lock:
             same = self.last > self.read and not steps and self.dice.random() < 0.3
             at = self.last if same and len(self.used) < SLOTS else self._next(*steps)
@@ -151,7 +154,7 @@ class Model:
             self.now += self.dice.choice([1, 3, 1000, 90_000_000, 4 * 3600_000_000])
 
     def _next(self, *steps):
-        """A time after all changes, and after all times up to which somebody has read."""
+        """Return a time after all changes, and after all times up to which a client has read."""
         self.now = max(self.now, self.last, self.read) + self.dice.choice(steps or (1, 1, 2, 500))
         self.last = self.now
         self.used = set()
@@ -198,7 +201,7 @@ class Model:
             return [([], [], [[text_of(start), "00000000", [[p.token, []]]]]) for p in alive]
 
     def rows(self, token, start, end):
-        """The rows of a query. Rows with equal commit timestamps come in a random order."""
+        """Return the rows of a query. Rows with equal commit timestamps come in a random order."""
         with self.lock:
             self._reach(end)
             partition = self.partitions.get(token)
@@ -233,7 +236,10 @@ class Model:
             return self.now
 
     def _reach(self, at):
-        """A read up to a time waits for that time. Nothing is committed at or before that time any more."""
+        """Wait until the model's time reaches the end of a read.
+
+        After this, no change is committed at or before that time.
+        """
         self.now = max(self.now, at)
         self.read = max(self.read, at)
 
@@ -250,7 +256,7 @@ class Model:
         return found
 
     def _heartbeats(self, start, last):
-        """Heartbeats, which may be late, that is older than what has been sent."""
+        """Return heartbeats, which may be late, that is, older than records that were already sent."""
         if last < start or self.dice.random() < 0.6:
             return []
         moments = [self.dice.choice([last, start, self.dice.randint(start, last)]) for _ in range(2)]
@@ -277,7 +283,7 @@ class Model:
     # -- What the wire does
 
     def answer(self, request):
-        """The messages of an answer, and the error that follows them, or None."""
+        """Return the messages of an answer, and the error that follows them, or None."""
         with self.lock:
             if request.session not in self.sessions:
                 raise WireError("NOT_FOUND", "Session not found")
@@ -304,7 +310,7 @@ class Model:
         return messages[: self.dice.randint(0, len(messages))], WireError(*self.dice.choice(_STATUSES))
 
     def _cut(self, values):
-        """Messages that may end anywhere, even inside a value."""
+        """Return messages that may end anywhere, even inside a value."""
         messages = []
         while values:
             message = PartialResultSet.pb()()
@@ -437,12 +443,12 @@ class ModelProvider(SpannerProvider):
 
 
 class ModelPlugin(SpannerPlugin):
-    """The configuration of a client."""
+    """Parses the configuration of a client."""
 
     def __init__(self, model):
         self.model = model
 
     def open(self, config, native_client, observer):
-        """No try waits after the previous one."""
+        """Open the provider; no attempt waits after the previous one."""
         provider = ModelProvider(self.model, SpannerConfig.from_client(config))
         return Engine(provider, config, observer, pause=lambda seconds: None)

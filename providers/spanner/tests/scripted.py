@@ -1,4 +1,4 @@
-"""The scripted server for the tests of this provider: a database, and failures on the network."""
+"""Provides the scripted server for the tests of this provider: a database, and failures on the network."""
 
 import base64
 import itertools
@@ -33,7 +33,7 @@ COUNTER = itertools.count()
 
 
 def wire(name, value):
-    """A value in the form of the protocol."""
+    """Return a value in the form of the protocol."""
     if value is None or isinstance(value, bool):
         return value
     if COLUMNS.get(name) == "JSON":
@@ -62,7 +62,7 @@ class Scripted:
         self.url = f"spanner://{PROJECT}/{INSTANCE}?emulator_host={self.server.host}"
 
     def write(self, table, *rows, kind="insert_or_update", names=("id", "n")):
-        """One transaction; returns its commit timestamp."""
+        """Write one transaction; return its commit timestamp."""
         values = [[wire(name, value) for name, value in zip(names, row, strict=True)] for row in rows]
         return self.server.commit(self.database, Write(kind, table, names, values))
 
@@ -75,7 +75,10 @@ class Scripted:
 
 
 class ScriptedHarness(Harness):
-    """A harness with one server for each test. Time is the server's, and troubles happen on the network."""
+    """A harness with one server for each test.
+
+    Time is the server's time, and faults happen on the network.
+    """
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -131,7 +134,7 @@ class ScriptedHarness(Harness):
         self.server.merge(self.token(address, a), self.token(address, b))
 
     def token(self, address, partition_id):
-        """The service's token for a partition that has the given public id."""
+        """Return the service's token for the partition that has the given public id."""
         tokens = [each.token for each in self.server.partitions(self.scripted.database, self.stream(address))]
         (found,) = [token for token in tokens if token in partition_id]
         return found
@@ -161,7 +164,7 @@ class ScriptedHarness(Harness):
         return self.server.journal.open_streams
 
     def troubled(self, script, act):
-        """The trouble ends when the client is closed."""
+        """Return a client that meets a fault; the fault ends when the client is closed."""
         client = self.connect()
         close = client.close
 

@@ -1,4 +1,4 @@
-"""The conformance suite, with other versions of the tests in which Spanner behaves differently."""
+"""Runs the conformance suite, with other versions of the tests in which Spanner behaves differently."""
 
 import pytest
 
@@ -7,8 +7,9 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 class TestLoss(us8.TestLoss):
-    """A life is written one change after the other, and the test checks that the changes come in this
-    order."""
+    """The changes of a script are written one after another, and the test checks that they come in this
+    order.
+    """
 
     @pytest.fixture
     def harness_class(self, harness_class):

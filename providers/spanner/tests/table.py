@@ -1,4 +1,4 @@
-"""A table for the tests, and native writes to it."""
+"""Provides a table for the tests, and native writes to it."""
 
 import threading
 
@@ -8,16 +8,16 @@ COLUMNS = "id STRING(MAX) NOT NULL, n INT64, text STRING(MAX)"
 
 
 class Table:
-    """A table with its change stream, in a database of its own.
+    """A table with its change stream, in its own database.
 
     Args:
         emulator: Where.
         columns: The table's columns.
         key: Its primary key.
-        capture: The stream's value capture type; None for the default.
+        capture: The value capture type of the stream; None means the default.
         dialect: The dialect of the database, GoogleSQL by default.
-        watch: What the stream watches, the table by default.
-        streams: Names of the streams.
+        watch: What the stream watches; the table by default.
+        streams: The names of the streams.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Table:
 
     @property
     def where(self):
-        """The table's address as an argument of the command line."""
+        """Return the table's address as an argument of the command line."""
         return f"{self.database.database_id}/{self.name}"
 
     def ddl(self, *statements):

@@ -12,7 +12,7 @@ from .test_scripted_attacks import DAY, feed, numbers
 
 
 def key_of(partition):
-    """A key whose changes go to the first or the second partition of two."""
+    """Return a key whose changes go to the first or the second of two partitions."""
     return next(
         key
         for key in (f"k{number}" for number in range(1000))
@@ -21,7 +21,7 @@ def key_of(partition):
 
 
 def begun(items):
-    """The token of a first page, which has read only the first of two partitions.
+    """Return the token of a first page, which has read only the first of two partitions.
 
     The second partition has a change that expires two minutes later, and a change that is kept.
     """

@@ -16,9 +16,9 @@ class FakeCalls:
     """Answers queries on the catalogue.
 
     Args:
-        tables: Stream, schema, table, all columns.
+        tables: The rows: stream, schema, table, and whether the stream watches all columns.
         options: Stream, option, value.
-        streams: Stream, whether it watches everything.
+        streams: The rows: stream, and whether it watches everything.
         dialect: The database's.
         keys: Schema, table, column.
     """

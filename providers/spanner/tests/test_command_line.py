@@ -1,4 +1,4 @@
-"""The command line on Spanner: real processes, killed and started again."""
+"""Tests the command line on Spanner: real processes, killed and started again."""
 
 import re
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.emulator(*HASTY)
 
 @pytest.fixture(scope="module")
 def emulator():
-    """The partitions of the emulator live for 3 to 6 seconds."""
+    """Provide an emulator whose partitions live for 3 to 6 seconds."""
     return shared(HASTY)
 
 
@@ -28,7 +28,7 @@ def orders(emulator):
 
 @pytest.fixture
 def where(emulator, orders):
-    """The server and the table, as arguments of the commands."""
+    """Return the server and the table, as arguments of the commands."""
     return emulator.url, orders.where
 
 

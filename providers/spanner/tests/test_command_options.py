@@ -1,4 +1,4 @@
-"""The options of the command line on Spanner's emulator."""
+"""Tests the options of the command line on Spanner's emulator."""
 
 import pytest
 

@@ -50,7 +50,7 @@ class Failed(grpc.RpcError):
 
 
 def both(code, text, metadata=()):
-    """The error as gRPC raises it, and as the library raises it."""
+    """Return the error as gRPC raises it, and as the vendor's library raises it."""
     failed = Failed(code, text, metadata)
     return failed, exceptions.from_grpc_status(code, text, errors=(failed,))
 

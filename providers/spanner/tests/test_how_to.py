@@ -28,7 +28,7 @@ def statements(language):
 
 @pytest.fixture(params=["sql", "postgresql"])
 def shop(request, still, monkeypatch, tmp_path):
-    """The database of the page, in a new instance."""
+    """Make the database of the page, in a new instance."""
     monkeypatch.setenv("SPANNER_EMULATOR_HOST", still.host)
     monkeypatch.chdir(tmp_path)
     instance = spanner.Client("my-project").instance(

@@ -28,7 +28,7 @@ SECONDS = float(os.environ.get("MULTICLOUDDB_SPANNER_SECONDS", "10"))
 
 
 def write(table, until, pause=0.005):
-    """Inserts, updates and deletes rows, one by one and several at once; records every committed change."""
+    """Insert, update and delete rows, one by one and several at once; record every committed change."""
     dice, truth, there = random.Random(5), Counter(), set()
     for number in itertools.count():
         if time.monotonic() > until:

@@ -47,7 +47,10 @@ class MixedStream(FakeStream):
 
 @st.composite
 def logs(draw):
-    """Commits with one, two or three timestamps. Each has several transactions with several records."""
+    """Generate commits with one, two or three timestamps.
+
+    Each commit has several transactions with several records.
+    """
     found = []
     for at in range(1, draw(st.integers(1, 3)) + 1):
         for transaction in "abc"[: draw(st.integers(1, 3))]:
@@ -68,7 +71,7 @@ def stored(cursor):
 
 
 def drained(stream, cursor, sizes):
-    """The changes after a position, by a new reader for each page."""
+    """Return the changes after a position, read by a new reader for each page."""
     seen = []
     for _ in range(200):
         reader = stream.reader(stored(cursor))

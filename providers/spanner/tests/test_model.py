@@ -1,7 +1,6 @@
-"""Runs the provider and the engine over a model of the service, in lives of many pages: every token stays
-valid.
+"""Runs the provider and the engine over a model of the service, for many pages: every token must stay valid.
 
-MULTICLOUDDB_SPANNER_LIVES sets the number of lives.
+MULTICLOUDDB_SPANNER_LIVES sets the number of such runs.
 """
 
 import os
@@ -88,13 +87,14 @@ def check(model, events, since):
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch):
-    """Makes the reader ask an idle partition again at once, because the model's time does not pass by
-    itself."""
+    """Make the reader ask an idle partition again at once, because the model's time does not pass by
+    itself.
+    """
     monkeypatch.setattr("multiclouddb_spanner.reader._MOST_PAUSE", 0.0)
 
 
 def live(seed):
-    """Run one life: each change comes once, and each token delivers the rest."""
+    """Make one run: each change comes once, and each token delivers the rest."""
     model = Model(seed, trouble=(0.0, 0.02, 0.1, 0.3)[seed % 4], partitions=1 + seed % 3)
     dice = model.dice
     for _ in range(dice.choice([0, 5])):

@@ -1,4 +1,4 @@
-"""The programs of the page "Moving from Spanner's own query", on the emulator: both print the same."""
+"""Tests the programs of the page "Moving from Spanner's own query" on the emulator: both print the same."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ def run(name):
 
 @pytest.fixture
 def database(still, monkeypatch, tmp_path):
-    """A database in the instance of the page."""
+    """Make a database in the instance of the page."""
     monkeypatch.setenv("SPANNER_EMULATOR_HOST", still.host)
     monkeypatch.chdir(tmp_path)
     instance = spanner.Client("my-project").instance(

@@ -1,5 +1,6 @@
-"""Tests that the model finds defects: each defect that is planted in the provider fails a life that passes
-without it."""
+"""Tests that the model finds defects: each defect planted in the provider fails a run that passes without
+it.
+"""
 
 from importlib import import_module
 from pathlib import Path
@@ -115,7 +116,7 @@ MUTANTS = [
 
 
 def functions_of(module):
-    """Every function and method that a module defines, by its name."""
+    """Return every function and method that a module defines, by its name."""
     for name, found in (module if isinstance(module, dict) else vars(module)).items():
         if isinstance(found, type):
             for field, method in vars(found).items():

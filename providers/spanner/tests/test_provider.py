@@ -45,7 +45,7 @@ def page(client, address, start, size=0, wait=0.0, **settings):
 
 
 def sessions_of(table):
-    """The sessions that the server has of a table's database."""
+    """Return the sessions that the server has for a table's database."""
     return list(table.database.spanner_api.list_sessions(database=table.database.name))
 
 
@@ -64,7 +64,7 @@ def refused(category, call, *arguments, **settings):
 
 @pytest.fixture
 def made(still):
-    """Makes tables; returns the address and the table of each."""
+    """Make tables; return the address and the table of each."""
     tables = []
 
     def make(**settings):

@@ -28,7 +28,10 @@ def stored(cursor):
 
 @st.composite
 def logs(draw):
-    """Commits, some with the same timestamp. The records of transactions with one timestamp come mixed."""
+    """Generate commits, some with the same timestamp.
+
+    The records of transactions with the same timestamp come mixed.
+    """
     found = []
     for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
         sequences = dict.fromkeys("abc"[: draw(st.integers(1, 3))], 0)
@@ -42,7 +45,7 @@ def logs(draw):
 class TestEveryPlace:
     @given(logs(), st.integers(1, 5), st.integers(1, 4), st.lists(st.integers(0, 3)), st.booleans())
     def test_a_new_process_at_any_place_goes_on_exactly_there(self, records, most, message, taken, ends):
-        """Each life fetches once or twice, delivers a part of the records, and ends."""
+        """Each run fetches once or twice, delivers a part of the records, and ends."""
         stream = FakeStream(records, ends=62 if ends else None, message=message)
         stream.calls.time = 70
         cursor, seen = BEGIN, []
@@ -282,3 +285,27 @@ class TestRequired:
         assert batch.events(0, 1)[0].new_item_state is None
         with pytest.raises(ProviderFault, match="all columns"):
             fetch(stream.reader(BEGIN, require_new=True))
+
+
+class TestBoundsAtOnce:
+    def test_a_bound_that_is_reached_at_the_start_asks_nothing(self):
+        stream = FakeStream([record(3, "a", 0, 2)])
+        batch = fetch(stream.reader([ORIGIN + 2], [ORIGIN + 2]))
+        assert (len(batch), batch.outcome, stream.windows) == (0, Reached(), [])
+
+    def test_a_bound_before_the_start_asks_nothing(self):
+        stream = FakeStream([record(3, "a", 0, 2)])
+        batch = fetch(stream.reader([ORIGIN + 4], [ORIGIN + 2]))
+        assert (len(batch), batch.outcome, stream.windows) == (0, Reached(), [])
+
+    def test_changes_before_the_start_that_the_service_returns_again_are_left_out(self):
+        """The service may begin an answer earlier than it was asked to."""
+        stream = FakeStream([record(3, "a", 0, 2), record(5, "b", 0, 3)])
+        asked = stream.window
+
+        def earlier(token, start, end, deadline, hold, **settings):
+            return asked(token, ORIGIN, end, deadline, hold, **settings)
+
+        stream.window = earlier
+        batch = fetch(stream.reader([ORIGIN + 5]))
+        assert names(batch) == [(ORIGIN + 5, "b", "00000000", nth) for nth in range(3)]

@@ -1,4 +1,4 @@
-"""Tests what no emulator does, on the scripted server: every change arrives once and in order."""
+"""Tests on the scripted server what no emulator does: every change must arrive once and in order."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ STREAM = "CREATE CHANGE STREAM items_stream FOR items OPTIONS (value_capture_typ
 
 
 class Feed:
-    """A table on a scripted server, with our client."""
+    """A table on a scripted server, with the library's client."""
 
     def __init__(self, *statements, **habits):
         self.scripted = Scripted(*(statements or (TABLE, STREAM)), habits=Habits(**habits))
@@ -58,7 +58,7 @@ class Feed:
         return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
     def tried(self, *arguments, **settings):
-        """Read a page; None if the call has to be repeated."""
+        """Read a page; Return None if the call must be repeated."""
         try:
             return self.page(*arguments, **settings)
         except MulticloudDbError as error:
@@ -174,7 +174,9 @@ class TestRetention:
 
 
 class TestClock:
-    """Time that passes while the client sleeps: `time.monotonic` of a suspended machine stands still."""
+    """Tests time that passes while the client sleeps: `time.monotonic` of a suspended machine stands
+    still.
+    """
 
     @pytest.mark.parametrize("slept", [60, 3600, 20 * 3600])
     def test_now_after_a_sleep_leaves_out_what_was(self, slept):
@@ -327,8 +329,10 @@ class TestTransactions:
 
     @pytest.mark.parametrize("size", [1, 0])
     def test_one_key_changed_by_transactions_with_one_commit_timestamp(self, size):
-        """Spanner never gives one commit timestamp to two transactions on one row. The ids must differ
-        nevertheless."""
+        """Spanner itself never gives the same commit timestamp to two transactions on one row.
+
+        Even so, the ids must differ.
+        """
         with feed(initial_partitions=1) as items:
             token = items.token()
             with items.server.one_commit_timestamp():

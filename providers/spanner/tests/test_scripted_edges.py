@@ -1,5 +1,6 @@
-"""Tests edge cases of times and of the graph of partitions: adjacent microseconds, and many troubles at
-once."""
+"""Tests edge cases of times and of the graph of partitions: adjacent microseconds, and many faults at
+once.
+"""
 
 import random
 import threading
@@ -29,7 +30,7 @@ TICK = timedelta(microseconds=1)
 
 
 class TestNeighbours:
-    """Commits, splits and merges that are one microsecond apart."""
+    """Tests commits, splits and merges that are one microsecond apart."""
 
     def test_every_start_between_them_has_what_comes_after_it(self):
         with feed() as items:
@@ -87,7 +88,7 @@ class TestNeighbours:
 
 
 class TestMixed:
-    """Transactions with one commit timestamp that come in another order with each query."""
+    """Tests transactions with one commit timestamp that come in another order with each query."""
 
     @pytest.mark.parametrize(("size", "mods"), [(1, 1), (3, 2), (3, None), (0, 2)])
     def test_every_change_comes_once_and_is_the_same_each_time(self, size, mods):
@@ -143,7 +144,7 @@ class TestBounded:
 
 
 def bounded(opened, name, cursor, until, size):
-    """The ids of the events from a cursor to a bound. A read that breaks off is continued at the same
+    """Return the ids of the events from a cursor to a bound. A read that breaks off is continued at the same
     position."""
     found = []
     reader = opened.open(name, cursor, until)

@@ -1,4 +1,6 @@
-"""The suite's tests of splits and merges on a scripted server where each of them moves every key anywhere."""
+"""Runs the suite's tests of splits and merges on a scripted server where each of them may move any key
+anywhere.
+"""
 
 from .scripted import MovesKeysHarness
 from .suite import TestMerge, TestRetirement, TestSplit

@@ -98,7 +98,7 @@ def table(habits=None):
 
 
 class TestVersionRetention:
-    """The database keeps old versions of rows for an hour."""
+    """The database keeps old versions of rows for only an hour."""
 
     @pytest.mark.parametrize("segments", [1, 3, 20])
     @pytest.mark.parametrize("order", SnapshotOrder)
@@ -133,7 +133,7 @@ class TestVersionRetention:
 
 
 class TestRetention:
-    """The stream keeps its changes for a day."""
+    """The stream keeps its changes for only a day."""
 
     def test_auto_lets_the_stream_go_when_half_of_it_is_used(self):
         with table() as items:

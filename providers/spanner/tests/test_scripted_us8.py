@@ -1,4 +1,4 @@
-"""The whole conformance suite on the scripted server, with troubles on the network."""
+"""Runs the whole conformance suite on the scripted server, with faults on the network."""
 
 import pytest
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.emulator(*STILL)
 
 @pytest.fixture
 def own():
-    """An emulator that a test may kill."""
+    """Provide an emulator that a test may kill."""
     made = Emulator(STILL)
     if made.process is None:
         pytest.fail("an emulator that runs already cannot be stopped")
@@ -49,7 +49,7 @@ def here(table):
 
 
 def failing(client, request, seconds, wait=0.0):
-    """The error of a read, its duration, and its share of a CPU."""
+    """Return the error of a read, its duration, and its share of a CPU."""
     began, worked = time.monotonic(), time.process_time()
     with pytest.raises(MulticloudDbError) as caught:
         client.read_changes(request, OperationOptions(seconds, wait))

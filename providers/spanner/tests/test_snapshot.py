@@ -70,7 +70,7 @@ def provider(still):
 
 
 def planned(feed, segments, at_once=3):
-    """A plan and its segments, which are cut a few at a time."""
+    """Return a plan and its segments, which are taken a few at a time."""
     plan = feed.snapshot(segments, Deadline.after(60))
     found, rest = [], plan.cursor
     while rest is not None:
@@ -80,7 +80,7 @@ def planned(feed, segments, at_once=3):
 
 
 def rows_of(feed, segment, size):
-    """The rows of a segment, read with a new reader for each batch."""
+    """Return the rows of a segment, read with a new reader for each batch."""
     found, cursor = [], segment.cursor
     while True:
         reader = feed.open(segment.segment_id, through_a_token(cursor))
@@ -215,7 +215,7 @@ class TestRows:
 
 
 class TestDropped:
-    """The rows of a dropped table can still be read. The provider must notice the drop nevertheless."""
+    """The rows of a dropped table can still be read. Even so, the provider must detect the drop."""
 
     @pytest.mark.parametrize("what", ["table", "stream", "recreated"])
     def test_it_is_told_and_never_the_end(self, made, still, what):

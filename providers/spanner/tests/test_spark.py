@@ -1,4 +1,4 @@
-"""Spark reads a table during writes: the sink equals the table, and each change came once."""
+"""Tests that Spark reads a table during writes: the sink equals the table, and each change came once."""
 
 import os
 import random
@@ -20,7 +20,7 @@ BOUND = {"maxRecordsPerTrigger": "60"}
 
 
 def write(table, count, seed=0):
-    """Creates, updates and deletes, some of them in transactions."""
+    """Write creates, updates and deletes, some of them in transactions."""
     dice = random.Random(seed)
     for number in range(count):
         if number % 10 == 0:
@@ -38,7 +38,7 @@ def options_of(table, **options):
 
 
 def run(spark, table, folder, **options):
-    """Runs a query that ends by itself. The next query continues where this one stopped."""
+    """Run a query that ends by itself. The next query continues where this one stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(table, **options))

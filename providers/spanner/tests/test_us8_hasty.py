@@ -1,4 +1,4 @@
-"""The suite's reading tests on Google's emulator at its fastest: partitions live for 3 to 6 seconds."""
+"""Runs the suite's reading tests on Google's emulator at its fastest: partitions live for 3 to 6 seconds."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The suite's tests of snapshots on Google's emulator, whose partitions live for three to six seconds."""
+"""Runs the suite's tests of snapshots on Google's emulator, whose partitions live for three to six
+seconds.
+"""
 
 import pytest
 

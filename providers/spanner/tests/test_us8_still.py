@@ -1,4 +1,4 @@
-"""The whole conformance suite on Google's emulator, whose partitions stay as they are."""
+"""Runs the whole conformance suite on Google's emulator, whose partitions do not change."""
 
 import pytest
 

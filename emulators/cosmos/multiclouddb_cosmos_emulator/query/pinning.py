@@ -1,6 +1,6 @@
 """Finds properties that a filter fixes to one value.
 
-If it fixes the partition key, one partition is enough.
+If the filter fixes the partition key, one partition is enough.
 """
 
 from __future__ import annotations

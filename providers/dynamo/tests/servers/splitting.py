@@ -1,7 +1,8 @@
-"""Shard splits, which DynamoDB Local cannot make: written into its file while it runs.
+"""Makes shard splits, which DynamoDB Local cannot make: they are written into its file while it runs.
 
-The tables `ss` (shards) and `us` (records) are the server's. The server puts every record of a stream into
-the first open shard. Our trigger moves the record to the open shard that has the record's key.
+The tables `ss` (shards) and `us` (records) belong to the server. The server puts every record of a stream
+into the first open shard. The trigger that this module adds moves the record to the open shard that contains
+the record's key.
 """
 
 import secrets
@@ -46,7 +47,7 @@ def split_shard(database: Path, shard_id: str, into: int) -> list[str]:
     """Close an open shard and open children that share its keys; return their ids.
 
     Raises:
-        ValueError: It is not an open shard.
+        ValueError: Raised if the shard is not open.
     """
     with closing(sqlite3.connect(database, BUSY_SECONDS, isolation_level=None)) as sql:
         sql.execute("PRAGMA synchronous = OFF")  # nothing keeps it open, and the server waits for the lock

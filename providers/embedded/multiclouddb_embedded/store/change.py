@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 from uuid import UUID
 
 import attrs
 
 from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import is_a, type_name
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
 
-__all__ = ["MAX_DOCUMENT_BYTES", "Delete", "EncodedChange", "Key", "Operation", "Put", "encode", "to_key"]
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "Delete",
+    "EncodedChange",
+    "Key",
+    "Operation",
+    "Put",
+    "encode",
+    "encode_all",
+    "to_key",
+]
 
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 
@@ -23,29 +34,25 @@ Scalar: TypeAlias = str | int | float | bool | bytes | Decimal | datetime | UUID
 Key: TypeAlias = MulticloudDbKey | Mapping[str, Any] | Scalar
 """A key, a mapping of its components by name, or one value for a component called `id`."""
 
+_KEY: Final = is_a(MulticloudDbKey, Mapping, *get_args(Scalar))
+
 
 @attrs.frozen
 class Put:
-    """Write a document; this is a `CREATE` if no document has its key, else an `UPDATE`.
+    """Write a document; this is a `CREATE` if no document has its key, else an `UPDATE`."""
 
-    Attributes:
-        key: Its key.
-        document: The whole document, as a mapping from name to value.
-    """
-
-    key: Key = attrs.field(repr=shorten)
-    document: Mapping[str, Any] = attrs.field(repr=shorten)
+    key: Key = attrs.field(repr=shorten, validator=_KEY)
+    """Its key."""
+    document: Mapping[str, Any] = attrs.field(repr=shorten, validator=is_a(Mapping))
+    """The whole document, as a mapping from name to value."""
 
 
 @attrs.frozen
 class Delete:
-    """Delete a document; if the document does not exist, nothing is written.
+    """Delete a document; if the document does not exist, nothing is written."""
 
-    Attributes:
-        key: Its key.
-    """
-
-    key: Key = attrs.field(repr=shorten)
+    key: Key = attrs.field(repr=shorten, validator=_KEY)
+    """Its key."""
 
 
 Operation: TypeAlias = Put | Delete
@@ -53,21 +60,33 @@ Operation: TypeAlias = Put | Delete
 
 @attrs.frozen
 class EncodedChange:
-    """One operation in the form in which the tables store it.
-
-    Attributes:
-        identity: The canonical JSON of the key.
-        hash: The hash of the key's partition key.
-        key: The key's components as JSON.
-        doc: The document as JSON, or None for a delete.
-        size: The total size of key and document in bytes.
-    """
+    """One operation in the form in which the tables store it."""
 
     identity: bytes
+    """The canonical JSON of the key."""
     hash: int
+    """The hash of the key's partition key."""
     key: str
+    """The key's components as JSON."""
     doc: str | None
+    """The document as JSON, or None for a delete."""
     size: int
+    """The total size of key and document in bytes."""
+
+
+def encode_all(operations: Iterable[Operation], collection: Collection) -> list[EncodedChange]:
+    """Check operations and encode them.
+
+    Raises:
+        MulticloudDbError: As `encode`.
+    """
+    if not isinstance(operations, Iterable):
+        raise invalid_request(
+            "operations",
+            f"must be a list, not {type_name(operations)}",
+            "pass [Put(key, document), Delete(key)]",
+        )
+    return [encode(operation, collection) for operation in operations]
 
 
 def encode(operation: Operation, collection: Collection) -> EncodedChange:
@@ -79,7 +98,7 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
     """
     if not isinstance(operation, Put | Delete):
         raise invalid_request(
-            "operations", f"holds a {type(operation).__name__}", "pass Put(key, document) and Delete(key)"
+            "operations", f"holds a {type_name(operation)}", "pass Put(key, document) and Delete(key)"
         )
     key = to_key(operation.key, collection)
     identity = key.canonical()
@@ -107,7 +126,7 @@ def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
         if not isinstance(key, Scalar):
             raise invalid_request(
                 "key",
-                f"is a {type(key).__name__}",
+                f"is a {type_name(key)}",
                 "pass a MulticloudDbKey, a mapping of components or one value",
             )
         key = MulticloudDbKey({"id": key})

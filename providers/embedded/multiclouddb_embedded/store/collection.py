@@ -10,8 +10,15 @@ from typing import Final, Literal, TypeAlias, get_args
 import attrs
 import orjson
 
-from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
-from multiclouddb_api.validators import suggestion, utf8
+from multiclouddb_api import (
+    ErrorCategory,
+    MulticloudDbKey,
+    ResourceAddress,
+    decode_json,
+    encode_json,
+    invalid_request,
+)
+from multiclouddb_api.validators import check_type, suggestion, utf8
 from multiclouddb_embedded.errors import failure
 from multiclouddb_spi import ProviderFault
 
@@ -19,6 +26,7 @@ __all__ = [
     "MAIN",
     "Collection",
     "Images",
+    "check_kind",
     "check_shape",
     "find_collection",
     "list_collections",
@@ -35,6 +43,12 @@ Images: TypeAlias = Literal["keys", "new", "new_and_old"]
 IMAGES: Final = get_args(Images)
 MAX_PARTITIONS: Final = 100_000
 
+_NUMBER: Final = [(b"-", b"-"), (b"0", b"9")]
+# The first character of a JSON value → the ranges of such characters for values of the same kind.
+_KINDS: Final = dict.fromkeys((b"-", *(b"%d" % digit for digit in range(10))), _NUMBER) | {
+    b"t": [(b"f", b"f"), (b"t", b"t")],
+    b"f": [(b"f", b"f"), (b"t", b"t")],
+}
 _COLUMNS: Final = "id, database, name, incarnation, images, partition_key, retention, created_seq, trimmed"
 
 
@@ -87,7 +101,7 @@ class Collection:
 
 
 def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
-    """The addresses of all collections, or of those of one database."""
+    """Return the addresses of all collections, or of those of one database."""
     rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
     return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
 
@@ -98,6 +112,8 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
     Raises:
         ProviderFault: `NOT_FOUND` with a message that suggests the most similar name.
     """
+    check_type("database", database, str)
+    check_type("collection", name, str)
     utf8("database", database)
     utf8("collection", name)
     row = connection.execute(
@@ -113,6 +129,39 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
     number, database, name, incarnation, images, names, *rest = row
     partition_key = tuple(orjson.loads(names)) if names is not None else None
     return Collection(number, database, name, incarnation, images, partition_key, *rest)
+
+
+def check_kind(connection: sqlite3.Connection, collection: Collection, key: MulticloudDbKey) -> None:
+    """Refuse a partition key like none that a document has: its read would be empty without an error.
+
+    Names and kinds of JSON values are compared. Nothing is refused while there are no documents.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`.
+    """
+    row = connection.execute(
+        "SELECT key FROM documents WHERE collection = ? LIMIT 1", (collection.id,)
+    ).fetchone()
+    if row is None:
+        return
+    ((name, value), *_) = key.components.items()
+    # Up to the first character of the value, which tells its kind.
+    end = 1 + len(encode_json([key.partition_components, [[name]]])) - len("]]]")
+    prefix = key.canonical()[: end + 1]
+    kind = bytes(prefix[-1:])
+    for first, last in _KINDS.get(kind, [(kind, kind)]):
+        low, high = prefix[:-1] + first, prefix[:-1] + bytes([last[0] + 1])
+        if connection.execute(
+            "SELECT 1 FROM documents WHERE collection = ? AND id >= ? AND id < ? LIMIT 1",
+            (collection.id, low, high),
+        ).fetchone():
+            return
+    ((known, sample), *_) = decode_json(row[0]).items()
+    raise invalid_request(
+        "LogicalPartition.key",
+        f"begins with {name!r}, a {type(value).__name__}; no document of {collection.name!r} has such a key",
+        f"write it like the key of a document, which begins with {known!r}, a {type(sample).__name__}",
+    )
 
 
 def remove_collection(connection: sqlite3.Connection, collection: int) -> None:
@@ -134,11 +183,16 @@ def make_room(
     recreate: bool,
     exist_ok: bool,
 ) -> bool:
-    """Look for a collection of that name: True if it is to be kept; drops it if it is to be recreated.
+    """Look up a collection with that name: Return True to keep the collection.
+
+    If it is to be recreated, drop it and return False.
 
     Raises:
-        MulticloudDbError: `CONFLICT` if it is neither kept nor dropped, or differs from the given form.
+        MulticloudDbError: `CONFLICT` if the collection is neither kept nor dropped, or differs from the given
+            properties.
     """
+    check_type("recreate", recreate, bool)
+    check_type("exist_ok", exist_ok, bool)
     if recreate and exist_ok:
         raise invalid_request("exist_ok", "is given together with recreate", "pass one of them")
     row = connection.execute(

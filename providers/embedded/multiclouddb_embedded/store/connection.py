@@ -43,7 +43,7 @@ def connect(
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a file that was in use when this process was forked.
-        sqlite3.OperationalError: If the file does not exist and `create` is not set.
+        sqlite3.OperationalError: Raised if the file does not exist and `create` is not set.
     """
     check_inherited(path)
     return sqlite3.connect(
@@ -75,7 +75,7 @@ class Interrupt:
         """Allow statements of this connection to be ended inside the block.
 
         Raises:
-            ProviderFault: If the reader was cancelled.
+            ProviderFault: Raised if the reader was cancelled.
         """
         with self._lock:
             if self.cancelled.is_set():
@@ -129,7 +129,7 @@ class ConnectionPool(Holder):
 
         Raises:
             ProviderFault: `TRANSIENT_FAILURE` if the pool is closed, or no connection became free in time.
-            FileNotFoundError: If the file no longer exists.
+            FileNotFoundError: Raised if the file no longer exists.
         """
         if not self._slots.acquire(timeout=deadline.remaining()):
             raise _busy()
@@ -223,7 +223,7 @@ class Monitor(Holder):
         """Return a value that changes after every commit of any process; this costs a few microseconds.
 
         Raises:
-            FileNotFoundError: If the file no longer exists.
+            FileNotFoundError: Raised if the file no longer exists.
         """
         identity = file_identity(self._path)
         with using_sqlite(), self._lock:

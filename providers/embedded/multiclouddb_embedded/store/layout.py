@@ -10,7 +10,7 @@ import attrs
 import orjson
 
 from multiclouddb_api import ErrorCategory, ResourceAddress, invalid_request
-from multiclouddb_api.validators import suggestion, utf8
+from multiclouddb_api.validators import check_type, suggestion, utf8
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.store.collection import MAIN, Collection
 from multiclouddb_spi import ProviderFault, encode_partition_id
@@ -177,6 +177,7 @@ def native_id(partition_id: str, collection: Collection) -> str:
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an id of another resource.
     """
+    check_type("partition_id", partition_id, str)
     native = utf8("partition_id", partition_id).rpartition(":")[2]
     if native == partition_id:
         return native

@@ -37,7 +37,7 @@ def seq_before(connection: sqlite3.Connection, ts: int) -> int:
 def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> int:
     """Return how many changes the partition ever had up to and including a sequence number.
 
-    At least the removed ones.
+    The number includes at least the removed changes.
     """
     if seq >= row.last_seq:
         return row.written

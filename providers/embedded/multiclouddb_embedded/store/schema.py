@@ -98,7 +98,7 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
         patience: The number of seconds to wait for another process that also creates the store.
 
     Raises:
-        ProviderFault: If the file is not empty and not a store.
+        ProviderFault: Raised if the file is not empty and not a store.
     """
     if not _is_empty(connection, path):
         check_store(connection, path)
@@ -124,7 +124,7 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
 
     Raises:
         ProviderFault: `NOT_FOUND` for an empty file, else `INVALID_REQUEST`.
-        sqlite3.DatabaseError: If the file is not an SQLite file.
+        sqlite3.DatabaseError: Raised if the file is not an SQLite file.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID:

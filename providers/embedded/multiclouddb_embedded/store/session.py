@@ -1,6 +1,6 @@
 """Manages a store's connection, which its threads share.
 
-It is closed before a fork and opened again after it.
+The connection is closed before a fork and opened again after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from multiclouddb_api import invalid_request
-from multiclouddb_api.validators import to_utc
+from multiclouddb_api.validators import check_type, to_utc, type_name
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.store.connection import connect
@@ -39,6 +39,10 @@ class Session(Holder):
     def __init__(
         self, path: str, clock: Callable[[], datetime] | None, *, durable: bool, busy_seconds: float
     ) -> None:
+        if clock is not None and not callable(clock):
+            raise invalid_request("clock", f"must be a function, not {type_name(clock)}", "pass datetime.now")
+        check_type("durable", durable, bool)
+        check_type("busy_seconds", busy_seconds, int, float)
         self.path = path
         self.closed = False
         self._clock = clock or _system_clock

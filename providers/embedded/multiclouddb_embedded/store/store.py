@@ -21,11 +21,11 @@ from multiclouddb_api import (
     decode_json,
     invalid_request,
 )
-from multiclouddb_api.validators import to_utc
+from multiclouddb_api.validators import check_type, each_is, is_a, to_utc
 from multiclouddb_embedded.config import check_path
 from multiclouddb_embedded.errors import failure, store_errors
 from multiclouddb_embedded.mapping import to_micros
-from multiclouddb_embedded.store.change import Delete, Key, Operation, Put, encode, to_key
+from multiclouddb_embedded.store.change import Delete, Key, Operation, Put, encode_all, to_key
 from multiclouddb_embedded.store.collection import (
     MAIN,
     Images,
@@ -51,19 +51,16 @@ __all__ = ["EmbeddedStore", "PartitionRange"]
 
 @attrs.frozen
 class PartitionRange:
-    """An open partition.
+    """An open partition."""
 
-    Attributes:
-        partition_id: The id of the partition in the collection, for example `p0`.
-        low: Its first hash.
-        high: The hash after the last one in the range.
-        parents: The partitions that this one replaced.
-    """
-
-    partition_id: str
-    low: int
-    high: int
-    parents: tuple[str, ...]
+    partition_id: str = attrs.field(validator=is_a(str))
+    """The id of the partition in the collection, for example `p0`."""
+    low: int = attrs.field(validator=is_a(int))
+    """Its first hash."""
+    high: int = attrs.field(validator=is_a(int))
+    """The hash after the last one in the range."""
+    parents: tuple[str, ...] = attrs.field(validator=each_is(str))
+    """The partitions that this one replaced."""
 
 
 class EmbeddedStore:
@@ -143,11 +140,13 @@ class EmbeddedStore:
             recreate: True to drop a collection with the same name first; tokens of the old one are refused
                 from then on.
             exist_ok: True to keep an existing collection with this name, with its partitions, documents and
-                changes. Its `images` and `partition_key` must equal the given ones.
+                changes. The collection's `images` and `partition_key` must equal the given ones.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if such a collection exists and is neither dropped nor kept.
+            MulticloudDbError: `CONFLICT` if such a collection exists and may be neither dropped nor kept.
         """
+        check_type("name", name, str)
+        check_type("database", database, str)
         address = ResourceAddress(database, name)
         check_shape(address, partitions, images, partition_key, retention)
         names = orjson.dumps(list(partition_key)).decode() if partition_key is not None else None
@@ -171,6 +170,7 @@ class EmbeddedStore:
             name: Its name.
             database: The database of the collection; `main` by default.
         """
+        check_type("name", name, str)
         with self._session.writing("drop_collection") as (connection, _):
             remove_collection(connection, find_collection(connection, database, name).id)
 
@@ -244,6 +244,11 @@ class EmbeddedStore:
             database: The database that contains the collection; `main` by default.
         """
         self._session.check_open()
+        check_type("collection", collection, str)
+        check_type("database", database, str)
+        return self._scan(collection, database)
+
+    def _scan(self, collection: str, database: str) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
         with store_errors("scan", self.path), closing(Scan(self.path, database, collection)) as rows:
             while part := rows.fetch():
                 for key, doc in part:
@@ -271,13 +276,14 @@ class EmbeddedStore:
 
         Args:
             collection: The collection.
-            partition_id: The partition: `p0`, or the public id that a client lists.
+            partition_id: The partition: The partition: `p0`, or the public id that a client lists.
             at: The first hash of the upper partition; None means the middle of the range.
             database: Its database.
         """
         with self._session.writing("split") as (connection, moment):
             found = find_collection(connection, database, collection)
             row = open_partition(connection, found, native_id(partition_id, found))
+            check_type("at", at, int, type(None))
             middle = (row.low + row.high) // 2 if at is None else at
             if not row.low < middle < row.high:
                 raise invalid_request(
@@ -294,12 +300,14 @@ class EmbeddedStore:
 
         Args:
             collection: The name of the collection.
-            a: One partition: The partition: `p0`, or the public id that a client lists.
+            a: One partition: The partition: The partition: `p0`, or the public id that a client lists.
             b: Its neighbour.
             database: The database that contains the collection; `main` by default.
         """
         with self._session.writing("merge") as (connection, moment):
             found = find_collection(connection, database, collection)
+            check_type("a", a, str)
+            check_type("b", b, str)
             rows = [open_partition(connection, found, native_id(name, found)) for name in (a, b)]
             low, high = sorted(rows, key=lambda row: row.low)
             if low.high != high.low:
@@ -375,7 +383,7 @@ class EmbeddedStore:
     ) -> list[ChangeType | None]:
         with self._session.reading(operation) as connection:
             found = find_collection(connection, database, collection)
-        changes = [encode(item, found) for item in operations]
+        changes = encode_all(operations, found)
         with self._session.writing(operation) as (connection, moment):
             if find_collection(connection, database, collection).id != found.id:
                 raise failure(

@@ -1,4 +1,4 @@
-"""Failures that the server itself produces."""
+"""Injects failures that the server itself produces."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +22,14 @@ def fail_command(
     """Make commands fail on every node, and work again on every node at the end.
 
     Args:
-        where: A replica set; each running member counts its commands separately. A client stands for its
-        primary only.
+        where: A replica set; each running member counts its commands separately. A client represents only its
+            primary.
         commands: Names of commands.
         app_name: Only commands of clients with this `appName`, so that concurrent tests are not affected.
         times: How often; None means always.
-        skip: The number of commands that succeed first; then every one fails, whatever `times` is.
+        skip: The number of commands that succeed first; after them every command fails, whatever `times` is.
         data: The kind of failure: `errorCode`, `errorLabels`, `closeConnection`, `blockConnection` with
-            `blockTimeMS`, and so on, as the server's `failCommand` calls them.
+            `blockTimeMS`, and so on, as the server's `failCommand` names them.
     """
     mode: Any = {"skip": skip} if skip else "alwaysOn" if times is None else {"times": times}
     data = {"failCommands": commands, "appName": app_name, **data}

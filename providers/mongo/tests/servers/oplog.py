@@ -1,4 +1,4 @@
-"""The oplog, which a server cuts when it has grown too long."""
+"""Handles the oplog, which a server truncates when it has grown too long."""
 
 import time
 from collections.abc import Callable
@@ -10,16 +10,16 @@ _SECONDS: Final = 180
 
 
 def wait_uncut(beginning: Callable[[], object]) -> None:
-    """Wait until a server has finished cutting its oplog.
+    """Wait until a server has finished truncating its oplog.
 
-    It cuts an entry every few milliseconds. The test counts questions instead of seconds, because a busy
-    server delays both its oplog and its answers.
+    The server removes an entry every few milliseconds. The test counts requests instead of seconds, because a
+    busy server delays both its oplog and its answers.
 
     Args:
-        beginning: Returns the first entry of the server's oplog.
+        beginning: Return the first entry of the server's oplog.
 
     Raises:
-        TimeoutError: The cutting does not end.
+        TimeoutError: Raised if the truncation does not end.
     """
     found, looks, until = beginning(), 0, time.monotonic() + _SECONDS
     while looks < _LOOKS:

@@ -1,4 +1,4 @@
-"""A network that fails on demand: a TCP proxy on the loopback interface."""
+"""Simulates a network that fails on demand: a TCP proxy on the loopback interface."""
 
 import contextlib
 import socket
@@ -19,12 +19,12 @@ class Proxy:
     """
 
     def __init__(self, target: str, spare: tuple[bytes, ...] = ()) -> None:
-        """Start listening; the server need not run yet.
+        """Start listening; the server need not be running yet.
 
         Args:
-            target: Host and port of the server.
-            spare: Texts. A connection whose first message contains one is never disturbed: that of another
-                member of the replica set, or of the client that writes for a test.
+            target: The host and the port of the server.
+            spare: Texts. A connection whose first message contains one of these texts is never disturbed: it
+                comes from another member of the replica set, or from the client that writes for a test.
         """
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
@@ -59,7 +59,10 @@ class Proxy:
             self._dropping = True
 
     def heal(self) -> None:
-        """Forward again. A connection that lost bytes is reset, because the bytes after a gap are useless."""
+        """Forward again. Stop disturbing.
+
+        Stop disturbing; a connection that lost bytes is reset, because the bytes after a gap are useless.
+        """
         with self._lock:
             self._cutting = self._dropping = False
             links = [link for link in self._links if link.lost]
@@ -67,7 +70,7 @@ class Proxy:
             link.reset()
 
     def close(self) -> None:
-        """Reset every connection and stop listening. May be called twice."""
+        """Reset every connection and stop listening. The method may be called twice."""
         # Closing a listener alone does not wake the thread that waits in it.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -81,7 +84,7 @@ class Proxy:
             link.join()
 
     def troubles(self, link: "_Link") -> bool:
-        """True when a connection must lose its bytes; the connection is reset if the network is cut."""
+        """Return True if a connection must lose its bytes; the connection is reset if the network is cut."""
         with self._lock:
             if link.spared:
                 return False

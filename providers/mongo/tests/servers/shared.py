@@ -1,4 +1,4 @@
-"""The servers that the tests of a worker share; each starts when the first test asks for it."""
+"""Provides the servers that the tests of a worker share; each starts when the first test requests it."""
 
 import contextlib
 import os
@@ -23,13 +23,13 @@ _BOUNDS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def folder() -> Path:
-    """A new folder, in memory if there is plenty of it."""
+    """Return a new folder, in memory if there is plenty of memory."""
     roomy = os.access(_MEMORY, os.W_OK) and _room() > _ENOUGH
     return Path(tempfile.mkdtemp(prefix="mongod-", dir=_MEMORY if roomy else None))
 
 
 def _room() -> int:
-    """The bytes that files in memory may use; the file system itself reports too much."""
+    """Return the bytes that files in memory may use, because the file system itself reports too many."""
     found = [shutil.disk_usage(_MEMORY).free]
     available = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
     found.append(int(available[1]) << 10 if available else 0)
@@ -41,7 +41,7 @@ def _room() -> int:
 
 
 def shared(name: Hashable, members: int = 1, **options: Any) -> ReplicaSet:
-    """The set of this name. A test that disturbs the set leaves it healthy.
+    """Return the set with this name. A test that disturbs the set must leave it healthy.
 
     Args:
         name: The same name returns the same set.
@@ -59,7 +59,7 @@ def shared(name: Hashable, members: int = 1, **options: Any) -> ReplicaSet:
 
 
 def running() -> Iterator[ReplicaSet]:
-    """The replica sets that have been started."""
+    """Return the replica sets that have been started."""
     for servers, _ in list(_running.values()):
         yield servers
 

@@ -1,4 +1,4 @@
-"""Google's own emulator of Cloud Spanner, on a free port."""
+"""Runs Google's own emulator of Cloud Spanner on a free port."""
 
 import atexit
 import itertools
@@ -28,13 +28,14 @@ _running = {}
 
 
 def given():
-    """Host and port of an emulator that runs already, or None. The tests assume that the emulator has its
-    default settings."""
+    """Return host and port of an emulator that is already running, or None. The tests assume that the
+    emulator has its default settings.
+    """
     return os.environ.get(_HOST)
 
 
 def is_available(flags):
-    """True if a test can have an emulator with these settings."""
+    """Return True if a test can have an emulator with these settings."""
     return program() is not None or (not flags and given() is not None)
 
 
@@ -76,11 +77,11 @@ class Emulator:
 
     @property
     def url(self):
-        """The environment variables by which a client finds the emulator."""
+        """Return the environment variables by which a client finds the emulator."""
         return f"spanner://{PROJECT}/{INSTANCE}?emulator_host={self.host}"
 
     def database(self, *ddl, dialect=None):
-        """A new database with these tables and change streams."""
+        """Make a new database with these tables and change streams."""
         name = f"db-{os.getpid()}-{next(COUNTER)}"
         if dialect is None:
             made = self.instance.database(name, ddl_statements=ddl)
@@ -105,7 +106,7 @@ def free_port():
 
 
 def shared(flags=STILL):
-    """The emulator with these settings that the tests of a worker share."""
+    """Return the emulator with these settings that the tests of a worker share."""
     if flags not in _running:
         _running[flags] = Emulator(flags)
     return _running[flags]

@@ -1,0 +1,99 @@
+"""The lineages of the last tokens that this process has written: its own tokens need not be parsed."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import ClassVar, Final
+
+import attrs
+
+from multiclouddb_spi.continuation.lineage import Join, Lineage
+from multiclouddb_spi.continuation.state import state_from_json
+from multiclouddb_spi.continuation.token import Envelope, decode_token
+
+__all__ = ["Written", "WrittenTokens"]
+
+_MOST_TOKENS: Final = 64
+_MOST_ENTRIES: Final = 100_000
+
+
+@attrs.frozen(eq=False)
+class Written:
+    """One token.
+
+    Attributes:
+        envelope: The token without its state.
+        state: The state.
+    """
+
+    envelope: Envelope
+    state: Lineage
+
+    def lineage(self, join: Join) -> Lineage:
+        """The lineage, as if it had been parsed from the token.
+
+        Args:
+            join: `Feed.join`.
+        """
+        return Lineage(self.state, join, self.state.audited)
+
+
+class WrittenTokens:
+    """Keeps a lineage with its token until the token is used.
+
+    A consumer that reads page after page uses each token once. A token that is used again is parsed.
+
+    Attributes:
+        checks: True in tests: a kept lineage is compared with the content of its token.
+    """
+
+    checks: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._written: OrderedDict[str, Written] = OrderedDict()
+        self._entries = 0
+        self._lock = threading.Lock()
+
+    def keep(self, token: str, envelope: Envelope, lineage: Lineage) -> None:
+        """Keep the lineage of a token; nobody may change it from now on.
+
+        Args:
+            token: The token.
+            envelope: Its content.
+            lineage: The state in it.
+        """
+        with self._lock:
+            self._remove(token)
+            self._written[token] = Written(attrs.evolve(envelope, state=None), lineage)
+            self._entries += len(lineage)
+            while len(self._written) > _MOST_TOKENS or self._entries > _MOST_ENTRIES:
+                self._remove(next(iter(self._written)))
+
+    def take(self, token: str) -> Written | None:
+        """Remove and return the lineage of a token; None if it is not kept."""
+        with self._lock:
+            written = self._remove(token)
+        if written is not None and self.checks:
+            _check(token, written)
+        return written
+
+    def _remove(self, token: str) -> Written | None:
+        """The caller holds the lock."""
+        written = self._written.pop(token, None)
+        if written is not None:
+            self._entries -= len(written.state)
+        return written
+
+
+def _check(token: str, written: Written) -> None:
+    parsed = decode_token(token)
+    state = state_from_json(parsed.state, _first)
+    assert attrs.evolve(parsed, state=None) == written.envelope, "a token says something else than was kept"
+    assert isinstance(state, Lineage)
+    assert list(state) == list(written.state), "a token says something else than the lineage that was kept"
+    assert state.audited == written.state.audited
+
+
+def _first(child_id: str, cursors: object) -> None:
+    raise AssertionError(f"{child_id} starts during a check: {cursors}")

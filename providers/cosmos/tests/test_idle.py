@@ -1,0 +1,29 @@
+"""How often ranges that have nothing are asked."""
+
+import pytest
+
+from multiclouddb_api import Now
+
+from .world import soon
+
+
+def idle(reader):
+    """The pause after each of some answers without records."""
+    pauses = []
+    for _ in range(6):
+        batch = reader.fetch(10, 1 << 20, 0.0, soon())
+        assert batch.caught_up
+        assert not len(batch)
+        pauses.append(batch.poll_after)
+    return pauses
+
+
+@pytest.mark.parametrize(
+    ("readers", "wanted"),
+    [(1, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]), (64, [0.64, 0.64, 0.64, 0.8, 1.0, 1.0]), (300, [3.0] * 6)],
+)
+def test_all_idle_ranges_together_are_asked_a_hundred_times_a_second(world, readers, wanted):
+    _, feed = world.feed()
+    seed, *_ = feed.start(Now(), None, soon())
+    made = [feed.open(seed.partition_id, seed.cursor) for _ in range(readers)]
+    assert idle(made[0]) == pytest.approx(wanted)

@@ -1,0 +1,55 @@
+"""Checks of what the public functions are called with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from multiclouddb_api import ChangeFeedPage, invalid_request
+from multiclouddb_api.validators import check_type, local_path, type_name
+
+__all__ = ["check_has", "check_merge", "check_rows"]
+
+
+def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
+    """Refuse an object that lacks an attribute by which Spark's own types, in all versions, are known.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+    """
+    if isinstance(value, type) or not hasattr(value, attribute):
+        raise invalid_request(name, f"must be {wanted}, not {type_name(value)}", f"pass {wanted}")
+
+
+def check_rows(name: str, value: object, *, or_page: bool = False) -> None:
+    """Refuse what is no DataFrame, no pyarrow table and, where one may be given, no page.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+    """
+    if isinstance(value, pa.Table) or (or_page and isinstance(value, ChangeFeedPage)):
+        return
+    wanted = "a DataFrame, a pyarrow table or a page" if or_page else "a DataFrame or a pyarrow table"
+    check_has(name, value, "sparkSession", wanted)
+
+
+def check_merge(batch: object, table_path: object, **rest: Any) -> None:
+    """Refuse arguments of wrong types for `merge_into_delta`.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+    """
+    check_rows("batch", batch, or_page=True)
+    local_path("table_path", table_path)
+    check_type("batch_id", rest["batch_id"], int, type(None))
+    check_type("app_id", rest["app_id"], str, type(None))
+    if rest["checkpoint"] is not None:
+        local_path("checkpoint", rest["checkpoint"])
+    check_type("create", rest["create"], bool)
+    check_type("max_bytes", rest["max_bytes"], int)
+    if rest["new_columns"] not in ("add", "refuse"):
+        kind = type_name(rest["new_columns"])
+        raise invalid_request(
+            "new_columns", f"is {rest['new_columns']!r}, a {kind}", 'pass "add" or "refuse"'
+        )

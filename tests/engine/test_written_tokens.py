@@ -1,0 +1,153 @@
+"""A token that this process has written is not parsed again, and means the same as its text."""
+
+import pytest
+
+from multiclouddb_api import EntireCollection, ErrorCategory, PhysicalPartition
+from multiclouddb_conformance.simulation import ServiceBehaviour
+from multiclouddb_spi import session_opener
+from multiclouddb_spi.continuation import written as written_module
+from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.token import Envelope, decode_token
+from multiclouddb_spi.continuation.written import WrittenTokens
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The tokens that the engine has parsed."""
+    tokens = []
+
+    def recorded(token):
+        tokens.append(token)
+        return decode_token(token)
+
+    monkeypatch.setattr(session_opener, "decode_token", recorded)
+    return tokens
+
+
+@pytest.fixture
+def bench(make_bench):
+    bench = make_bench(3)
+    bench.connect()
+    bench.fill(60)
+    return bench
+
+
+def test_a_consumer_that_reads_on_parses_nothing(bench, parsed):
+    events, _ = bench.drain(size=7)
+    assert sorted(event.event_id for event in events) == sorted(bench.written())
+    assert parsed == []
+
+
+def test_a_token_that_is_used_again_delivers_the_same(bench, parsed):
+    token = bench.page(size=7).continuation_token
+    once = bench.page(token, size=7)
+    assert parsed == []
+    again = bench.page(token, size=7)
+    assert parsed == [token]
+    assert again.events == once.events
+    assert decode_token(again.continuation_token).state == decode_token(once.continuation_token).state
+
+
+def test_another_process_continues_from_it(bench, parsed):
+    token = bench.page(size=7).continuation_token
+    once = bench.page(token, size=7)
+    bench.connect()
+    assert bench.page(token, size=7).events == once.events
+    assert parsed == [token]
+
+
+def test_it_is_still_refused_where_it_does_not_belong(bench):
+    token = bench.page(size=7).continuation_token
+    scope = PhysicalPartition(bench.partitions()[0])
+    bench.refused(ErrorCategory.INVALID_REQUEST, token, match="scope", scope=scope)
+    assert bench.page(token, scope=EntireCollection()).events
+
+
+def test_a_recreated_resource_is_still_refused(bench):
+    token = bench.page(size=7).continuation_token
+    bench.sim.recreate()
+    bench.engine._feeds.close()
+    bench.refused(ErrorCategory.INVALID_REQUEST, token, match="recreated")
+
+
+@pytest.mark.parametrize("listing", list(ServiceBehaviour().listing.__class__))
+def test_it_means_the_same_while_children_wait(make_bench, listing):
+    """Splits and merges: what the kept lineage and the text leave to read is the same."""
+    bench = make_bench(2, behaviour=ServiceBehaviour(listing=listing))
+    kept, other = bench.connect(), bench.connect()
+    bench.fill(10)
+    one, two = bench.sim.split("p0")
+    bench.fill(10)
+    bench.sim.merge(one, two)
+    bench.fill(10)
+    token, events = bench.page(size=1, engine=kept).continuation_token, 1
+    for _ in range(60):
+        left, _ = bench.drain(token, engine=other)
+        assert events + len(left) == 30
+        page = bench.page(token, size=3, engine=kept)
+        token, events = page.continuation_token, events + len(page.events)
+        if page.idle:
+            break
+    assert events == 30
+
+
+class TestWhatIsKept:
+    @staticmethod
+    def made(number, partitions=1):
+        lineage = Lineage([Active(f"p{each}", number) for each in range(partitions)], max)
+        envelope = Envelope("p", None, None, "collection", "", None)
+        return f"token-{number}", envelope, lineage
+
+    @pytest.fixture(autouse=True)
+    def no_checks(self, monkeypatch):
+        """These tokens are no real ones."""
+        monkeypatch.setattr(WrittenTokens, "checks", False)
+
+    def test_a_token_is_given_once(self):
+        tokens = WrittenTokens()
+        tokens.keep(*self.made(1))
+        assert tokens.take("token-1").lineage(max).cursor("p0") == 1
+        assert tokens.take("token-1") is None
+
+    def test_a_change_of_the_lineage_does_not_change_what_is_kept(self):
+        tokens = WrittenTokens()
+        tokens.keep(*self.made(1))
+        written = tokens.take("token-1")
+        written.lineage(max).advance("p0", 7)
+        assert written.lineage(max).cursor("p0") == 1
+
+    def test_the_oldest_go_first(self):
+        tokens = WrittenTokens()
+        for number in range(100):
+            tokens.keep(*self.made(number))
+        assert [number for number in range(100) if tokens.take(f"token-{number}")] == list(range(36, 100))
+
+    def test_their_partitions_are_limited(self, monkeypatch):
+        monkeypatch.setattr(written_module, "_MOST_ENTRIES", 10)
+        tokens = WrittenTokens()
+        for number in range(5):
+            tokens.keep(*self.made(number, partitions=4))
+        assert [number for number in range(5) if tokens.take(f"token-{number}")] == [3, 4]
+        tokens.keep(*self.made(9, partitions=11))
+        assert tokens.take("token-9") is None
+        tokens.keep(*self.made(1, partitions=10))
+        assert tokens.take("token-1")
+
+    def test_a_lineage_that_differs_from_its_token_is_found(self, monkeypatch, bench):
+        """In tests. Otherwise no test would notice that a token says too little."""
+        monkeypatch.setattr(WrittenTokens, "checks", True)
+        token = bench.page(size=7).continuation_token
+        envelope = decode_token(token)
+        tokens = WrittenTokens()
+        lineage = Lineage.from_json(envelope.state, max)
+        tokens.keep(token, envelope, lineage)
+        assert tokens.take(token)
+        lineage.failed_last("p0")
+        tokens.keep(token, envelope, lineage)
+        with pytest.raises(AssertionError, match="something else"):
+            tokens.take(token)
+
+
+def test_the_kit_compares_each_kept_lineage_with_its_token():
+    assert WrittenTokens.checks

@@ -1,0 +1,72 @@
+"""What a program loads before its first page; each module more makes every start of a program slower."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_REPORT = """
+import sys, attrs, orjson
+before = set(sys.modules)
+import multiclouddb_api
+imported = set(sys.modules) - before
+from multiclouddb_embedded import EmbeddedStore
+store = EmbeddedStore(sys.argv[1])
+address = store.create_collection("orders", partitions=2)
+store.put("orders", "o-1", {"n": 1})
+store.close()
+with multiclouddb_api.connect("embedded://" + sys.argv[1]) as client:
+    page = client.read_changes(multiclouddb_api.ChangeFeedRequest(address, multiclouddb_api.Beginning()))
+assert len(page.events) == 1
+print(*sorted({name.partition(".")[0].lstrip("_") for name in imported}))
+print(*sorted({name.partition(".")[0].lstrip("_") for name in set(sys.modules) - before}))
+print(*sorted(name for name in sys.modules if name.startswith("multiclouddb_")))
+"""
+
+IMPORT = """
+base64 binascii bisect blake2 decimal errno fcntl fnmatch hashlib ipaddress multiclouddb_api ntpath numbers
+pathlib random sha512 struct urllib
+"""
+"""What `import multiclouddb_api` loads besides attrs and orjson."""
+
+FIRST_PAGE = """
+array atexit bz2 calendar compression concurrent csv email gc heapq hmac importlib locale logging lzma
+multiclouddb_embedded multiclouddb_spi queue quopri secrets select selectors shutil socket sqlite3 string
+tempfile textwrap traceback uuid zipfile zlib
+"""
+"""What `connect` and the first page of an embedded store load besides these."""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+    """The packages after the import and after the first page, and our modules after the first page."""
+    path = tmp_path_factory.mktemp("loaded") / "store.db"
+    ran = subprocess.run(
+        [sys.executable, "-c", _REPORT, str(path)],
+        check=True, capture_output=True, text=True, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    return [set(line.split()) for line in ran.stdout.splitlines()]
+
+
+def test_the_import_loads_only_these(loaded: list[set[str]]):
+    assert loaded[0] <= set(IMPORT.split())
+
+
+def test_the_first_page_loads_only_these(loaded: list[set[str]]):
+    assert loaded[1] <= {*IMPORT.split(), *FIRST_PAGE.split()}
+
+
+@pytest.mark.parametrize("name", ["tenacity", "tomllib", "difflib", "pyarrow", "pymongo", "boto3", "asyncio"])
+def test_what_only_failures_and_other_paths_need_is_not_loaded(loaded: list[set[str]], name: str):
+    assert name not in loaded[1]
+
+
+def test_no_other_distribution_is_loaded(loaded: list[set[str]]):
+    assert {name.partition(".")[0] for name in loaded[2]} == {
+        "multiclouddb_api",
+        "multiclouddb_embedded",
+        "multiclouddb_spi",
+    }

@@ -1,0 +1,377 @@
+"""A wrong type at a public entrance is `INVALID_REQUEST` that names the argument, the type and the way out.
+
+Every parameter of every public function, class and method is found by introspection, and each gets values of
+all wrong types. A new one is covered by itself. If its call needs a value that is not known here, the test
+says so.
+"""
+
+import collections.abc
+import importlib
+import inspect
+import re
+import types
+import typing
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+import attrs
+import pyspark.sql
+import pyspark.sql.streaming
+import pyspark.sql.types
+import pytest
+
+import multiclouddb_api as api
+import multiclouddb_mongo
+import pyspark_multiclouddb
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
+
+PACKAGES = [
+    "multiclouddb_api",
+    "multiclouddb_embedded",
+    "multiclouddb_mongo",
+    "multiclouddb_cosmos",
+    "multiclouddb_dynamo",
+    "pyspark_multiclouddb",
+]
+
+
+class Odd:
+    """A type that nobody expects."""
+
+
+class Duck:
+    """What has the methods of a protocol needs no base."""
+
+    read_changes = load = save = createDataFrame = print  # noqa: N815 - as Spark calls it
+
+
+WRONG = [
+    Odd(),
+    Odd,
+    17,
+    1.5,
+    True,
+    "text",
+    b"bytes",
+    None,
+    [Odd()],
+    (Odd(),),
+    {"odd": Odd()},
+    {3: 4},
+    api.Beginning,
+]
+
+
+def takes(hint, value):
+    """Whether a type hint allows a value."""
+    origin, given = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (typing.Any, object, inspect.Parameter.empty):
+        return True
+    if hint is None:
+        return value is None
+    if origin is typing.Literal:
+        return value in given
+    if origin in (typing.Union, types.UnionType):
+        return any(takes(each, value) for each in given)
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if isinstance(value, bool) and hint in (int, float):
+        return False
+    if hint is float:
+        return isinstance(value, int | float)
+    if isinstance(hint, typing.TypeVar):
+        return takes(hint.__bound__, value)
+    if isinstance(hint, typing.ForwardRef):
+        return True
+    if isinstance(hint, type) and getattr(hint, "_is_protocol", False):
+        return isinstance(value, Duck)
+    if origin in (tuple, list, collections.abc.Sequence, collections.abc.Iterable):
+        kind = (list, tuple) if origin is collections.abc.Sequence else origin
+        return isinstance(value, kind) and (not given or all(takes(given[0], each) for each in value))
+    if origin in (collections.abc.Mapping, dict):
+        return isinstance(value, collections.abc.Mapping)  # who gets the names finds out about them
+    return isinstance(value, origin or hint)
+
+
+EVENT = api.ChangeEvent(
+    "e", api.MulticloudDbKey({"id": "a"}), api.ChangeType.CREATE, datetime(2026, 1, 1, tzinfo=UTC), {}, None,
+    "1", None, False, api.ResourceAddress("main", "orders"), "p0",
+)  # fmt: skip
+DETAIL = api.ErrorDetail(ErrorCategory.CONFLICT)
+# A valid value for each type that a parameter has to have, in the order of preference.
+GOOD = [
+    None, "orders", 1, False, b"{}", {"id": "a"}, timedelta(days=1), datetime(2026, 1, 1, tzinfo=UTC), [], (),
+    api.ResourceAddress("main", "orders"), api.Beginning(), api.MulticloudDbKey({"id": "a"}), api.Snapshot(),
+    api.SnapshotOrder.AUTO, api.Support.NATIVE, api.Capability.CHANGE_FEED, api.ChangeType.CREATE, EVENT,
+    api.ChangeFeedPage((), "token"), DETAIL, ErrorCategory.CONFLICT, datetime.now, api.Observer(),
+    Duck(),
+    api.ChangeFeedRequest(api.ResourceAddress("main", "orders"), api.Beginning()),
+]  # fmt: skip
+# Where the type does not say enough.
+GOOD_FOR = {
+    "MulticloudDbKey.partition_components": 1,
+    "CapabilitySet.notes": {},
+    "connect.source": "embedded:///tmp/none.db",
+    "merge.a": "p0",
+    "merge_into_delta.batch": api.ChangeFeedPage((), "token"),
+    "pages_to_dataframe.spark": Duck(),
+    "merge.b": "p1",
+    "split.partition_id": "p0",
+    "MulticloudDbClient.config": api.ClientConfig.from_url("embedded:///tmp/none.db"),
+    "from_url.url": "embedded:///tmp/store.db",
+}
+# Only the library makes these, and calls these; or they take what any Python object may be.
+LEFT_OUT = {
+    api.ChangeFeedPage: "the library makes one in every call, and its checks would cost more than they find",
+    api.OperationDiagnostics: "as a page",
+    multiclouddb_mongo.RunCommandCursor: "run_cursor_command makes it",
+    pyspark_multiclouddb.DefaultSource: "Spark makes it and calls its methods",
+    api.ErrorCategory: "it is text: a later version, or another process, may have a category of its own",
+    api.Observer: "the library calls its methods; an application overrides them",
+}
+
+
+# What modules import for type checkers alone.
+NAMES = vars(api) | {
+    "DataFrame": pyspark.sql.DataFrame,
+    "SparkSession": pyspark.sql.SparkSession,
+    "StreamingQuery": pyspark.sql.streaming.StreamingQuery,
+    "StructType": pyspark.sql.types.StructType,
+    "Unpack": typing.Unpack,
+}
+
+
+def is_form(found):
+    """Whether a class only says what other objects look like."""
+    return typing.is_typeddict(found) or getattr(found, "_is_protocol", False)
+
+
+def classes():
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            found = getattr(module, name)
+            if inspect.isclass(found) and not (
+                issubclass(found, Enum) or is_form(found) or found in LEFT_OUT
+            ):
+                yield found
+
+
+def functions():
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        yield from (each for name in module.__all__ if inspect.isfunction(each := getattr(module, name)))
+
+
+def methods(owner):
+    """Name and function of the public methods that a class has from our code."""
+    for name in dir(owner):
+        found = inspect.getattr_static(owner, name)
+        found = getattr(found, "__func__", found)
+        hidden = name.startswith(("_", "onQuery"))  # the latter are for Spark
+        if not hidden and inspect.isfunction(found) and "multiclouddb" in found.__module__:
+            yield name, found
+
+
+def hints_of(function):
+    """Name → type of each parameter; those of `**settings` are parameters, too."""
+    made = typing.get_type_hints(function, localns=NAMES)
+    found = {}
+    for name, parameter in list(inspect.signature(function).parameters.items()):
+        if name in ("self", "cls"):
+            continue
+        hint = made.get(name, inspect.Parameter.empty)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            (settings,) = typing.get_args(hint) or (None,)
+            found |= typing.get_type_hints(settings) if settings else {}
+        else:
+            found[name] = hint
+    return found
+
+
+def required(function):
+    empty, kinds = inspect.Parameter.empty, inspect.Parameter
+    return [
+        name
+        for name, each in inspect.signature(function).parameters.items()
+        if name not in ("self", "cls") and each.default is empty and each.kind is not kinds.VAR_KEYWORD
+    ]
+
+
+def field_hints(owner):
+    """Of an attrs class: the parameters of its constructor."""
+    hints = typing.get_type_hints(owner, localns=NAMES)
+    return {each.alias: hints[each.name] for each in attrs.fields(owner) if each.init}
+
+
+def constructor(owner):
+    if attrs.has(owner):
+        needed = [each.alias for each in attrs.fields(owner) if each.init and each.default is attrs.NOTHING]
+        return field_hints(owner), needed
+    if "__init__" not in vars(owner):
+        return {}, []
+    return hints_of(owner.__init__), required(owner.__init__)
+
+
+def entrances():
+    """Title, class or None, name, types of parameters, and required parameters, of every entrance."""
+    for function in functions():
+        yield function.__name__, None, function.__name__, hints_of(function), required(function)
+    for owner in classes():
+        hints, needed = constructor(owner)
+        yield owner.__name__, owner, None, hints, needed
+        for name, function in methods(owner):
+            yield f"{owner.__name__}.{name}", owner, name, hints_of(function), required(function)
+
+
+ENTRANCES = {title: rest for title, *rest in entrances()}
+CASES = [(title, name) for title, (_, _, hints, _) in ENTRANCES.items() for name in hints]
+
+
+def good(title, name, hint):
+    """A valid value of a parameter."""
+    short = f"{title.rpartition('.')[2]}.{name}"
+    if short in GOOD_FOR:
+        return GOOD_FOR[short]
+    for value in GOOD:
+        if takes(hint, value):
+            return value
+    raise AssertionError(
+        f"{title} has a parameter {name} of a type that is new here: add a value of {hint} to GOOD"
+    )
+
+
+@pytest.fixture(scope="module")
+def instances(tmp_path_factory):
+    """An object of each class that has methods."""
+    folder = tmp_path_factory.mktemp("types")
+    with EmbeddedStore(folder / "store.db") as store:
+        store.create_collection("orders", partitions=2)
+        with api.connect(f"embedded://{store.path}") as client:
+            yield {
+                EmbeddedStore: store,
+                SqliteCheckpointStore: SqliteCheckpointStore(folder / "checkpoints.db"),
+                api.FileCheckpointStore: api.FileCheckpointStore(folder),
+                api.MulticloudDbClient: client,
+                api.CapabilitySet: api.CapabilitySet({}),
+                api.MulticloudDbKey: api.MulticloudDbKey({"id": "a"}),
+            }
+
+
+def call(title, instances, arguments):
+    owner, name, _, _ = ENTRANCES[title]
+    if owner is None:
+        module = next(module for module in map(importlib.import_module, PACKAGES) if hasattr(module, name))
+        return getattr(module, name)(**arguments)
+    if name is None:
+        return owner(**arguments)
+    bound = isinstance(inspect.getattr_static(owner, name), classmethod)
+    return getattr(owner if bound else instances.get(owner) or owner(), name)(**arguments)
+
+
+def types_in(value):
+    """The names of the types that a message may name for a wrong value."""
+    names = {type(value).__name__, *([value.__name__] if isinstance(value, type) else [])}
+    if value is None:
+        names.add("None")
+    if isinstance(value, bytes):
+        names.add("int")  # its items
+    inner = (
+        [*value, *value.values()]
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
+    return names.union(*map(types_in, inner))
+
+
+def wrong_values(hint):
+    return [value for value in WRONG if not takes(hint, value)]
+
+
+@pytest.mark.parametrize(("title", "name"), CASES, ids=lambda each: each)
+def test_a_wrong_type_is_refused(title, name, instances, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, _, hints, needed = ENTRANCES[title]
+    arguments = {each: good(title, each, hints[each]) for each in needed if each != name}
+    faults = []
+    for value in wrong_values(hints[name]):
+        try:
+            answer = call(title, instances, {**arguments, name: value})
+        except MulticloudDbError as error:
+            if fault := wrong_message(error, name, value):
+                faults.append((value, fault, error.message))
+        except Exception as error:  # noqa: BLE001 - whatever else it is, a user sees it
+            faults.append((value, "raises", repr(error)))
+        else:
+            faults.append((value, "accepts", answer))
+    assert not faults, "\n".join(map(str, faults))
+
+
+def wrong_message(error, name, value):
+    words = re.findall(r"\w+", error.message)
+    if error.category != ErrorCategory.INVALID_REQUEST:
+        return "is another category"
+    if name not in words:
+        return "does not name the argument"
+    if not types_in(value).intersection(words) and repr(value) not in error.message:
+        return "does not name the type"
+    return "" if "; " in error.message else "has no way out"
+
+
+ADDRESS = api.ResourceAddress("main", "orders")
+
+
+class TestWaysOut:
+    """What a user meant is in the message, where it can be told."""
+
+    @pytest.mark.parametrize(
+        ("call", "way_out"),
+        [
+            (
+                lambda _: api.ChangeFeedRequest(ADDRESS, api.Beginning),
+                "not the class Beginning; write Beginning()",
+            ),
+            (lambda _: api.ChangeFeedRequest(ADDRESS, api.AtTime), "write AtTime(…)"),
+            (
+                lambda _: api.ChangeFeedRequest(ADDRESS, api.Now(), new_item_state_mode="omit"),
+                "pass NewItemStateMode.OMIT",
+            ),
+            (
+                lambda client: client.capabilities().is_supported("CHANGE_FEED_POINT_IN_TIME"),
+                "pass Capability.CHANGE_FEED_POINT_IN_TIME",
+            ),
+            (lambda client: client.capabilities()["run_command"], "pass Capability.RUN_COMMAND"),
+            (
+                lambda client: client.iterate_changes(
+                    api.ChangeFeedRequest(ADDRESS, api.Now()), checkpoint_store="cp", checkpoint_name="a"
+                ),
+                'pass a store: FileCheckpointStore("checkpoints")',
+            ),
+            (lambda _: api.connect("embedded:///tmp/none.db", observer=api.Observer), "write Observer()"),
+        ],
+    )
+    def test_is_named(self, call, way_out, instances):
+        with pytest.raises(MulticloudDbError, match=re.escape(way_out)) as caught:
+            call(instances[api.MulticloudDbClient])
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+def test_every_class_that_is_left_out_is_public():
+    modules = map(importlib.import_module, PACKAGES)
+    there = [getattr(module, name) for module in modules for name in module.__all__]
+    assert [each for each in LEFT_OUT if each not in there] == []
+    assert all(LEFT_OUT.values())
+
+
+def test_a_new_callable_is_covered(monkeypatch):
+    """It is enough to export it."""
+
+    def greet(name: str) -> str:
+        return name
+
+    monkeypatch.setattr(api, "greet", greet, raising=False)
+    monkeypatch.setattr(api, "__all__", [*api.__all__, "greet"])
+    assert ("greet", {"name": str}) in [(title, hints) for title, _, _, hints, _ in entrances()]
