@@ -38,7 +38,14 @@ class TestTurns:
 
         few = {name: row for name, row in load_rows().items() if row.pairs < 5}
         assert not any(row.warm_up for row in few.values())
-        assert set(few) == {"memory", "token", "dynamo-sent", "cosmos-at-once", "spanner-latency"}
+        assert set(few) == {
+            "cosmos-at-once",
+            "dynamo-sent",
+            "memory",
+            "snapshot-memory",
+            "spanner-latency",
+            "token",
+        }
 
     def test_the_garbage_collector_is_on(self, make_row):
         states = []

@@ -70,7 +70,7 @@ def to_config(url: str) -> ClientConfig:
 
 
 def to_address(text: str) -> ResourceAddress:
-    """Read an address: Read an address: `DATABASE/COLLECTION`, or the collection alone."""
+    """Read an address: `DATABASE/COLLECTION`, or the collection alone."""
     database, slash, collection = text.partition("/")
     if not slash:
         database, collection = "", text

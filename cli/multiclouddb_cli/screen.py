@@ -69,7 +69,7 @@ def shorter(text: str, columns: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: Return a number with its noun: `1 partition`, `2 partitions`."""
+    """Return a number with its noun: `1 partition`, `2 partitions`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

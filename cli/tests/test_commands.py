@@ -386,7 +386,7 @@ class TestScope:
         [
             (("main/orders", "--scope", "database"), "write the database alone"),
             (("main", "--scope", "cluster"), "leave it out"),
-            ((), "write DATABASE/COLLECTION or COLLECTION"),
+            ((), "multiclouddb collections URL lists them"),
             (
                 ("orders", "--scope", "table"),
                 "collection, database, cluster, partition:ID, descendants:ID and key:JSON",

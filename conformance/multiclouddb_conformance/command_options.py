@@ -16,6 +16,7 @@ from typing import Any, Final
 import attrs
 
 from multiclouddb_api import event_from_json
+from multiclouddb_conformance.command_line import apart_from_silence
 
 __all__ = ["CommandOptions", "Shown", "command"]
 
@@ -71,9 +72,12 @@ class CommandOptions:
     """The tests; a subclass defines the fixture `shown`, with or without changes."""
 
     def out(self, *words: object) -> str:
-        """Return the output of a command that must succeed without a warning."""
+        """Return the output of a command that must succeed without a warning.
+
+        A machine that is busy for more than a second looks like an outage, whose report is allowed.
+        """
         ran = command(*words)
-        assert (ran.exit_code, ran.stderr) == (0, ""), ran.stderr
+        assert (ran.exit_code, apart_from_silence(ran.stderr)) == (0, ""), ran.stderr
         return str(ran.stdout)
 
     def refused(self, code: int, *words: object) -> str:

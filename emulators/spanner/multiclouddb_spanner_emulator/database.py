@@ -39,7 +39,7 @@ class Write:
 
 
 class Database:
-    """A database. A database; the caller must hold the server's lock.
+    """A database; the caller must hold the server's lock.
 
     Attributes:
         name: Its full name.

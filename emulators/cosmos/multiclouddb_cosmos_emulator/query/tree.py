@@ -57,7 +57,7 @@ class Name:
 
 @attrs.frozen
 class Member:
-    """An access to a member: An access to a member: `base.name`, `base["name"]` or `base[0]`."""
+    """An access to a member: `base.name`, `base["name"]` or `base[0]`."""
 
     base: Node
     name: Node
