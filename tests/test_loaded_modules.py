@@ -27,7 +27,8 @@ print(*sorted(name for name in sys.modules if name.startswith("multiclouddb_")))
 """
 
 IMPORT = """
-base64 binascii bisect blake2 contextvars decimal errno fcntl fnmatch hashlib ipaddress multiclouddb_api ntpath
+base64 binascii bisect blake2 contextvars decimal errno fcntl fnmatch hashlib ipaddress
+multiclouddb_api ntpath
 numbers pathlib random sha512 struct urllib
 """
 """What `import multiclouddb_api` loads besides attrs and orjson."""
