@@ -161,11 +161,16 @@ def merge_into_delta(
                 _begin(target, scan, piece.plan, is_told=checkpoint is not None, strict=is_frame)
             target.merge(piece.rows, done if piece.is_last else None)
             merged = True
+    _end(target, scan)
+    return merged
+
+
+def _end(target: Target, scan: Scan | None) -> None:
+    """Note that a batch was merged; a batch without rows may begin or end a snapshot, too."""
     if scan is not None and target.exists:
         target.begin(scan)
         if scan.is_over:
             target.end(scan)
-    return merged
 
 
 def _scan_of(
