@@ -148,15 +148,12 @@ def described(kind: type) -> dict[str, str]:
 
 
 def _below_fields(kind: type) -> Iterator[tuple[str, str]]:
-    for base in kind.__mro__:
-        if not base.__module__.startswith("multiclouddb_"):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, text in itertools.pairwise(tree.body):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    yield name, words
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    for field, text in itertools.pairwise(tree.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                yield name, words
 
 
 def _default(field: attrs.Attribute[Any]) -> str:

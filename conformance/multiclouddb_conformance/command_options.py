@@ -135,7 +135,8 @@ class CommandOptions:
             assert lines[-1] == "DELETE"
             assert len(lines) == 2
         else:
-            assert "here: tail --from beginning --since" in self.refused(7, *words, "--from", "-1h")
+            way_out = f"--option {shown.option}" if shown.option else "tail --from beginning --since"
+            assert f"here: {way_out}" in self.refused(7, *words, "--from", "-1h")
             assert "--from beginning" in self.refused(7, *words, "--last", 2)
 
     def test_the_read_is_set(self, shown: Shown) -> None:

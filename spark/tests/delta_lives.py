@@ -8,7 +8,7 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 PROGRAM = Path(__file__).with_name("delta_life.py")
-FOLLOWER = runpy.run_path(str(Path(__file__).with_name("test_kill.py")))["Follower"]
+FOLLOWER = runpy.run_path(str(Path(__file__).with_name("following.py")))["Follower"]
 
 
 def live(folder, options, put, delete):

@@ -360,11 +360,22 @@ class TestWrongCalls:
         assert (error.category, db.commands.names()) == (INVALID, [])
         assert words in error.message
 
-    @pytest.mark.parametrize("command", [None, "ping", [("ping", 1)], 7, {}, {1: 1}, {b"ping": 1}])
-    def test_what_is_no_command_is_refused(self, db, database, command):
+    @pytest.mark.parametrize(
+        ("command", "way_out"),
+        [
+            (None, "pass a dict"),
+            ("ping", "pass a dict"),
+            ([("ping", 1)], "pass a dict"),
+            (7, "pass a dict"),
+            ({}, '{"ping": 1}'),
+            ({1: 1}, "names are text"),
+            ({b"ping": 1}, "names are text"),
+        ],
+    )
+    def test_what_is_no_command_is_refused(self, db, database, command, way_out):
         error = refused(db.run, database, command)
         assert (error.category, db.commands.names()) == (INVALID, [])
-        assert '{"ping": 1}' in error.message
+        assert way_out in error.message
 
     @pytest.mark.parametrize("name", ["", None, 5, b"x", "a.b", "a b", "$x", "a\0"])
     def test_what_is_no_database_is_refused(self, db, name):
