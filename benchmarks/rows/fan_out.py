@@ -91,7 +91,7 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     "fan-out-100",
     title="Fan-out, 100 events a read",
     goal=0.8,
-    about="The same reads with 100 events each: latency and CPU need about the same time.",
+    about="The same reads with 100 events each. Waiting and CPU work take about the same time.",
     against=_IDEAL,
     reason=(
         "The ideal lets waiting and computing overlap without a gap. In this row, waiting and computing "

@@ -13,7 +13,7 @@ __all__ = ["plain_event", "plain_json", "plain_value"]
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of a document that uses only JSON's types.
+    """Convert a value of a document to a value that has only JSON's types.
 
     A number that JSON cannot hold, a time, bytes (base64) and a vendor's type become text.
     """

@@ -180,8 +180,8 @@ def ancestors_read(
     """Return the ancestors of a token's partitions, all of which have been read.
 
     Returns:
-        The ancestors, and all unlisted partitions among the ancestors and in the token. The ancestors of
-        unlisted partitions are not known.
+        The ancestors, and every partition that the service does not list although it is an ancestor or in
+        the token. The ancestors of an unlisted partition are not known.
     """
     named_by = (
         parent

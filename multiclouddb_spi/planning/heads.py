@@ -14,7 +14,7 @@ __all__ = ["added", "clip", "is_news", "records_before", "within"]
 
 
 def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """Return the heads; each head that lies, or may lie, after the target is moved to the target."""
+    """Return the heads. A head that is after the target, or may be, is replaced by the target."""
     if target is None:
         return heads
     clipped = {}

@@ -138,7 +138,7 @@ class Target:
         Such a document was deleted before the snapshot. The row of the document becomes a tombstone.
 
         Args:
-            scan: The snapshot, whose scan is over.
+            scan: The snapshot, after the end of its scan.
         """
         if self._stage(scan.plan) == _ENDED:
             return

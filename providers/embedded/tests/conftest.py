@@ -1,4 +1,4 @@
-"""Provides a store with its own clock, and the store's provider without an engine."""
+"""Fixtures: a store that has its own clock, and a provider of this store that needs no engine."""
 
 import sqlite3
 from contextlib import closing

@@ -188,8 +188,8 @@ def make_room(
     If it is to be recreated, drop it and return False.
 
     Raises:
-        MulticloudDbError: `CONFLICT` if the collection is neither kept nor dropped, or differs from the given
-            properties.
+        MulticloudDbError: `CONFLICT` if the collection exists and the caller wants neither to keep nor to
+            drop it, or if its properties differ from the given ones.
     """
     check_type("recreate", recreate, bool)
     check_type("exist_ok", exist_ok, bool)
