@@ -17,6 +17,7 @@ __all__ = [
     "FeedOver",
     "FeedState",
     "Retired",
+    "check_waits",
     "end_from_json",
     "lineage_from_json",
     "retired",
@@ -115,9 +116,19 @@ def lineage_from_json(value: Any, join: Join) -> Lineage:
         InvalidCursor: Raised if `Lineage.to_json` did not make the value.
     """
     lineage = Lineage.from_json(value, join)
-    if _is_circular({entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}):
-        raise InvalidCursor("partitions wait for each other")
+    check_waits(lineage)
     return lineage
+
+
+def check_waits(lineage: Lineage) -> None:
+    """Refuse partitions that wait for each other, because their events would never come.
+
+    Raises:
+        InvalidCursor: Raised if some partitions wait for each other.
+    """
+    parents = {entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}
+    if parents and _is_circular(parents):
+        raise InvalidCursor("partitions wait for each other")
 
 
 def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import attrs
 
 from multiclouddb_spi.continuation.lineage import Join, Lineage
-from multiclouddb_spi.continuation.state import state_from_json
+from multiclouddb_spi.continuation.state import check_waits, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, decode_token
 
 __all__ = ["Written", "WrittenTokens"]
@@ -31,12 +31,17 @@ class Written:
     state: Lineage
 
     def lineage(self, join: Join) -> Lineage:
-        """The lineage, as if it had been parsed from the token.
+        """Return the lineage as if it had been parsed from the token.
 
         Args:
             join: `Feed.join`.
+
+        Raises:
+            InvalidCursor: Raised if partitions wait for each other, as for a parsed token.
         """
-        return Lineage(self.state, join, self.state.audited)
+        lineage = Lineage(self.state, join, self.state.audited)
+        check_waits(lineage)
+        return lineage
 
 
 class WrittenTokens:

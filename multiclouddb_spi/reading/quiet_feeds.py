@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import closing
+from functools import partial
 from typing import Final
 
 import attrs
@@ -26,6 +27,7 @@ from multiclouddb_spi.reading.waiting import Waiting
 __all__ = ["Check", "QuietFeeds"]
 
 _MOST: Final = 16
+_MARK_SECONDS: Final = 1.0
 
 
 @attrs.frozen
@@ -102,10 +104,13 @@ class QuietFeeds:
             assert isinstance(feed, SupportsChangeMark)
             ask, waiting, requests = feed.change_mark, Waiting(deadline, wait, feed.longest_wait()), 0
             while True:
+                # Most of the call's time is left for the reading, in case the mark gives no answer.
+                soon = deadline.sooner(min(_MARK_SECONDS, deadline.remaining() / 4))
                 try:
-                    mark = self._context.fetcher.call(lambda: ask(deadline), deadline)
+                    mark = self._context.fetcher.call(partial(ask, soon), soon)
                 except Exception:  # noqa: BLE001 - the reading reports why the service does not answer
-                    return Check(wait)
+                    self._forget(known)
+                    return Check(max(0.0, waiting.until - time.monotonic()))
                 requests += 1
                 left = max(0.0, waiting.until - time.monotonic())
                 if known.mark is None or mark != known.mark:
@@ -157,6 +162,10 @@ class QuietFeeds:
             elapsed_seconds=elapsed,
         )  # fmt: skip
         return attrs.evolve(known.page, diagnostics=diagnostics)
+
+    def _forget(self, idle: _Idle) -> None:
+        with self._lock:
+            self._idle.pop(idle.page.continuation_token, None)
 
     def _keep(self, idle: _Idle) -> None:
         with self._lock:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from multiclouddb_api import EntireCollection, ErrorCategory, PhysicalPartition
+from multiclouddb_api import EntireCollection, ErrorCategory, MulticloudDbError, PhysicalPartition
 from multiclouddb_conformance.simulation import ServiceBehaviour
+from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import session_opener
 from multiclouddb_spi.continuation import written as written_module
 from multiclouddb_spi.continuation.entry import Active
@@ -55,6 +56,25 @@ def test_another_process_continues_from_it(bench, parsed):
     bench.connect()
     assert bench.page(token, size=7).events == once.events
     assert parsed == [token]
+
+
+def test_partitions_that_wait_for_each_other_are_refused(make_bench, monkeypatch):
+    """The service names each of two children as a parent of the other one."""
+    bench = make_bench(1)
+    bench.connect()
+    token = bench.page().continuation_token
+    first, second = bench.sim.split("p0")
+    other, parents = {first: second, second: first}, View.parents
+
+    def circular(self, partition):
+        known = parents(self, partition)
+        return (*known, other[partition.id]) if partition.id in other else known
+
+    monkeypatch.setattr(View, "parents", circular)
+    token = bench.page(token).continuation_token
+    with pytest.raises(MulticloudDbError, match="wait for each other") as refused:
+        bench.page(token)
+    assert refused.value.category is ErrorCategory.INVALID_REQUEST
 
 
 def test_it_is_still_refused_where_it_does_not_belong(bench):

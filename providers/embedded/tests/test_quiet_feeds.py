@@ -5,6 +5,7 @@ missed.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -30,6 +31,8 @@ from multiclouddb_api import (
 from multiclouddb_embedded import EmbeddedStore, Put
 from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_embedded.reader import EmbeddedReader
+from multiclouddb_spi import Deadline, Fault, ProviderFault
+from multiclouddb_spi.reading.quiet_feeds import Check, QuietFeeds
 
 PARTITIONS = 8
 ADDRESS = ResourceAddress("main", "orders")
@@ -233,6 +236,38 @@ def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatc
     page = consumer.next()
     assert page.idle
     assert page.diagnostics.requests == PARTITIONS
+
+
+def test_a_mark_that_never_comes_does_not_block_the_feed(
+    store: EmbeddedStore, consumer: Consumer, monkeypatch: Any
+):
+    """The call leaves most of its time to the reading, which delivers the change."""
+    token = consumer.until_quiet().continuation_token
+
+    def hangs(self: EmbeddedFeed, deadline: Deadline) -> object:
+        time.sleep(max(0.0, deadline.remaining()) + 0.1)
+        return None
+
+    monkeypatch.setattr(EmbeddedFeed, "change_mark", hangs)
+    store.put("orders", "o-1", {"n": -1})
+    request = ChangeFeedRequest(ADDRESS, FromContinuationToken(token))
+    page = consumer.client.read_changes(request, OperationOptions(timeout_seconds=10))
+    assert [event.new_item_state for event in page.events] == [{"n": -1}]
+
+
+def test_a_mark_that_fails_late_does_not_prolong_the_wait(consumer: Consumer, monkeypatch: Any):
+    consumer.until_quiet()
+    checks: list[Check] = []
+    check = QuietFeeds.check
+
+    def fails(self: EmbeddedFeed, deadline: Deadline) -> object:
+        time.sleep(0.3)
+        raise ProviderFault(Fault(ErrorCategory.PERMANENT_FAILURE, "no mark; read the partitions"))
+
+    monkeypatch.setattr(EmbeddedFeed, "change_mark", fails)
+    monkeypatch.setattr(QuietFeeds, "check", lambda *given: (checks.append(check(*given)), checks[-1])[1])
+    assert consumer.next(wait=0.5).idle
+    assert checks[0].wait <= 0.2
 
 
 def test_a_call_waits_for_the_first_change(store: EmbeddedStore, consumer: Consumer):
