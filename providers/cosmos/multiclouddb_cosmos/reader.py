@@ -26,6 +26,7 @@ _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
 # A call costs azure-cosmos about two milliseconds, so if there are many idle ranges, each is read less often.
 _IDLE_CALLS_A_SECOND: Final = 100
+_PAUSES_A_CALL: Final = 4
 # The memory of a parsed item as a multiple of the size of its text.
 _SWELLING: Final = 5
 _NONE: Final = Records([], [])
@@ -80,6 +81,7 @@ class CosmosReader(Reader):
         self._strands: list[_Strand] | None = None
         self._outcome: Outcome = Continue()
         self._empty = self._requests = self._nbytes = 0
+        self._left = 0.0
         self._charge: float | None = None
         self._cancelled = threading.Event()
         source.readers.add(self)
@@ -89,6 +91,7 @@ class CosmosReader(Reader):
         if self._cancelled.is_set():
             raise cancelled()
         self._requests, self._nbytes, self._charge = 0, 0, None
+        self._left = deadline.remaining()
         begin = self._place
         if self._until is not None and begin.order >= self._until.order:
             self._outcome = Reached()
@@ -235,9 +238,10 @@ class CosmosReader(Reader):
         """Return the pause before the next call to an idle range.
 
         The pause grows after each call. With many ranges even the first pause is longer, because calls to
-        ranges without new changes would delay the calls to the other ranges.
+        ranges without new changes would delay the calls to the other ranges. But it is always much shorter
+        than a call may take: otherwise no call could ask all ranges, and no page would be idle.
         """
-        shared = len(self._source.readers) / _IDLE_CALLS_A_SECOND
+        shared = min(len(self._source.readers) / _IDLE_CALLS_A_SECOND, self._left / _PAUSES_A_CALL)
         return max(shared, min(_MOST_PAUSE, _FIRST_PAUSE * (1 << min(self._empty - 1, 8))))
 
 

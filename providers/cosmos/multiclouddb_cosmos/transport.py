@@ -11,7 +11,8 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -164,6 +165,26 @@ def _unchanged(request: Any) -> Any:
     return request
 
 
+class _SameThread(Executor):
+    """Runs the requests of an account with per-partition automatic failover in the calling thread.
+
+    For such an account azure-cosmos sends each read in a thread of its own, and a second one to another
+    region if the first one is slow. A `Watch` does not see other threads. So the first request runs here, and
+    the others do not start.
+    """
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run the request for the first region, and cancel the others."""
+        future: Future[Any] = Future()
+        try:
+            if kwargs.get("location_index"):
+                raise CancelledError
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - the caller of the future gets it
+            future.set_exception(error)
+        return future
+
+
 class Transport(RequestsTransport):  # type: ignore[misc]
     """The transport of the provider's own client; it observes the requests for a page.
 
@@ -245,10 +266,11 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
     policy = ConnectionPolicy()
     retries = _no_retries()
-    settings: dict[str, Any] = {"retry_throttle_total": 1}
+    settings: dict[str, Any] = {"availability_strategy_executor": _SameThread()}
     if retries is not None:
         policy.RetryOptions = retries
-        settings = {}
+    else:
+        settings["retry_throttle_total"] = 1
     client = CosmosClient(
         config.endpoint,
         config.find_credential(),

@@ -7,11 +7,11 @@ from multiclouddb_api import Now
 from .world import soon
 
 
-def idle(reader):
-    """The pause after each of some answers without records."""
+def idle(reader, seconds=30.0):
+    """Return the pause after each of some answers without records."""
     pauses = []
     for _ in range(6):
-        batch = reader.fetch(10, 1 << 20, 0.0, soon())
+        batch = reader.fetch(10, 1 << 20, 0.0, soon(seconds))
         assert batch.caught_up
         assert not len(batch)
         pauses.append(batch.poll_after)
@@ -27,3 +27,11 @@ def test_all_idle_ranges_together_are_asked_a_hundred_times_a_second(world, read
     seed, *_ = feed.start(Now(), None, soon())
     made = [feed.open(seed.partition_id, seed.cursor) for _ in range(readers)]
     assert idle(made[0]) == pytest.approx(wanted)
+
+
+def test_a_pause_leaves_time_to_ask_all_ranges_in_one_call(world):
+    """Otherwise no call could ask every range, and no page of a feed with very many ranges would be idle."""
+    _, feed = world.feed()
+    seed, *_ = feed.start(Now(), None, soon())
+    made = [feed.open(seed.partition_id, seed.cursor) for _ in range(300)]
+    assert max(idle(made[0], seconds=4.0)) <= 1.0

@@ -14,7 +14,10 @@ import pytest
 from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import HttpRequest
 
-from multiclouddb_cosmos.transport import Transport
+from multiclouddb_api import Now
+from multiclouddb_cosmos.transport import Transport, _Adapter
+
+from .world import World, soon
 
 _TEXT: Final = b'{"Documents": ["' + b"x" * 100_000 + b'"]}'
 
@@ -98,3 +101,23 @@ def test_a_cookie_is_not_sent_back(server: Any) -> None:
         for _ in range(2):
             transport.send(HttpRequest("GET", f"{url}/docs"))
     assert not any("Cookie" in each for each in asked)
+
+
+def test_an_answer_without_a_length_counts_its_bytes(world: World, monkeypatch: pytest.MonkeyPatch):
+    """The limit in bytes also holds if a proxy divides answers into chunks."""
+    build = _Adapter.build_response
+
+    def without_length(self: _Adapter, req: Any, resp: Any) -> Any:
+        answer = build(self, req, resp)
+        answer.headers.pop("Content-Length", None)
+        return answer
+
+    monkeypatch.setattr(_Adapter, "build_response", without_length)
+    _, feed = world.feed()
+    seeds = feed.start(Now(), None, soon())
+    for number in range(20):
+        world.container.upsert_item({"id": str(number), "pk": f"c-{number}", "text": "x" * 10_000})
+    sizes = [
+        feed.open(seed.partition_id, seed.cursor).fetch(100, 1 << 20, 0.0, soon()).nbytes for seed in seeds
+    ]
+    assert sum(sizes) >= 200_000
