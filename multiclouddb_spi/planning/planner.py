@@ -29,7 +29,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.batch import Outcome, goes_on
 from multiclouddb_spi.continuation.coverage import is_audit_due
-from multiclouddb_spi.continuation.entry import Active, Waiting
+from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.mover import Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
@@ -164,10 +164,11 @@ class Planner:
         """
         last, passed = before, set[str]()
         for step in self.steps(before, deadline):
-            passed |= {e.partition_id for e in step.before} - {e.partition_id for e in step.after}
+            # A partition that has ended may stay in the lineage, while more children are looked for.
+            passed |= {e.partition_id for e in step.before.active()}
             last = step.after
-        stands = {entry.partition_id: entry.cursor for entry in last if not isinstance(entry, Waiting)}
-        return Target(stands, frozenset(passed))
+        stands = {entry.partition_id: entry.cursor for entry in last.active()}
+        return Target(stands, frozenset(passed - stands.keys()))
 
     def target_at(self, moment: datetime, deadline: Deadline, field: str = "AtTime.utc") -> Target:
         """Return the end that the feed had at a given time; needs `CHANGE_FEED_POINT_IN_TIME`.

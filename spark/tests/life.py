@@ -41,7 +41,10 @@ class Rows:
             for pid in (spark.sparkContext._gateway.proc.pid, os.getpid()):
                 os.kill(pid, signal.SIGKILL)
         self.batches.append(batch_id)
-        (self.folder / str(batch_id)).write_text(json.dumps(rows))
+        # Another thread reads the files meanwhile, so a file appears complete.
+        made = self.folder.with_name(f"{self.folder.name}-{batch_id}")
+        made.write_text(json.dumps(rows))
+        made.replace(self.folder / str(batch_id))
 
     def all(self):
         return [row for file in self.folder.iterdir() for row in json.loads(file.read_text())]

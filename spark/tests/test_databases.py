@@ -46,6 +46,7 @@ def test_life(databases, tmp_path, version):
             assert process.wait(SECONDS) == 0, log.read_text()[-5000:]
         finally:
             process.kill()
+            process.wait()
     for feed in feeds:
         rows = [
             row for file in (tmp_path / "rows" / feed.name).iterdir() for row in json.loads(file.read_text())

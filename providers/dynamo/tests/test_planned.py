@@ -73,3 +73,21 @@ def test_skipping_goes_on_at_what_is_left(expired, ended):
         more = job.run()
         found += more
     assert found == left
+
+
+def test_a_run_that_ends_by_itself_continues_in_the_child_of_a_shard_that_was_read_to_its_end():
+    """Such a shard stays in the lineage for a time, because more children may be listed late."""
+    with World() as world:
+        job = Job(world)
+        written = world.put("a", "b")
+        assert job.run() == written
+        world.roll_over()
+        written = world.put("c", "d")
+        target = job.planner.target(job.lineage, soon())
+        found = []
+        while (step := job.planner.advance(job.lineage, 1, soon(), target, allow_empty=True)).moved:
+            for part in ranges_between(step.before, step.after, step.ends):
+                for batch in read_range(job.provider, job.feed, part, None):
+                    found += batch.events(0, len(batch))
+            job.lineage = step.after
+        assert markers(found) == written
