@@ -146,7 +146,7 @@ def _traced(settings: Settings, jobs: int) -> Traces:
 def _tried(
     settings: Settings, traces: Traces, mutants: list[Mutant], jobs: int, until: float
 ) -> dict[str, Outcome]:
-    """The outcomes. Try the mutants; a kill counts only if its test passes without the defect."""
+    """Try the mutants; a kill counts only if its test passes without the defect."""
     runner = Runner(settings.root, traces.tests)
     slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
     work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]

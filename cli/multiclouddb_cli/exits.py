@@ -1,4 +1,4 @@
-"""Exit codes. Defines one exit code for each kind of failure, so that a script knows what to do."""
+"""Defines one exit code for each kind of failure, so that a script knows what to do."""
 
 from __future__ import annotations
 

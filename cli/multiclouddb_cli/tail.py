@@ -152,7 +152,7 @@ def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeF
 
 
 def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark: Bookmark | None) -> None:
-    """Print pages. Print the pages.
+    """Print the pages.
 
     The iterator saves the position after a page when the next page is requested.
     """

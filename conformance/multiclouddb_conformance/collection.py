@@ -76,7 +76,7 @@ class Collection:
         self.harness.write(self.address, writes)
 
     def fill(self, count: int, start: int = 0) -> list[str]:
-        """Create this many documents, one by one. Returns their keys."""
+        """Create this many documents, one by one, and return their keys."""
         names = [f"k{number}" for number in range(start, start + count)]
         for number, name in enumerate(names, start):
             self.put(name, n=number)
@@ -89,7 +89,7 @@ class Collection:
         return [name for name in self.partitions() if name not in before]
 
     def merge(self, pair: Sequence[str]) -> str:
-        """Merge two partitions. Merge partitions, and return the id of the child."""
+        """Merge two partitions, and return the id of the child."""
         before = self.partitions()
         self.harness.merge(self.address, *pair)
         (child,) = (name for name in self.partitions() if name not in before)

@@ -57,7 +57,7 @@ _Mode = TypeVar("_Mode", bound=Enum)
 
 
 def from_environment(name: str, value: str) -> str:
-    """The value itself. Return the value.
+    """Return the value unchanged.
 
     Return the value; for `env:NAME`, the value of that environment variable in this process.
 

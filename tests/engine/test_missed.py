@@ -11,7 +11,7 @@ OPEN, CLOSED = PartitionState.OPEN, PartitionState.CLOSED
 
 
 def listing(**parents):
-    """A listing. Make a listing; names in capitals are open partitions: `a="p"` is a closed child of `p`."""
+    """Make a listing; names in capitals are open partitions: `a="p"` is a closed child of `p`."""
     return [
         Partition(name.lower(), tuple(above.lower()), OPEN if name.isupper() else CLOSED)
         for name, above in parents.items()

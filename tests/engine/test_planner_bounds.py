@@ -54,7 +54,7 @@ def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most
 
 
 class Asked:
-    """The same feed. A feed that also records the page sizes that are requested from its readers."""
+    """A feed that also records the page sizes that are requested from its readers."""
 
     def __init__(self, feed):
         self._feed, self.asked = feed, []

@@ -115,7 +115,7 @@ class SimulationReader(Reader):
             raise CancelledError(f"reader of {self._id} was cancelled")
 
     def _lose(self, error: Exception, max_records: int) -> None:
-        """Fail. Handle an answer that is lost on its way, although the service's iterator has moved."""
+        """Lose an answer on its way, although the service's iterator has moved."""
         if isinstance(error, ConnectionDroppedError):
             self._place = self._read(max_records, 2**62).end
         raise error

@@ -15,7 +15,7 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @contextmanager
 def connect(endpoint, credential, **settings):
-    """A client. Connect a client, which is closed only after its first request for the account.
+    """Connect a client, which is closed only after its first request for the account.
 
     The SDK makes that request in a thread. If the client were closed during this request, a socket would stay
     open.

@@ -194,7 +194,7 @@ class Reading:
 
 
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
-    """The records. Return the records.
+    """Return the records.
 
     Return the records; those of transactions with the same commit timestamp are mixed at random.
     """

@@ -253,7 +253,7 @@ class ScriptedSpanner:
             self._world.changed.notify_all()
 
     def lose_sessions(self) -> None:
-        """Forget every session. Close all sessions; a later call that names one of them gets `NOT_FOUND`."""
+        """Close all sessions; a later call that names one of them gets `NOT_FOUND`."""
         with self._world.changed:
             self._world.sessions.clear()
 

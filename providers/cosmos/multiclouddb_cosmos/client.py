@@ -78,7 +78,7 @@ class Answer:
 
 
 class Calls:
-    """One account. The calls to one account; several threads can use them.
+    """The calls to one account; several threads can use them.
 
     Args:
         make: A function that makes the library's own client when it is first used.
@@ -248,7 +248,7 @@ class Calls:
         """As `_page`.
 
         Raises:
-            ProviderFault: Raise an error if the container was deleted and created again.
+            ProviderFault: Raised if the container was deleted and created again.
         """
         try:
             return self._page(pages, seen)
@@ -280,7 +280,7 @@ class Calls:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A page. Parse the text of a page.
+    """Parse the text of a page.
 
     If orjson refuses it, for example for half a surrogate pair, Python's own parser reads it.
     """

@@ -115,7 +115,7 @@ def recreated(address: ResourceAddress) -> ProviderFault:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify an exception. Classify a failure; this function raises nothing, even for unknown exceptions.
+    """Classify a failure; this function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.

@@ -81,7 +81,7 @@ class CosmosProvider(Provider):
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
-        """Find the container. Open a feed; only the first read shows whether the account has the feed."""
+        """Open a feed; only the first read shows whether the account has the feed."""
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:

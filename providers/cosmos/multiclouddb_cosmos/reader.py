@@ -87,7 +87,7 @@ class CosmosReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next records. Fetch records; there is no long poll, so the call never waits for new records."""
+        """Fetch records; there is no long poll, so the call never waits for new records."""
         if self._cancelled.is_set():
             raise cancelled()
         self._requests, self._nbytes, self._charge = 0, 0, None
@@ -107,7 +107,7 @@ class CosmosReader(Reader):
         return self._taken(strands, max_records, begin)
 
     def cancel(self) -> None:
-        """Prevent another fetch. Do nothing, because a running call ends by its read timeout of 10 s."""
+        """Prevent another fetch. A running call ends by its read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class CosmosReader(Reader):
         return self._batch(records, begin, quiet=quiet)
 
     def _end(self, strands: list[_Strand], records: Records) -> Place:
-        """Everything was returned. Return the batch with the position up to which all parts were read."""
+        """Return the batch with the position up to which all parts were read."""
         reached = min(
             (strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None
         )

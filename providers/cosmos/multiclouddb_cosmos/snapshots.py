@@ -242,7 +242,7 @@ class ScanReader(Reader):
         return self._batch(rows, begin, answer)
 
     def cancel(self) -> None:
-        """Prevent another fetch. Do nothing, because a running call ends by its read timeout of 10 s."""
+        """Prevent another fetch. A running call ends by its read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:

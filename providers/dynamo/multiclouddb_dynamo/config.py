@@ -82,7 +82,7 @@ class DynamoConfig:
         return getattr(self.config, "retries", None) is not None
 
     def clients(self, concurrency: int) -> DynamoClients:
-        """Make boto3's clients. Make the clients; the only I/O is that boto3 reads its own files.
+        """Make boto3's clients; the only I/O is that boto3 reads its own files.
 
         Args:
             concurrency: The number of calls that run at the same time.

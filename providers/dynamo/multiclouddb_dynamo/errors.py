@@ -124,7 +124,7 @@ def code_of(error: BaseException) -> str:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify an exception. Classify a failure; this function raises nothing, even for unknown exceptions.
+    """Classify a failure; this function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.

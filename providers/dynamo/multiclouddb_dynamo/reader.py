@@ -95,7 +95,7 @@ class DynamoReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next records. Fetch records; there is no long poll, so the call never waits for new records.
+        """Fetch records; there is no long poll, so the call never waits for new records.
 
         An expired iterator is renewed from the position. Renewing the iterator is not a retry, because the
         position is still valid.
@@ -118,7 +118,7 @@ class DynamoReader(Reader):
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch. Do nothing, because a running call ends by boto3's read timeout of 10 s."""
+        """Prevent another fetch. A running call ends by boto3's read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:

@@ -153,7 +153,7 @@ class SegmentReader(Reader):
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next items. Fetch items; an answer of the service contains at most a megabyte.
+        """Fetch items; an answer of the service contains at most a megabyte.
 
         Raises:
             ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
@@ -176,7 +176,7 @@ class SegmentReader(Reader):
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
-        """Prevent another fetch. Do nothing, because a running call ends by boto3's read timeout of 10 s."""
+        """Prevent another fetch. A running call ends by boto3's read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ class Job:
         self.lineage = None
 
     def run(self):
-        """Plan a step and read it. Returns its markers."""
+        """Plan a step, read it, and return its markers."""
         if self.lineage is None:
             self.lineage = self.planner.start(Beginning(), soon())
         step = self.planner.advance(self.lineage, None, soon())

@@ -66,7 +66,7 @@ _CODES: Final[dict[int, Row]] = {
 
 
 def classify(error: Exception, path: str = "") -> Fault:
-    """Classify an exception. Classify a failure; this function raises nothing, even for unknown exceptions.
+    """Classify a failure; this function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.

@@ -141,7 +141,7 @@ def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEven
 
 
 def _timestamps(times: Iterable[int]) -> list[datetime]:
-    """Commit times. Convert times; the changes of a transaction share one time object."""
+    """Convert commit times; the changes of a transaction share one time object."""
     epoch, delta, previous, moment = _EPOCH, timedelta, 0, _EPOCH
     moments = []
     for ts in times:

@@ -106,7 +106,7 @@ class EmbeddedPlugin(ProviderPlugin):
         EmbeddedConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
-        """Check the configuration. Connect to a store, which must already exist.
+        """Check the configuration, and connect to a store, which must already exist.
 
         Args:
             config: The `connection` contains a `url` or a `path`; neither is needed if a store is passed.

@@ -98,7 +98,7 @@ class EmbeddedReader(Reader):
         )
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows. Fetch records; while there are none, check for commits every few milliseconds."""
+        """Fetch records; while there are none, check for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
             version = self._source.store.monitor.version()

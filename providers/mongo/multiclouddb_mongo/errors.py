@@ -94,7 +94,7 @@ def code_of(error: BaseException) -> int | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Classify an exception. Classify a failure; this function raises nothing, even for unknown exceptions.
+    """Classify a failure; this function raises nothing, even for unknown exceptions.
 
     `vendor_retried` is always set: PyMongo itself retries a read once and resumes a change stream once, and
     the library's retries would multiply these.
@@ -213,7 +213,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
 
 
 def _configuration(error: ConfigurationError) -> Fault:
-    """PyMongo's refusals. Return the fault for a configuration error.
+    """Return the fault for a configuration that PyMongo refuses.
 
     The texts of most such errors may quote the connection string, including a password.
     """

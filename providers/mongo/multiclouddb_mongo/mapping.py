@@ -157,7 +157,7 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 
 
 def _times(changes: Sequence[Change]) -> list[datetime]:
-    """The times. Convert times.
+    """Convert commit times.
 
     Changes of the same millisecond share an object, which costs as much as the rest of an event.
     """

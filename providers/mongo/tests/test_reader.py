@@ -98,7 +98,7 @@ class Log:
         self.numbers = itertools.count(1)
 
     def add(self, operation="insert", *, shown=True, parts=1, refused=None, closes=False, **more):
-        """Add one operation in this many parts. Returns its number."""
+        """Add one operation in this many parts, and return its number."""
         number = next(self.numbers)
         whole = {
             "operationType": operation,

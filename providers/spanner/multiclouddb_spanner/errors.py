@@ -178,7 +178,7 @@ def interval_of(error: BaseException) -> tuple[str, str] | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Classify an exception. Classify a failure.
+    """Classify a failure.
 
     This function raises nothing, even for unknown exceptions.
     """

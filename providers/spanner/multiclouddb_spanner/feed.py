@@ -167,7 +167,7 @@ class SpannerFeed(Feed):
         return plan_scan(self._scans, seeds, segments, deadline, self._hold)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """See `SupportsSnapshot.segments`. Return the next segments; the plan contains their bounds."""
+        """Return the next segments; the plan contains their bounds."""
         return cut(cursor, count)
 
     def heads(

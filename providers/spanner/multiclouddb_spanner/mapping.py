@@ -198,7 +198,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
 
 
 def _moments(changes: Iterable[Change]) -> list[datetime]:
-    """The times. Return the times of changes; the changes of a record share one object."""
+    """Return the times of changes; the changes of a record share one object."""
     previous: int | None = None
     moments: list[datetime] = []
     for record, _ in changes:

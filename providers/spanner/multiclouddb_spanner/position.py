@@ -60,7 +60,7 @@ class Place:
 
     @property
     def first(self) -> int:
-        """A time. Return a time; no change after this position was committed earlier."""
+        """Return a time; no change after this position was committed earlier."""
         return max(self.cut.at, self.since)
 
 

@@ -144,7 +144,7 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _end_window(self) -> None:
-        """End the window. End a window; its changes that were not taken are requested again."""
+        """End the window; its changes that were not taken are requested again."""
         window, self._window = self._window, None
         if window is not None:
             window.cancel()

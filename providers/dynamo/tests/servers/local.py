@@ -65,7 +65,7 @@ class LocalDynamo(Server):
             raise ServerUnavailableError(f"DynamoDB Local did not start: {error}\n{said}") from error
 
     def close(self) -> None:
-        """Kill the server. End the server, which stores nothing that needs an orderly end.
+        """Kill the server, which stores nothing that needs an orderly end.
 
         The method may be called twice.
         """

@@ -95,7 +95,7 @@ class ReplicaSet:
         election_ms: int = ELECTION_MS,
         parameters: Mapping[str, object] | None = None,
     ) -> None:
-        """Start a set. Start the set.
+        """Start the set.
 
         When the call returns, the set has a primary that every other member follows.
 

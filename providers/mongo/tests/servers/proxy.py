@@ -59,7 +59,7 @@ class Proxy:
             self._dropping = True
 
     def heal(self) -> None:
-        """Forward again. Stop disturbing.
+        """Forward all bytes again.
 
         Stop disturbing; a connection that lost bytes is reset, because the bytes after a gap are useless.
         """
