@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -139,21 +138,15 @@ pages in *Databases* show the roles.
 
 
 def described(kind: type) -> dict[str, str]:
-    """Map each field to its text: in the docstring below the field, or in the section `Attributes`."""
-    found = re.search(r"^Attributes:\n((?:\n|[ ].*\n?)+)", inspect.getdoc(kind) or "", re.MULTILINE)
-    entries = re.split(r"^    (?=\w+: )", found[1], flags=re.MULTILINE)[1:] if found else []
-    texts = dict(_below_fields(kind))
-    texts |= {name: text for name, _, text in (entry.partition(": ") for entry in entries)}
-    return {name: " ".join(text.split()) for name, text in texts.items()}
-
-
-def _below_fields(kind: type) -> Iterator[tuple[str, str]]:
+    """Map each field that a class defines itself to the docstring below the field."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(tree, ast.ClassDef)
+    texts = {}
     for field, text in itertools.pairwise(tree.body):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                yield name, words
+                texts[name] = " ".join(words.split())
+    return texts
 
 
 def _default(field: attrs.Attribute[Any]) -> str:

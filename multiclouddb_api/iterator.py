@@ -227,8 +227,8 @@ class ChangeFeedIterator:
     def _pages(self) -> Generator[ChangeFeedPage, None, None]:
         schedule = self._begin()
         mine, observer = self._round, getattr(self.client, "observer", None)
-        told = observer if isinstance(observer, Observer) else None
-        self._outage = Outage(self.request.address, told, self._timer.now)
+        listener = observer if isinstance(observer, Observer) else None
+        self._outage = Outage(self.request.address, listener, self._timer.now)
         while (page := self._next(schedule)) is not None:
             over = page.partition_retired or any(isinstance(notice, FeedEnded) for notice in page.notices)
             matters = bool(page.events or page.notices or over)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from multiclouddb_spi.abilities import (
+    Head,
+    SupportsChangeMark,
+    SupportsCollections,
+    SupportsCommands,
+    SupportsHeads,
+)
 from multiclouddb_spi.batch import (
     Awaiting,
     Batch,
@@ -15,7 +22,6 @@ from multiclouddb_spi.batch import (
     Scanned,
     Segment,
 )
-from multiclouddb_spi.change_mark import SupportsChangeMark
 from multiclouddb_spi.continuation.coverage import missed_by_parents
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import (
@@ -23,15 +29,12 @@ from multiclouddb_spi.contract import (
     FeedIdentity,
     FeedSpec,
     FeedStart,
-    Head,
     Partition,
     PartitionState,
     Position,
     Provider,
     Reader,
     Seed,
-    SupportsCommands,
-    SupportsHeads,
     Tracked,
 )
 from multiclouddb_spi.cursor import Cursor
@@ -47,7 +50,6 @@ from multiclouddb_spi.faults import (
     unsupported,
 )
 from multiclouddb_spi.gc_pause import collector_paused
-from multiclouddb_spi.listing import SupportsCollections
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range

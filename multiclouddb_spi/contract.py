@@ -33,7 +33,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import Any, ClassVar, Protocol, TypeAlias, final, runtime_checkable
+from typing import ClassVar, TypeAlias, final
 
 import attrs
 
@@ -60,15 +60,12 @@ __all__ = [
     "FeedIdentity",
     "FeedSpec",
     "FeedStart",
-    "Head",
     "Partition",
     "PartitionState",
     "Position",
     "Provider",
     "Reader",
     "Seed",
-    "SupportsCommands",
-    "SupportsHeads",
     "Tracked",
 ]
 
@@ -190,21 +187,6 @@ class Tracked:
     cursors: tuple[Cursor, ...]
     parents: tuple[str, ...] = ()
     drained: bool = False
-
-
-@attrs.frozen
-class Head:
-    """The position at which a bounded read ends, found without reading (`SupportsHeads`).
-
-    Attributes:
-        cursor: The end position of the read; the read includes the record at this position.
-        records: The number of records before this position, or None if the service does not report it.
-        outcome: `Continue`, or the way in which the partition ends at that position.
-    """
-
-    cursor: Cursor
-    records: int | None
-    outcome: Outcome
 
 
 @attrs.frozen
@@ -479,50 +461,6 @@ class Feed(ABC):
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
         """Free the feed's resources; idempotent. The engine closes the feed's readers first."""
-
-
-@runtime_checkable
-class SupportsHeads(Protocol):
-    """A feed that can find the end position of a bounded read without reading the records before it.
-
-    Without this protocol, and for each partition that an answer omits, planning a bounded read has to read
-    the records.
-    """
-
-    def heads(
-        self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
-    ) -> dict[str, Head]:
-        """Return the present end of each partition, or the position `max_records` after the cursor.
-
-        Args:
-            cursors: Maps each partition id to the position of its reader.
-            max_records: The largest number of records between cursor and head, for each partition; None means
-                no limit.
-            deadline: The time limit.
-
-        Returns:
-            A head for each partition whose head can be found cheaply; the planner reads the other partitions.
-            No head lies after the end of its partition, because it must be possible to read up to the head.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsCommands(Protocol):
-    """A provider that passes on the service's own commands unchanged (`Capability.RUN_COMMAND`)."""
-
-    def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Run `command` in `database` unmodified, once, with the vendor's `options`; return the reply."""
-        ...
-
-    def run_cursor_command(
-        self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Any:
-        """Run a command whose reply is a cursor; return an iterator with a `close` method.
-
-        See also `run_command`.
-        """
-        ...
 
 
 class Provider(ABC):

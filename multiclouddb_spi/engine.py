@@ -29,6 +29,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_spi.abilities import SupportsCommands
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.continuation.entry import Plan, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
@@ -36,7 +37,7 @@ from multiclouddb_spi.continuation.session import Finished, Session
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.continuation.undiscovered_parents import UndiscoveredParents
 from multiclouddb_spi.continuation.written import WrittenTokens
-from multiclouddb_spi.contract import Feed, PartitionState, Provider, SupportsCommands
+from multiclouddb_spi.contract import Feed, PartitionState, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import user_errors
 from multiclouddb_spi.observing import Observing

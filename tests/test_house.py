@@ -30,7 +30,7 @@ FOLDERS = [
 ]
 MODULE_LIMIT = 400
 # The contract is prose on one page; its functions have no body.
-LONGER = {"multiclouddb_spi/contract.py": 580}
+LONGER = {"multiclouddb_spi/contract.py": 520}
 # Lines are counted without docstrings, comments and blank lines.
 CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
 FUNCTION_LIMIT = 40

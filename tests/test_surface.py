@@ -217,9 +217,12 @@ def described(path):
         names |= {name for name, found in element.attributes.items() if found.docstring}
     if path.startswith("multiclouddb_spi."):
         names |= set(re.findall(r"`(\w+)`", text))
-    if same := re.search(r"(?:Like|as|As|See also) `([\w.]+)`", text):  # the same parameters, described there
-        near, far = f"{path.rpartition('.')[0]}.{same[1]}", f"multiclouddb_api.{same[1]}"
-        names |= described(near) if near in ELEMENTS else described(far) if far in ELEMENTS else set()
+    if same := re.search(
+        r", as `([\w.]+)` does\.|(?:^Like|See also) `([\w.]+)`", text
+    ):  # the same parameters
+        other = same[1] or same[2]
+        near, far = f"{path.rpartition('.')[0]}.{other}", f"multiclouddb_api.{other}"
+        names |= described(near if near in ELEMENTS else far)
     return names
 
 

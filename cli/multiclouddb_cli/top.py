@@ -210,8 +210,8 @@ def top(
         BrokenPipeError: Raised if the output has no reader.
     """
     meter = Meter()
-    told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))
-    with Session(told_always, request, meter) as session:
+    always_warned = attrs.evolve(config, headroom_warning_seconds=float("inf"))
+    with Session(always_warned, request, meter) as session:
         board = Board(session, request, meter, waits=wait)
         if once or not is_terminal():
             _print(board, interval, once=once)

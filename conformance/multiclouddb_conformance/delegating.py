@@ -37,6 +37,8 @@ from multiclouddb_spi import (
     ScanPlan,
     Seed,
     Segment,
+    SupportsBackfill,
+    SupportsChangeMark,
     SupportsCollections,
     SupportsCommands,
     SupportsHeads,
@@ -126,6 +128,10 @@ class WrappedFeed(Feed):
             vars(self).update(
                 snapshot=partial(provider.snapshot, self), segments=partial(provider.cut_segments, self)
             )
+        if isinstance(inner, SupportsBackfill):
+            vars(self).update(backfill=inner.backfill)
+        if isinstance(inner, SupportsChangeMark):
+            vars(self).update(change_mark=inner.change_mark)
 
     def resumes(self, incarnation: str | None) -> bool:
         """See `Feed.resumes`."""

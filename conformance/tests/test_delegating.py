@@ -15,15 +15,15 @@ from multiclouddb_conformance.delegating import (
     WrappedProvider,
     WrappedReader,
 )
-from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, contract, listing
-from multiclouddb_spi.listing import SupportsCollections
+from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, abilities, scan
 
 CONTRACT = (Mapper, Reader, Feed, Provider, ProviderPlugin)
 PROTOCOLS = [
     each
-    for _, each in inspect.getmembers(contract, inspect.isclass)
+    for module in (abilities, scan)
+    for _, each in inspect.getmembers(module, inspect.isclass)
     if vars(each).get("_is_protocol") and each is not Protocol
-] + [SupportsCollections]
+]
 # It uses `connect`, because the wrapped plugin's `open` would return a provider without a wrapper.
 MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
@@ -142,7 +142,7 @@ class TestProtocols:
 
 def test_there_are_protocols():
     assert {each.__name__ for each in PROTOCOLS} == {
-        name for name in (*contract.__all__, *listing.__all__) if name.startswith("Supports")
+        name for name in (*abilities.__all__, *scan.__all__) if name.startswith("Supports")
     }
 
 
@@ -151,7 +151,7 @@ def test_what_a_wrapper_overrides_is_asked_for_heads_too():
         def find_heads(self, feed, cursors, max_records, deadline):
             return {"late": super().find_heads(feed, cursors, max_records, deadline)}
 
-    inner = inside(Feed, contract.SupportsHeads)
+    inner = inside(Feed, abilities.SupportsHeads)
     outer = WrappedFeed(inner, Late(inside(Provider)))
     assert outer.heads({}, None, None) == {"late": "heads"}
 

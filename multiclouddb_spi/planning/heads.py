@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import attrs
 
+from multiclouddb_spi.abilities import Head
 from multiclouddb_spi.batch import Continue, goes_on
 from multiclouddb_spi.continuation.entry import Active
-from multiclouddb_spi.contract import Feed, Head
+from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.planning.step import Target
 

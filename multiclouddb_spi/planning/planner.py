@@ -27,6 +27,7 @@ from multiclouddb_api import (
     SkipToOldest,
     Snapshot,
 )
+from multiclouddb_spi.abilities import Head, SupportsHeads
 from multiclouddb_spi.batch import Outcome, goes_on
 from multiclouddb_spi.continuation.coverage import is_audit_due
 from multiclouddb_spi.continuation.entry import Active
@@ -35,7 +36,7 @@ from multiclouddb_spi.continuation.mover import Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.continuation.state import lineage_from_json
-from multiclouddb_spi.contract import Feed, FeedStart, Head, Provider, SupportsHeads
+from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of

@@ -10,6 +10,7 @@ from typing import Final, assert_never
 import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
+from multiclouddb_spi.abilities import Head
 from multiclouddb_spi.batch import (
     Awaiting,
     Batch,
@@ -21,7 +22,7 @@ from multiclouddb_spi.batch import (
     Scanned,
     goes_on,
 )
-from multiclouddb_spi.contract import Feed, Head, Provider, Reader
+from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors

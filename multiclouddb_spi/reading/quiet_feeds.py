@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, FeedScope, FromContinuationToken
-from multiclouddb_spi.change_mark import SupportsChangeMark
+from multiclouddb_spi.abilities import SupportsChangeMark
 from multiclouddb_spi.continuation.coverage import is_audit_due
 from multiclouddb_spi.continuation.entry import Active, Audited
 from multiclouddb_spi.continuation.lineage import Lineage

@@ -156,10 +156,10 @@ def query_of(batch: DataFrame) -> str | None:
         batch: The DataFrame that `foreachBatch` passes.
     """
     try:
-        told = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     except Exception:  # noqa: BLE001 - the error depends on the version of Connect
         return None
-    return told or None
+    return query_id or None
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:

@@ -57,7 +57,7 @@ def test_table_equals_the_source_after_kills_at_random_moments(source, tmp_path)
     seed = random.randrange(1_000_000)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
     dice = random.Random(seed)
-    for number in range(int(os.environ.get("MULTICLOUDDB_KILLS", "2"))):
+    for number in range(int(os.environ.get("MULTICLOUDDB_KILLS", "5"))):
         source.write(150, seed=f"{seed} {number}")
         follower = Follower(tmp_path)
         follower.wait_for_files(dice.randint(1, 12))
