@@ -73,7 +73,7 @@ class Account:
         """Run a command in the emulator's process.
 
         Args:
-            name: The name of the command: The name of the command: `fill`, `delay` or `count`.
+            name: The name of the command: `fill`, `delay` or `count`.
             argument: The number of items, or of seconds.
 
         Returns:

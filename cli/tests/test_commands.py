@@ -33,7 +33,9 @@ from multiclouddb_cli.screen import print_table
 from multiclouddb_spi import Partition, PartitionState
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
-PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+from . import terminals
+from .terminals import PROGRAM
+
 ORDERS = ResourceAddress("main", "orders")
 BOX = re.compile("[\u2500-\u257f]")
 STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -56,23 +58,9 @@ def token(url, store):
 
 
 def in_terminal(*words, columns=200):
-    """Return the output of a command in a terminal."""
-    main, worker = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
-    environment.pop("NO_COLOR", None)
-    process = subprocess.Popen(
-        [*PROGRAM, *map(str, words)], stdout=worker, stderr=worker, stdin=worker, env=environment
-    )
-    os.close(worker)
-    parts = []
-    try:
-        while part := os.read(main, 65536):
-            parts.append(part)
-    except OSError:  # the terminal is closed
-        pass
-    os.close(main)
-    assert process.wait(timeout=60) == 0
-    return b"".join(parts).decode()
+    code, text = terminals.in_terminal(*words, columns=columns)
+    assert code == 0
+    return text
 
 
 class TestPartitions:

@@ -1,17 +1,13 @@
 """Tests exit codes, and the one line on stderr."""
 
-import os
-import subprocess
-import sys
-from contextlib import contextmanager
-
 import pytest
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_cli.exits import TABLE, exit_code
 from multiclouddb_cli.failure import scrub
 
-PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+from .terminals import in_terminal
+
 CODES = {
     "INVALID_REQUEST": 3,
     "NOT_FOUND": 4,
@@ -116,48 +112,32 @@ class TestExitCode:
         assert result.exit_code == 6
 
 
-def on_a_terminal(tmp_path, *words, **environment):
-    """Return all output of a command, stdout and stderr together."""
-    with pseudo_terminal() as (ours, theirs):
-        ran = subprocess.run(
-            [*PROGRAM, *words], cwd=tmp_path, check=False, timeout=60,
-            stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
-            env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, **environment},
-        )  # fmt: skip
-        return ran.returncode, os.read(ours, 65536).decode().splitlines()
-
-
-@contextmanager
-def pseudo_terminal():
-    ours, theirs = os.openpty()
-    try:
-        yield ours, theirs
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
 LINK = "https://multiclouddb.readthedocs.io/reference/errors/#not_found"
+
+
+def shown(*words, **environment):
+    code, text = in_terminal(*words, **environment)
+    return code, text.splitlines()
 
 
 class TestLink:
     def test_a_person_at_a_terminal_gets_it_dim_below_the_error(self, tmp_path):
-        code, lines = on_a_terminal(tmp_path, "tail", f"embedded://{tmp_path}/no.db", "orders")
+        code, lines = shown("tail", f"embedded://{tmp_path}/no.db", "orders")
         assert (code, len(lines)) == (4, 2)
         assert lines[0].startswith("error: [NOT_FOUND] ")
         assert lines[1] == f"\x1b[2m{LINK}\x1b[0m"
 
     def test_has_no_style_where_colours_are_unwanted(self, tmp_path):
-        _, lines = on_a_terminal(tmp_path, "tail", f"embedded://{tmp_path}/no.db", "orders", NO_COLOR="1")
+        _, lines = shown("tail", f"embedded://{tmp_path}/no.db", "orders", NO_COLOR="1")
         assert lines[1:] == [LINK]
 
     def test_comes_once_with_debug(self, tmp_path):
-        _, lines = on_a_terminal(tmp_path, "tail", f"embedded://{tmp_path}/no.db", "orders", "--debug")
+        _, lines = shown("tail", f"embedded://{tmp_path}/no.db", "orders", "--debug")
         assert sum(LINK in line for line in lines) == 1
         assert lines[-1].startswith("error: [NOT_FOUND] ")
 
     def test_a_wrong_command_line_has_the_help_instead(self, tmp_path):
-        _, lines = on_a_terminal(tmp_path, "tial")
+        _, lines = shown("tial")
         assert (len(lines), "--help" in lines[0]) == (1, True)
 
     def test_a_log_keeps_its_one_line(self, run, tmp_path):

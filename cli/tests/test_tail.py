@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -12,7 +11,8 @@ import pytest
 from multiclouddb_api import FileCheckpointStore, event_from_json
 from multiclouddb_conformance.command_line import apart_from_silence
 
-PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+from .terminals import PROGRAM
+
 LINE = re.compile(r'\d{4}-\d\d-\d\dT[\d:.]+Z  CREATE  id="(o-\d)"  \{"total":\d\}')
 
 

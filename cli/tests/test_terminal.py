@@ -5,14 +5,14 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from multiclouddb_conformance.command_line import apart_from_silence
 from multiclouddb_conformance.waiting import wait_until
 
-PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+from .terminals import PROGRAM
+
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -65,7 +65,7 @@ class Follower:
         return {item.event_id for item in self.sim.history if item.partition_id in names} - self.first.keys()
 
     def page(self, size: int) -> bool:
-        """Read one page; Read one page; return True if it is idle."""
+        """Read one page; return True if it is idle."""
         page = self.attempt(self.position, size)
         if page is None:
             return False

@@ -27,7 +27,7 @@ class Scenario(Generic[W]):
         client: A function that makes a client for a world: any object with `read_changes`. The client is
             closed after the run if it has a `close` method.
         request: The consumer's request, or a function that makes the request at the first read.
-        life: The script. The script; after it, the consumer reads until the feed is idle.
+        life: The script; after it, the consumer reads until the feed is idle.
         consumer: The application; `page_consumer` by default.
         marker: A function that returns an event's marker; by default, the field `n` of its document.
         lineage: Maps the id of each partition that a world ever had, as it is in events, to the partition's

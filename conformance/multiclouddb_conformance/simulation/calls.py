@@ -55,7 +55,7 @@ class Calls:
         self._lock = threading.Lock()
 
     def count(self, name: str, by: int = 1) -> None:
-        """Count a call; Count a call; Count a call; `name` is a numeric attribute."""
+        """Count a call; `name` is a numeric attribute."""
         with self._lock:
             setattr(self, name, getattr(self, name) + by)
 

@@ -101,7 +101,7 @@ class Route:
 
     @property
     def container(self) -> str | None:
-        """The container's name; Return the container; Return the container.
+        """Return the container.
 
         None if the path contains none.
         """

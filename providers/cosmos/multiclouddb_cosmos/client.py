@@ -202,7 +202,7 @@ class Calls:
         Args:
             address: The container.
             rid: Its resource id. The container to read; another container of the same name is refused.
-            place: The range. The range to read, which must lie within one partition.
+            place: The range to read, which must lie within one partition.
             etag: The LSN after which to read; None for the start of the feed.
             limit: The maximum number of items. A transaction is never divided.
             deadline: The time limit.

@@ -112,7 +112,7 @@ def expired_records(what: str) -> ProviderFault:
 
 
 def code_of(error: BaseException) -> str:
-    """The service's code; Return the error code; Return the error code.
+    """Return the error code of the service.
 
     `ParamValidation` for a call that botocore itself refuses. The code is empty for any other error.
     """

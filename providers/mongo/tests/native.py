@@ -46,7 +46,7 @@ class Native:
 
 @contextmanager
 def native(uri, **options):
-    """Open both clients; Make a native client; Make a native client; `options` are options of the driver."""
+    """Open both clients; `options` are options of the driver."""
     commands = Commands()
     with (
         MongoClient(uri, event_listeners=[commands], **options) as own,

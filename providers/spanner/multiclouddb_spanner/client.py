@@ -279,7 +279,7 @@ class Calls:
     def _create(self, deadline: Deadline, hold: Hold) -> tuple[str, bool, float]:
         """Create a session.
 
-        Create a session. Create a session. If the server supports it, the session is multiplexed, for many
+        If the server supports it, the session is multiplexed, for many
         queries at the same time.
         """
         request = CreateSessionRequest.pb()(database=self._name)

@@ -48,7 +48,7 @@ class Slots:
         self._free = threading.Semaphore(most)
 
     def take(self) -> bool:
-        """Take a slot; Take a slot; Take a slot; False if no slot is free."""
+        """Take a slot; return False if no slot is free."""
         return self._free.acquire(blocking=False)
 
     def give(self) -> None:

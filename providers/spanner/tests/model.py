@@ -103,8 +103,8 @@ class Model:
         partitions: The number of partitions at the start.
     """
 
-    def __init__(self, seed, trouble=0.0, partitions=2):
-        self.dice, self.trouble = random.Random(seed), trouble
+    def __init__(self, seed, trouble=0.0, partitions=2, slots=4):
+        self.dice, self.trouble, self.slots = random.Random(seed), trouble, slots
         self.lock = threading.RLock()
         self.now = self.last = self.read = ORIGIN
         self.used = set()  # rows that were changed at `last`
@@ -433,11 +433,12 @@ class ModelProvider(SpannerProvider):
 
     def __init__(self, model, config):
         super().__init__(None, config, ours=True)
+        self._model = model
         self._databases["d"] = Calls(Database(model), ours=True)
 
     def open_feed(self, spec, deadline):
         found = Found("items_stream", TABLE, ("id",), False, True, "NEW_ROW", DAY)
-        source = Source(self._databases["d"], found, Slots(4))
+        source = Source(self._databases["d"], found, Slots(self._model.slots))
         self._sources.add(source)
         return SpannerFeed(source, spec)
 

@@ -95,7 +95,8 @@ def _no_rest(monkeypatch):
 
 def live(seed):
     """Make one run: each change comes once, and each token delivers the rest."""
-    model = Model(seed, trouble=(0.0, 0.02, 0.1, 0.3)[seed % 4], partitions=1 + seed % 3)
+    trouble, slots = (0.0, 0.02, 0.1, 0.3)[seed % 4], (4, 0, 1)[seed // 2 % 3]
+    model = Model(seed, trouble, partitions=1 + seed % 3, slots=slots)
     dice = model.dice
     for _ in range(dice.choice([0, 5])):
         dice.choice([model.commit, model.reshape, model.pass_time])()

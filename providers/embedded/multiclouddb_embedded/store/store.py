@@ -276,7 +276,7 @@ class EmbeddedStore:
 
         Args:
             collection: The collection.
-            partition_id: The partition: The partition: `p0`, or the public id that a client lists.
+            partition_id: The partition: `p0`, or the public id that a client lists.
             at: The first hash of the upper partition; None means the middle of the range.
             database: Its database.
         """
@@ -300,7 +300,7 @@ class EmbeddedStore:
 
         Args:
             collection: The name of the collection.
-            a: One partition: The partition: The partition: `p0`, or the public id that a client lists.
+            a: One partition: `p0`, or the public id that a client lists.
             b: Its neighbour.
             database: The database that contains the collection; `main` by default.
         """
