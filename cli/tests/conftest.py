@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from multiclouddb_cli.main import app
 from multiclouddb_embedded import EmbeddedStore
 
-PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+from .terminals import PROGRAM
+
 PLUGIN = """
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ErrorCategory, Support
 from multiclouddb_spi import Fault, ProviderFault, ProviderPlugin

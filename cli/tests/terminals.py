@@ -1,0 +1,35 @@
+"""Runs a command on a terminal and returns what it showed."""
+
+import os
+import pty
+import subprocess
+import sys
+from functools import partial
+
+PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+
+
+def in_terminal(*words, columns=200, cwd=None, **environment):
+    """Run a command to its end on a terminal; return its exit code and all that it showed."""
+    main, worker = pty.openpty()
+    size = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
+    inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    try:
+        with subprocess.Popen(
+            [*PROGRAM, *map(str, words)], cwd=cwd, stdin=worker, stdout=worker, stderr=worker,
+            env={**inherited, **size, **environment},
+        ) as process:  # fmt: skip
+            os.close(worker)
+            # A read returns no more than a terminal holds: read again until the terminal is closed.
+            parts = list(iter(partial(read_from, main), b""))
+        return process.returncode, b"".join(parts).decode()
+    finally:
+        os.close(main)
+
+
+def read_from(terminal):
+    """Return the next part of what a terminal showed, or `b""` if its program has ended."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other side is closed
+        return b""
