@@ -144,10 +144,18 @@ def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
         )
 
 
-def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:
-    """Return True if a change stream now watches all columns of its table."""
+def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold, at: int | None = None) -> bool:
+    """Return True if a change stream watches all columns of its table.
+
+    Args:
+        calls: The database.
+        found: The table and the stream.
+        deadline: The time limit.
+        hold: The caller.
+        at: The time of the answer, in microseconds since 1970; None for the present.
+    """
     schema, _, name = found.table.rpartition(".")
-    watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres)
+    watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres, at=at)
     return watching.get(found.stream, False)
 
 
@@ -245,7 +253,14 @@ def _is_here(where: str, schema: str) -> bool:
 
 
 def _watching(
-    calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold, *, postgres: bool
+    calls: Calls,
+    schema: str,
+    table: str,
+    deadline: Deadline,
+    hold: Hold,
+    *,
+    postgres: bool,
+    at: int | None = None,
 ) -> dict[str, bool]:
     """Return the change streams that watch a table, each with True if it watches all columns."""
     everything = '"all"' if postgres else "`ALL`"
@@ -254,6 +269,7 @@ def _watching(
         2,
         deadline,
         hold,
+        at=at,
     )
     found = {name: True for name, of_all in rows if of_all in (True, "YES")}
     rows = calls.rows(
@@ -262,6 +278,7 @@ def _watching(
         4,
         deadline,
         hold,
+        at=at,
     )
     for stream, where, name, columns in rows:
         if _is_here(where, schema) and name == table:

@@ -147,7 +147,7 @@ class SpannerFeed(Feed):
             with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
             with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
             native=spec.include_native,
-            whole=self._source.whole,
+            whole=found.whole,
         )
         if plan_id_of(partition_id) is not None:
             return SegmentReader(self._scans, view, span_of(cursor))

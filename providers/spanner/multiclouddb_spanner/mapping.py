@@ -155,7 +155,7 @@ def _key(mod: Mod, view: View, converters: Mapping[str, Converter]) -> dict[str,
 def _new_row(
     record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
 ) -> dict[str, Any] | None:
-    if record.kind == "DELETE" or not has_new(record):
+    if record.kind == "DELETE" or not (record.shape.whole and has_new(record)):
         return None
     return {**key, **_converted(_loaded(mod.new), converters)}
 
@@ -163,7 +163,7 @@ def _new_row(
 def _old_row(
     record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
 ) -> dict[str, Any] | None:
-    if record.kind == "INSERT" or not has_old(record):
+    if record.kind == "INSERT" or not (record.shape.whole and has_old(record)):
         return None
     old = _converted(_loaded(mod.old), converters)
     if record.kind == "DELETE":

@@ -33,7 +33,7 @@ class FakeCalls:
             "change_stream_options": [list(each) for each in options],
         }
 
-    def rows(self, sql, columns, deadline, hold):
+    def rows(self, sql, columns, deadline, hold, at=None):
         table = sql.partition("information_schema.")[2].split()[0]
         assert all(len(row) == columns for row in self.answers[table])
         return self.answers[table]
