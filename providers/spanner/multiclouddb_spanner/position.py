@@ -30,6 +30,7 @@ __all__ = [
     "fixed_text",
     "micros_of",
     "moment_of",
+    "ordered",
     "place_of",
     "text_at",
 ]
@@ -37,6 +38,7 @@ __all__ = [
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 253_402_300_799_999_999  # the end of the year 9999
 _MOST_SEQUENCE: Final = 64
+_SEQUENCE_DIGITS: Final = 8
 _WHOLE: Final = len("2026-01-31T12:00:00")
 
 
@@ -112,6 +114,18 @@ def describe(place: Place) -> Position:
     if place.cut.delivered:
         text += ", after a part of what was committed then"
     return Position(text, moment)
+
+
+def ordered(sequence: str) -> str:
+    """Return a record sequence as a text that sorts like the number.
+
+    The service writes eight digits. A longer number gets a letter in front, because letters sort after
+    digits, and the letter grows with the number of digits.
+    """
+    more = len(sequence) - _SEQUENCE_DIGITS
+    if more <= 0:
+        return sequence if more == 0 else sequence.rjust(_SEQUENCE_DIGITS, "0")
+    return f"{chr(ord('a') + min(more, 26) - 1)}{sequence}"
 
 
 # -- Moments

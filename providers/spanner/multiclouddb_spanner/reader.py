@@ -8,13 +8,13 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.catalog import how_to_alter
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
-from multiclouddb_spanner.position import Place, cursor_of, moment_of
+from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
 from multiclouddb_spanner.query import Window
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
 from multiclouddb_spanner.source import Source
+from multiclouddb_spanner.statements import how_to_alter, how_to_watch
 from multiclouddb_spi import (
     Batch,
     Child,
@@ -295,7 +295,7 @@ class SpannerReader(Reader):
                 f"change stream {found.stream!r} did not watch all columns of {found.table!r} at the change "
                 f"at {record.commit}"
             )
-            statement = f"ALTER CHANGE STREAM {found.stream} SET FOR {found.table}"
+            statement = how_to_watch(found.stream, found.table, postgres=found.postgres)
         raise unsupported(
             f"{field}=REQUIRE: {problem}",
             f"run {statement} for changes to come, and read with INCLUDE_IF_AVAILABLE from the same token",
@@ -368,6 +368,7 @@ def _part(cut: Cut, record: DataRecord) -> int:
     if record.at != cut.at:
         return len(record.mods) if record.at < cut.at else 0
     mark = cut.delivered.get(record.transaction)
-    if mark is None or (record.sequence,) > mark[:1]:
+    sequence = (ordered(record.sequence),)
+    if mark is None or sequence > mark[:1]:
         return 0
-    return len(record.mods) if (record.sequence,) < mark[:1] else min(len(record.mods), int(mark[1]))
+    return len(record.mods) if sequence < mark[:1] else min(len(record.mods), int(mark[1]))

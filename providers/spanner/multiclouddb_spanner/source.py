@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from weakref import WeakKeyDictionary, WeakSet
 
+import attrs
+
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.catalog import Found, how_to_create, is_whole
+from multiclouddb_spanner.catalog import Found, is_whole, retention_of
 from multiclouddb_spanner.client import Calls
 from multiclouddb_spanner.errors import (
     earliest_of,
@@ -21,6 +23,7 @@ from multiclouddb_spanner.hold import Hold, late
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.query import Window, begin_query, list_partitions
 from multiclouddb_spanner.records import DataRecord, Shape, Shapes
+from multiclouddb_spanner.statements import how_to_create
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
 __all__ = ["Slots", "Source"]
@@ -291,6 +294,8 @@ class Source:
         self, error: Exception, at: int, deadline: Deadline, hold: Hold, *, resumes: bool
     ) -> ProviderFault:
         name = self.found.stream
+        # The period may have been changed since the stream was found.
+        self.found = attrs.evolve(self.found, retention=retention_of(self.calls, self.found, deadline, hold))
         now = self.calls.now(deadline, hold)
         named = earliest_of(error)
         earliest = self.earliest(now, deadline, hold) if named is None else micros_of(named, up=True)
