@@ -109,11 +109,14 @@ def _from(place: Place) -> Cut:
 
 def describe(place: Place) -> Position:
     """Return a position as readable text."""
-    moment = moment_of(place.first)
-    text = f"commit timestamp {text_at(place.first)}"
-    if place.cut.delivered:
-        text += ", after a part of what was committed then"
-    return Position(text, moment)
+    return _described(place.first, is_inside=bool(place.cut.delivered))
+
+
+@lru_cache(maxsize=1024)
+def _described(at: int, *, is_inside: bool) -> Position:
+    # Each page asks for the time of each partition, and most partitions have not moved.
+    rest = ", after a part of what was committed then" if is_inside else ""
+    return Position(f"commit timestamp {text_at(at)}{rest}", moment_of(at))
 
 
 def ordered(sequence: str) -> str:
@@ -170,7 +173,7 @@ def text_at(micros: int) -> str:
 
     All such texts have the same length, so they sort by time.
     """
-    return f"{moment_of(micros):%Y-%m-%dT%H:%M:%S.%f}Z"
+    return f"{moment_of(micros).isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
 
 
 def fixed_text(text: str) -> str:
