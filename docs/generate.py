@@ -21,8 +21,8 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _US8: Final = "conformance/multiclouddb_conformance/us8"
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
 GATES: Final = {
-    Capability.CHANGE_FEED: "every read. By itself it allows reads of a collection or of one physical "
-    "partition, from a token or from now, with creates, updates and deletes.",
+    Capability.CHANGE_FEED: "every read. This capability alone allows reads of a collection or of one "
+    "physical partition, from a token or from now.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
     Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note gives the precision.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
