@@ -217,7 +217,8 @@ class Taker:
         try:
             fields = decoded(change.raw)
         except BSONError:
-            taken.changes.append(change.raw)  # the mapper will report the damage
+            # The mapper will report the damage.
+            taken.changes.append(change.raw)
             return True
         kind = fields.get("operationType")
         if "splitEvent" in fields:

@@ -84,7 +84,8 @@ AUTHENTICATION: Final = Row(
 _AUTHORIZATION: Final = Row(
     ErrorCategory.AUTHORIZATION_FAILED,
     f"the user may not do that; grant it the roles of {_PAGE}",
-    confidential=True,  # the server's text quotes the command, with its resume token
+    # The server's text quotes the command, with its resume token.
+    confidential=True,
 )
 UNAVAILABLE: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,

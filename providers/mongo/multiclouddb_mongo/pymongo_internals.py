@@ -279,9 +279,8 @@ def hushed() -> Iterator[None]:
     def is_no_traceback(record: logging.LogRecord) -> bool:
         return record.exc_info is None
 
-    log.addFilter(
-        is_no_traceback
-    )  # each call has its own filter, because other threads may be closing too, and remove theirs earlier
+    # Each call has its own filter, because other threads may be closing too, and remove theirs earlier.
+    log.addFilter(is_no_traceback)
     try:
         yield
     finally:

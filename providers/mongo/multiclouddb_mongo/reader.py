@@ -153,7 +153,8 @@ class MongoReader(Reader):
 
     def _opened(self, taken: Taken, max_records: int) -> Stream:
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
-            self.close()  # PyMongo would wait for this server, but another server may be the primary now
+            # PyMongo would wait for this server, but another server may be the primary now.
+            self.close()
         if self._stream is None:
             self._batch_size = self._wanted_size or min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
             taken.requests += 1
@@ -217,7 +218,8 @@ class MongoReader(Reader):
                     taken.caught_up = False
                     return
                 continue
-            self._look()  # a stream that another thread closed also returns nothing
+            # A stream that another thread closed also returns nothing.
+            self._look()
             taken.at_end = True
             self._check()
             if time.monotonic() >= until:

@@ -135,9 +135,8 @@ class SegmentReader(Reader):
             if notice is not None:
                 self._end(notice)
                 return
-        if (
-            self._cancelled.is_set()
-        ):  # the cursor was closed in the meantime, so it is not known whether rows are left
+        # If the cursor was closed in the meantime, it is not known whether rows are left.
+        if self._cancelled.is_set():
             self._close_cursor()
             raise cancelled()
         rows = bytes_of(answer)

@@ -52,9 +52,8 @@ class MongoHarness(Harness):
     precision_seconds = 1.1
     rounding = timedelta(milliseconds=1)
     can_several = can_split = can_merge = can_keys_only = False
-    can_notices = (
-        False  # every notice of a collection's feed ends the feed; test_notices.py tests other notices
-    )
+    # Every notice of a collection's feed ends the feed; test_notices.py tests other notices.
+    can_notices = False
     expiry_updates = 1
     can_read_past_trim = False  # all collections share the oplog, so a position that does not move expires
     value_types = frozenset(VALUES) - {"integer over 64 bit", "set"}

@@ -155,9 +155,8 @@ class TestStarts:
 
         def in_a_second():
             """Return a change and a later moment in the same second; None if the machine was too slow."""
-            time.sleep(
-                1.15 - time.time() % 1
-            )  # not directly after the start of a second, when a change may get a late timestamp
+            # Not directly after the start of a second, when a change may get a late timestamp.
+            time.sleep(1.15 - time.time() % 1)
             now, number = datetime.now(UTC), next(numbers)
             moment = now + timedelta(milliseconds=300)
             collection.insert_one({"_id": number})

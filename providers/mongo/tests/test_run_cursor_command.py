@@ -502,7 +502,8 @@ class TestTimeouts:
         for _ in range(2):
             next(cursor)
         began = time.monotonic()
-        error = refused(next, cursor)  # many getMore commands, or a single getMore that waits
+        # Many getMore commands, or a single getMore that waits.
+        error = refused(next, cursor)
         assert 2.9 < time.monotonic() - began < SOON + 2
         assert error.category == TRANSIENT
 
