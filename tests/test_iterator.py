@@ -585,7 +585,7 @@ class TestCheckpoint:
         with pytest.raises(MulticloudDbError) as caught:
             next(two)
         assert caught.value.category == ErrorCategory.CONFLICT
-        assert "name of its own" in caught.value.message
+        assert "its own name" in caught.value.message
         assert next(one).event_id == "P2"
 
     def test_a_worker_with_a_conflict_does_not_take_over(self):
