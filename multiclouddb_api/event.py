@@ -50,8 +50,8 @@ class ChangeEvent(Slotted):
     Portability:
         `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may go back
         there. Order the changes of one key by `order_key`. Only DynamoDB, Spanner and Cosmos DB report
-        `by_expiry`. `backfilled` is True only with `Snapshot()`, and on Cosmos DB with its opt-in. See warnings
-        8, 16, 17 and 23 in docs/configuration.md.
+        `by_expiry`. `backfilled` is True only with `Snapshot()`, and on Cosmos DB with its opt-in. See
+        warnings 8, 16, 17 and 23 in docs/configuration.md.
     """
 
     event_id: str = attrs.field(validator=is_a(str))

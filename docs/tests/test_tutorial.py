@@ -75,7 +75,7 @@ class TestTutorial:
         assert counts == {"tests": counts["tests"], "failures": 0, "errors": 0, "skipped": 0}
         assert counts["tests"] > 200  # as the page says
         assert "xfailed" not in ran.stdout
-        assert "deselected, for the harness lacks what they need" in ran.stdout
+        assert "deselected, because the harness lacks what they need" in ran.stdout
 
     def test_the_provider_and_its_harness_are_as_short_as_promised(self):
         assert code_lines("listfeed.py") < 155

@@ -178,6 +178,6 @@ def test_a_provider_that_ends_a_segment_like_a_partition_is_refused(monkeypatch,
         return attrs.evolve(batch, outcome=outcome) if isinstance(batch.outcome, Scanned) else batch
 
     monkeypatch.setattr(SegmentReader, "_fetch", fetch)
-    with pytest.raises(MulticloudDbError, match="against the contract") as caught:
+    with pytest.raises(MulticloudDbError, match="violates the contract") as caught:
         consumer.pages(20)
     assert caught.value.category == ErrorCategory.PERMANENT_FAILURE

@@ -102,4 +102,4 @@ def test_a_plan_asks_for_each_expired_position_once(make_bench, caplog):
     step = planner.advance(lineage, None, Deadline.after(30), allow_empty=True)
     assert step.moved
     assert feed.oldests <= 12
-    assert "was lost to retention" in caplog.text
+    assert "were lost to retention" in caplog.text

@@ -110,7 +110,7 @@ class TestLineage:
         assert made.audited.retired
 
     def test_service_is_not_asked_for_its_children(self):
-        with pytest.raises(AssertionError, match="knows nothing of this one"):
+        with pytest.raises(AssertionError, match="does not know this partition"):
             scanning().retire("part-1", [], complete=False)
 
 

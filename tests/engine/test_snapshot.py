@@ -281,11 +281,11 @@ class TestTrouble:
         lineage = Lineage([Active("p0", 1)], max)
         lineage.begin_scan(Plan("s", [0], "f", 1, holds=True))
         lineage.cut([Segment("a", 1)], None)
-        with pytest.raises(ProviderFault, match="against the contract"):
+        with pytest.raises(ProviderFault, match="violates the contract"):
             lineage.check_end("a", outcome)
 
     def test_a_partition_that_ends_like_a_segment_is_refused(self):
-        with pytest.raises(ProviderFault, match="is no segment"):
+        with pytest.raises(ProviderFault, match="is not a segment"):
             Lineage([Active("p0", 1)], max).check_end("p0", Scanned())
 
     def test_a_segment_that_is_cut_twice_is_refused(self):
