@@ -80,8 +80,7 @@ def event_from_json(text: bytes | str) -> ChangeEvent:
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or contains an unknown
-        field; the
-            message names the field.
+            field; the message names the field.
     """
     return _event_in("event", decode_json(text))
 
@@ -117,8 +116,7 @@ def page_from_json(text: bytes | str) -> ChangeFeedPage:
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or contains an unknown
-        field; the
-            message names the field.
+            field; the message names the field.
     """
     page = _Fields("page", decode_json(text), ChangeFeedPage)
     return ChangeFeedPage(

@@ -39,7 +39,7 @@ class Child:
     Attributes:
         partition_id: The child.
         parents: *All* parents of the child. Each parent names the child when that parent has been read to its
-        end. The engine starts the child when the last parent has named it.
+            end. The engine starts the child when the last parent has named it.
         cursor: The position at which the child starts, as far as this parent knows.
     """
 
@@ -220,7 +220,7 @@ class Batch:
         poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
             wait.
         notices: Facts about the feed that are not changes. Their place is after the batch's last record and
-        before the next batch. So a reader that finds such a fact ends its batch there, even if the
+            before the next batch. So a reader that finds such a fact ends its batch there, even if the
             service has sent more records. If more may follow, `caught_up` is False. The page that takes the
             last record of the batch contains the batch's notices, and no later record of this partition. The
             position `end` lies after the notices. Every other cursor of the batch, and the `skip_cursor` of a

@@ -135,10 +135,10 @@ class Seed:
         parents: Parent partitions that must be read to their end first. A parent that is not a seed of the
             same answer counts as read to its end.
         cursor: The durable position at which reading starts. The position must stay valid and keep its
-        meaning in other processes and after years of idle polling, as long as the service retains it.
+            meaning in other processes and after years of idle polling, as long as the service retains it.
         children: Set if the partition ended before the start, so that `cursor` is its end. The field lists
-        the partition's children that are seeds of the same answer. The engine reads nothing from
-            such a partition and searches for more children.
+            the partition's children that are seeds of the same answer. The engine reads nothing from such a
+            partition and searches for more children.
     """
 
     partition_id: str
@@ -161,8 +161,7 @@ class Partition:
     Attributes:
         partition_id: The service's own id of the partition.
         parents: The parents of the partition, including those that are no longer listed; empty if the service
-        does not
-            name them.
+            does not name them.
         state: Open or closed.
     """
 
@@ -223,7 +222,7 @@ class Reader(ABC):
             max_bytes: The target for `batch.nbytes`; a batch may exceed it by one record, or by more if the
                 service accepts no size limit.
             wait: How many seconds the fetch may block if there are no records; 0 means that it must answer at
-            once.
+                once.
             deadline: The time limit.
 
         Returns:
@@ -379,7 +378,7 @@ class Feed(ABC):
 
         Args:
             tracked: Maps the id of each partition in the token to the partition. All descendants of these
-            partitions count as covered.
+                partitions count as covered.
             since: The time at which the feed started; changes committed earlier are not needed. None if the
                 start is not known.
             deadline: The time limit.
@@ -408,8 +407,7 @@ class Feed(ABC):
         Args:
             child_id: The child.
             cursors: The distinct cursors: there is at least one, usually exactly one. The default returns the
-            first of
-                the cursors in the order of `compare`, so that no event is left out. It raises if
+                first of the cursors in the order of `compare`, so that no event is left out. It raises if
                 `compare` returns None.
         """
         for cursor in cursors:

@@ -95,7 +95,7 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
     if provider != provider_id:
         raise _foreign(f"is of provider {provider!r}, not {provider_id!r}")
     if place != _digest(address.database, address.collection):
-        raise _foreign(f"is not of the resource {address}")
+        raise _foreign(f"belongs to another resource, not to {address}")
     return PartitionId(native, which)
 
 

@@ -73,7 +73,7 @@ def open_provider(config: ClientConfig, native_client: object | None = None) -> 
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the provider is unknown, not installed or does not follow this
-        SPI, or if the configuration is wrong.
+            SPI, or if the configuration is wrong.
     """
     plugin = load_plugin(config.provider)
     if not isinstance(plugin, ProviderPlugin):

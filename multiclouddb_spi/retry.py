@@ -67,7 +67,7 @@ class Tries:
     Attributes:
         provider: Classifies failures.
         attempts: The number of attempts, including the first; 1 leaves all retries to the application's own
-        client.
+            client.
         pause: Waits for the given number of seconds, or less if the client is closed.
         on_retry: Called before each wait with the number of the attempt, the seconds and the failure.
     """

@@ -220,7 +220,7 @@ class FaultyProvider(WrappedProvider):
         inner: The provider.
         script: The fault script.
         act: A function that splits, merges or trims the collection natively, for scripts that need this; it
-        is called once, from the reading thread.
+            is called once, from the reading thread.
 
     Attributes:
         happened: How often the fault has happened.

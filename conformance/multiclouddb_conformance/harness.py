@@ -117,7 +117,7 @@ class Harness(ABC):
         precision_seconds: How many seconds too early `AtTime` may start, as the capability's note says.
         patience_seconds: The longest time, in seconds, until a write appears in the feed.
         idle_pages: The number of consecutive idle pages after which a test stops reading; more than 1 if the
-        service shows writes late.
+            service shows writes late.
         rounding: The unit to which the service rounds event times down.
         expiry_updates: The number of changes that `expire` makes before the delete.
         value_types: The values from `multiclouddb_conformance.values` that documents preserve exactly.

@@ -165,7 +165,7 @@ def check_watermarks(
         pages: The pages that one consumer received, in order.
         identify: A function that returns the identity of an event's change.
         seen: Changes that were delivered before; they may be older than the watermark if they are delivered
-        again.
+            again.
     """
     known = set(seen)
     mark = None

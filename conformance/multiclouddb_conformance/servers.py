@@ -44,7 +44,7 @@ def fetch_once(
         bring: A function that puts the package, as one file, into a given empty folder; see `download`.
         digest: The package's digest: `sha256:` or another algorithm of `hashlib`, and a hexadecimal number.
         unpack: A function that unpacks the package into a given folder, and returns the folder inside it that
-        is kept.
+            is kept.
 
     Raises:
         ServerUnavailableError: Raised if the package has another digest; or an error that `bring` raised.

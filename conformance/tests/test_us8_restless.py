@@ -11,7 +11,7 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 class MovesKeysHarness(SimulationHarness):
-    """A harness in which any split or merge may move keys to any partition, as in Cloud Spanner's emulator."""
+    """A harness in which any split or merge may move keys to any partition, as in Spanner's emulator."""
 
     # Here a key has no fixed partition, so a partition cannot be found from a key.
     capabilities: ClassVar = CapabilitySet(

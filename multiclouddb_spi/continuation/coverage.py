@@ -145,7 +145,7 @@ def missed_by_parents(
     Args:
         tracked: Every partition in the token.
         listed: The partitions that the service lists. The listing may be incomplete, and each of its pages
-        may show the state at a different time.
+            may show the state at a different time.
         is_gone: A function that asks the service whether an unlisted partition no longer exists. If the
             partition still exists, it is not listed yet, and its descendants cannot be judged now. The
             function is called only if a partition seems to be missed.

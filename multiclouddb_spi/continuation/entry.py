@@ -77,7 +77,7 @@ class AwaitingChildren:
         partition_id: The service's own id of the partition.
         cursor: The position at which the partition ends.
         children: The children that were named so far, including those that have been read to their end since
-        then; empty if no child is known.
+            then; empty if no child is known.
         watched: How long the engine has looked for children, in tenths of a second of running time.
     """
 

@@ -85,7 +85,7 @@ class Audit:
         late: The missed partitions, which are now in the lineage, each with its notice.
         seeds: The ids of all partitions that the feed named.
         stranded: Partitions that no longer existed when the service first could have listed them, although
-        others wait for them.
+            others wait for them.
         error: The reason why the service did not name the stranded partitions, or None.
     """
 

@@ -98,7 +98,7 @@ def state_from_json(value: Any, join: Join) -> FeedState:
 
     Raises:
         InvalidCursor: Raised if `state_to_json` did not make the value, or if no read could ever return a
-        change.
+            change.
     """
     end = end_from_json(value)
     if end is not None:

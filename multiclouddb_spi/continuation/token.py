@@ -132,7 +132,7 @@ def _dumped(body: dict[str, Any]) -> bytes:
         plain = orjson.dumps(body)
         problem = beyond_bounds(plain)
     except orjson.JSONEncodeError as error:
-        plain, problem = b"", f"it contains more than JSON or is deeper than {MAX_LEVELS} levels ({error})"
+        plain, problem = b"", f"it is not JSON, or nests deeper than {MAX_LEVELS} levels ({error})"
     if problem is None:
         return plain
     raise MulticloudDbError(

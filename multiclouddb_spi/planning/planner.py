@@ -130,7 +130,7 @@ class Planner:
             deadline: The time limit for planning the step.
             target: The latest position up to which the step may read.
             allow_empty: True if positions that moved without any record also justify a step. Without such
-            steps, a position could become older than the service's log.
+                steps, a position could become older than the service's log.
         """
         wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)

@@ -22,8 +22,8 @@ class Target:
     Attributes:
         cursors: Maps a partition to the position at which to stop reading it.
         passed: Partitions that ended before the target, so they are read to their end; None means every
-        partition without a cursor. A partition that is not in `passed` and has no cursor appeared after the
-        target.
+            partition without a cursor. A partition that is not in `passed` and has no cursor appeared after
+            the target.
     """
 
     cursors: Mapping[str, Cursor]
@@ -42,10 +42,10 @@ class Step:
         empty: True if only positions have moved, without any records.
         found_late: Partitions that an audit found; the next step reads them.
         news: Partitions that have records, possible records, or an end in this step. In all other partitions,
-        only the positions have moved.
+            only the positions have moved.
         records: The number of records in this step, or None if the service does not report it.
         skipped: The parts that were left out because they are older than the retention, as readable text with
-        partition and position.
+            partition and position.
     """
 
     before: Lineage

@@ -107,7 +107,7 @@ class Fetcher:
         Raises:
             Exception: The last error that the provider raised.
             ProviderFault: `TRANSIENT_FAILURE` if the call did not return in time and no attempt had failed
-            before.
+                before.
         """
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))

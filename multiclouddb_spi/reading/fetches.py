@@ -42,7 +42,7 @@ class Fetches:
 
     Attributes:
         overtaken: Partitions that wait for free bytes while records of other partitions are returned. They
-        keep their place in the lineage, so they are read first when bytes become free.
+            keep their place in the lineage, so they are read first when bytes become free.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ class Budget:
         limit: The limit in bytes.
         used: The current number of bytes.
         expected: The bytes that a fetch is likely to return even if it requests fewer: a service returns at
-        least one record, however large. lock: Held while `used` changes together with the contents of a
-        partition.
+            least one record, however large.
+        lock: Held while `used` changes together with the contents of a partition.
     """
 
     def __init__(self, limit: int) -> None:
@@ -58,7 +58,7 @@ class PartitionReader:
         window: The number of records that the next fetch requests; it grows while the reader is reused.
         not_before: The monotonic time before which another request is not useful.
         asked_at: The monotonic time at which the last fetch started; an answer proves nothing about later
-        times.
+            times.
         retries: The number of retries of the last fetch.
         trouble: The reason for the last retry of the running fetch, or None.
         waiting: True while the running fetch waits for new records, because there were none when it started.

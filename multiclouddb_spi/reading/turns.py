@@ -61,7 +61,7 @@ class Turn:
         silent: True if the partition's last answer was that it has no records, and it was not asked again.
         awaited: True if the partition had no records and its running fetch waits for new ones.
         noticed: True if the page contains a notice of this partition; then no more of its records may come on
-        that page.
+            that page.
         error: The failure of this partition in this call, or None.
         watermark: The watermark of the partition's last batch that was returned completely.
         headroom: The number of seconds until the partition's position expires; infinite if that is not known.
@@ -99,7 +99,7 @@ class Turns:
         held: Partitions that have records left for a later page.
         failed: Partitions that have failed in this call, the first one first.
         served: Partitions that have had their turn, in this order. In the next call they are read in the same
-        order, after the partitions that had no turn.
+            order, after the partitions that had no turn.
     """
 
     def __init__(self, lineage: Lineage) -> None:

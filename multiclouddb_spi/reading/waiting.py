@@ -31,7 +31,7 @@ class Waiting:
     Attributes:
         began: The time at which the call began.
         last_ask: After this time, no fetch that waits for new records may begin. Such a fetch must end before
-        the deadline, because it is not a failure to find no new records.
+            the deadline, because it is not a failure to find no new records.
         until: How long the call waits for a first record.
         head_until: How long the call waits for the first partition in the queue.
         rounds: How often all partitions were read again.

@@ -567,7 +567,7 @@ class TestClose:
         """The interpreter shuts down every thread pool before it stops daemon threads."""
         bench = threaded()
         bench.engine._executor.shutdown()
-        error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ends")
+        error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ended")
         assert not error.retryable
 
     def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):

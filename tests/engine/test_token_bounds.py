@@ -231,7 +231,7 @@ class TestMaking:
     def test_position_that_could_not_be_read_again_is_not_handed_out(self, depth):
         state = [["p", nested(depth)]]
         with pytest.raises(
-            MulticloudDbError, match=r"nests? deeper than 16 levels.* writes a position .* as text"
+            MulticloudDbError, match=r"nests? deeper than 16 levels.* the provider must write it as text"
         ) as caught:
             encode_token(attrs.evolve(EMPTY, state=state))
         assert caught.value.category == ErrorCategory.PERMANENT_FAILURE

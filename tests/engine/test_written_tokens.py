@@ -165,7 +165,7 @@ class TestWhatIsKept:
         assert tokens.take(token)
         lineage.failed_last("p0")
         tokens.keep(token, envelope, lineage)
-        with pytest.raises(AssertionError, match="something else"):
+        with pytest.raises(AssertionError, match="differs from"):
             tokens.take(token)
 
 

@@ -60,7 +60,7 @@ class Act(Generic[W_contra]):
         run: A function that performs the action and returns the changes that it wrote, in the service's
             order.
         forgets: True if the action removes changes, as the retention does. Before such an action, the
-        consumer reads to the end and stores its token.
+            consumer reads to the end and stores its token.
     """
 
     name: str

@@ -45,7 +45,7 @@ class LossOracle(Scenario[W]):
 
         Args:
             max_kills: The maximum number of runs in each plan that has one run for each place; the places are
-            spread evenly. None means one run for every place.
+                spread evenly. None means one run for every place.
         """
         baseline = self._play(NEVER, NEVER, None)
         runs = [baseline.report]

@@ -31,14 +31,14 @@ class Scenario(Generic[W]):
         consumer: The application; `page_consumer` by default.
         marker: A function that returns an event's marker; by default, the field `n` of its document.
         lineage: Maps the id of each partition that a world ever had to the partition's parents, with the ids
-        that events contain. None if the lineage is unknown; then only the order of a key's changes can show
-        that a child was read too early.
+            that events contain. None if the lineage is unknown; then only the order of a key's changes can
+            show that a child was read too early.
         written_before: The number of changes that the script writes before the start (`AtTime`, a token).
             Omit this number for `Now` and `Beginning`.
         idle_pages: The number of consecutive idle pages after which a consumer stops; more than 1 if the
-        service shows writes late.
+            service shows writes late.
         key_order: False for a service whose keys may move to unrelated partitions. Then the changes of a key
-        must be in order only within a partition, and their order keys must agree.
+            must be in order only within a partition, and their order keys must agree.
         max_pages: The maximum number of pages in one read.
         max_failures: The maximum number of consecutive retryable failures.
     """

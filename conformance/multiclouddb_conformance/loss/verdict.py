@@ -45,8 +45,8 @@ class Reading:
     """The pages that one consumer received.
 
     Attributes:
-        seen_before: The number of events that earlier consumers had processed. pages: The pages of this
-        consumer.
+        seen_before: The number of events that earlier consumers had processed.
+        pages: The pages of this consumer.
     """
 
     seen_before: int

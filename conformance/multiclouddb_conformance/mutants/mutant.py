@@ -29,9 +29,9 @@ class Mutant(WrappedProvider):
 
     Attributes:
         caught_by: The tests that must fail with this mutant, as `TestClass::test_name`; other tests may fail
-        too.
-        declared: The capabilities that the mutant's harness declares. config: The client configuration of the
-        mutant.
+            too.
+        declared: The capabilities that the mutant's harness declares.
+        config: The client configuration of the mutant.
     """
 
     caught_by: ClassVar[tuple[str, ...]] = ()

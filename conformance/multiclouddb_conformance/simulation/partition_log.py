@@ -68,7 +68,8 @@ class Commit:
     """The records of one commit in one partition.
 
     Attributes:
-        number: The number of the commit. timestamp: The time of the commit.
+        number: The number of the commit.
+        timestamp: The time of the commit.
         records: The commit's records in this partition; empty if the commit contains only notices.
         notices: The notices of the commit.
     """

@@ -61,7 +61,7 @@ class ServiceBehaviour:
         throttle: Probability of `ThrottledError`.
         retry_after: The number of seconds that a throttled answer asks to wait, or None.
         drop: The probability that the connection is lost in the middle of the answer, so that a reader that
-        ignores this loses records.
+            ignores this loses records.
         server_error: The probability of a 5xx answer.
         expired_iterator: The probability that the reader has expired; the next reader works at once.
         slow: The probability that a fetch takes `latency`.
@@ -72,9 +72,9 @@ class ServiceBehaviour:
         control: The probability that a call on the feed (start, partitions, discover, oldest, heads) fails
             with a 5xx answer.
         redeliver: The maximum number of earlier records that a new reader delivers again; this happens once
-        at each position, and never with `until`.
+            at each position, and never with `until`.
         empty_batch: The probability of an empty batch without `caught_up`, as if a filter were still
-        scanning.
+            scanning.
         short_batch: The probability that a batch contains fewer records than it could contain.
         page_limit: The service's own maximum of records in a batch, or None.
         scan_limit: The maximum number of commits that one fetch scans, or None.
@@ -82,7 +82,7 @@ class ServiceBehaviour:
         separate_end: The probability, for each partition, that its end comes in a separate empty batch.
         late_children: The maximum number of calls of `discover` until a partition's children are named.
         late_siblings: The maximum number of further calls of `discover` until each child after the first is
-        named.
+            named.
         proves_children: False for a service that never reports that it has named all children.
         listing: The form of its listings.
         late_listing: The maximum number of looks (a start, a listing, an audit) until a child partition is
@@ -103,12 +103,12 @@ class ServiceBehaviour:
             mapping fail.
         drop_notice: True if the feed of a dropped collection ends with a notice, False if it fails.
         moves_keys: True if a split or merge may move keys to partitions that do not descend from the keys'
-        old partitions. Then the lineage says nothing about the order of a key's changes.
+            old partitions. Then the lineage says nothing about the order of a key's changes.
         splits_itself: The number of commits after which the service itself splits, merges or rolls
             partitions; None for never.
         segments: The number of segments of a snapshot if the request does not specify it.
         point_in_time: True if a scan shows all rows as of the start of the snapshot, False if it shows each
-        row as of the time when the row is read.
+            row as of the time when the row is read.
         splits_segments: The probability, for each fetch, that a segment ends and its rest is read in two
             pieces.
     """
