@@ -169,7 +169,7 @@ Scope: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="SCOPE",
-        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; see partitions for IDs.",
+        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; partitions lists IDs.",
         autocompletion=_complete_scope,
     ),
 ]
