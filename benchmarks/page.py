@@ -65,7 +65,7 @@ To add a row, write one decorated function in a module of `benchmarks/rows`; `be
 
 
 def page_text(record: Record) -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows = load_rows()
     shown = [(rows[name], result) for name, result in record.results.items() if name in rows]
     parts = [_HEAD, _table(shown), f"Machine: {record.setting}.{_days(shown)}\n"]
@@ -113,6 +113,6 @@ def _described(row: Row, result: Result) -> str:
     if result.notes:
         notes = (f"{name} {figure(value, result.unit)}" for name, value in result.notes.items())
         parts.append(f"Besides: {'; '.join(notes)}.\n")
-    # `py`, not `python`: it is shown, not run; the benchmark itself runs it.
+    # `py` instead of `python`, because the code is shown and not run; the benchmark itself runs it.
     parts += [f"```py\n{inspect.getsource(function).rstrip()}\n```\n" for function in row.shown]
     return "\n".join(parts)
