@@ -1,5 +1,6 @@
 """Tests one row: the order of the sides, medians and verdicts. A side cannot become faster by reading
-less."""
+less.
+"""
 
 import gc
 

@@ -1,5 +1,6 @@
 """Tests what the rows about MongoDB share: the server's core, equal reads on both sides, and correct
-counts."""
+counts.
+"""
 
 import os
 from functools import partial

@@ -57,7 +57,8 @@ class TestFetchOnce:
 
     def test_it_is_unpacked_beside_its_place(self, folder):
         """The server is unpacked on the target's file system, because a folder cannot be renamed across file
-        systems."""
+        systems.
+        """
         seen = []
         fetch_once(folder, bring, DIGEST, lambda *each: seen.extend(each) or unpack(*each))
         assert all(path.is_relative_to(folder.parent) for path in seen)

@@ -1,5 +1,6 @@
 """Runs the suite on services with different behaviour, because the suite must require only what is
-promised."""
+promised.
+"""
 
 import attrs
 

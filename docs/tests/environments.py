@@ -49,7 +49,8 @@ class Wheels:
 
     def needed(self, requirement):
         """Return what pip would install for a requirement: the project's distributions, and other
-        packages."""
+        packages.
+        """
         ours, foreign, seen, left = set(), set(), set(), [Requirement(requirement)]
         while left:
             wanted = left.pop()

@@ -1,5 +1,6 @@
 """Starts the services that the README's blocks name, on this machine, with the data that the blocks
-expect."""
+expect.
+"""
 
 from contextlib import contextmanager
 

@@ -156,7 +156,8 @@ class TestPermissions:
 
     def test_the_policy_allows_what_is_called_and_no_more(self, orders):
         """The policy covers reads from both ends, across a rollover, from a token and with a snapshot, and
-        listings."""
+        listings.
+        """
         called = set()
         session = boto3.Session()
 

@@ -58,7 +58,8 @@ def orders(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("orders")
 def test_from_boto3_and_from_bloop(monkeypatch):
     """bloop requires an older boto3 than the installed version, so its wheel is fetched without
-    dependencies."""
+    dependencies.
+    """
     prints_the_same(page_of("boto3"))
     assert page_of("boto3").programs["ours.py"] == page_of("bloop").programs["ours.py"]
     monkeypatch.setenv("PYTHONPATH", str(bloop()))

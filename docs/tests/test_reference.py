@@ -115,7 +115,8 @@ class TestDatabases:
 
 class TestOptions:
     """Tests the names and defaults on the page; the wording of docstrings may change before the page
-    changes."""
+    changes.
+    """
 
     ROW = re.compile(r"^\| (`\w+`) \| (required|`[^|]*`) \| ", re.MULTILINE)
 

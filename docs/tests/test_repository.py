@@ -1,5 +1,6 @@
 """Tests the setting with the address of the repository, which the metadata and the site use unless it is
-empty."""
+empty.
+"""
 
 import runpy
 import shutil

@@ -1,5 +1,6 @@
 """Tests that the site builds without warnings, shows everything public, and loads nothing from other
-sites."""
+sites.
+"""
 
 import json
 import os

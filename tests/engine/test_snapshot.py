@@ -1,5 +1,6 @@
-"""Tests the engine's part of `Snapshot()`: order on the page, rate, release of the stream, audits and
-token."""
+"""Tests what the engine does for `Snapshot()`: order on the page, rate, release of the stream, audits,
+token.
+"""
 
 import json
 import time
@@ -53,7 +54,7 @@ class Seen(Observer):
 
 
 class Reading:
-    """One feed, read page by page."""
+    """A feed that is read page by page."""
 
     def __init__(self, sim, order=INTERLEAVED, size=8, observer=None, **wanted):
         self.sim, self.size = sim, size
