@@ -1,4 +1,4 @@
-"""Tests the meaning of each failure of azure-cosmos, with a table."""
+"""Tests the category of each failure of azure-cosmos, with a table."""
 
 import pytest
 from azure.core.exceptions import (

@@ -1,6 +1,4 @@
-"""Tests the transport of the library's client: a read takes fewer steps than in requests, with the same
-result.
-"""
+"""Tests the transport of the library's client: a read takes fewer steps than usual, with the same result."""
 
 from __future__ import annotations
 
