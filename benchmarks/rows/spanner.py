@@ -250,7 +250,7 @@ def scan(changes: Backlog) -> Done:
     ),
     against=(
         "The library's parallel scan (`generate_read_batches` and `process_read_batch` in eight threads), "
-        "which makes a dict of each row, but no event, and can be continued in no other process."
+        "which makes a dict of each row, but no event. Another process cannot continue the scan."
     ),
     same_work=False,
     shown=(scan_loop,),
