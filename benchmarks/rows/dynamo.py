@@ -335,8 +335,7 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
         "pages; the service allows ten calls a second. Children are requested by their parent. A single "
         "child may be one half of a split, so the reader looks for the other half for one second. Only the "
         "start of the feed reads the list of shards. At `Now` it reads the list twice, so that it misses "
-        "no shard that ends"
-        "meanwhile. The goal allows one search, "
+        "no shard that ends meanwhile. The goal allows one search, "
         "two more in that second, and one in reserve."
     ),
     against="",
