@@ -37,7 +37,7 @@ def where_time_goes(side: Callable[[], Any]) -> str:
             spent[name] = spent.get(name, 0.0) + own
     total = sum(spent.values()) or 1.0
     most = sorted(spent.items(), key=lambda item: -item[1])[:_SHOWN]
-    return f"Its CPU time goes to {', '.join(f'{name} {own / total:.0%}' for name, own in most)}."
+    return f"Most CPU time of our side: {', '.join(f'`{name}` {own / total:.0%}' for name, own in most)}."
 
 
 def _own_times(profile: cProfile.Profile) -> dict[str, float]:

@@ -108,8 +108,9 @@ def _summary(known: list[Row]) -> str:
     without = [row.id for row in known if row.no_test]
     gaps = [row.id for row in known if row.gap]
     return (
-        f"{len(known)} rows: {len(known) - len(without)} have tests, {len(without)} have a reason instead "
-        f"({', '.join(without)}). In {len(gaps)} PyMongo differs from its specification ({', '.join(gaps)})."
+        f"Of {len(known)} rows, {len(known) - len(without)} have tests, and {len(without)} have a reason "
+        f"instead ({', '.join(without)}). In {len(gaps)} rows PyMongo differs from its specification "
+        f"({', '.join(gaps)})."
     )
 
 

@@ -64,7 +64,7 @@ class ClientConfig:
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
-    """Provider id: One of `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`."""
+    """The provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`."""
     connection: Mapping[str, Any] = attrs.field(factory=dict, repr=_redacted, hash=False)
     """The provider's own settings, as a mapping from name to value. Every provider accepts the setting
     `url`, which contains the same URL that `connect` accepts."""

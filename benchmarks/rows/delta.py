@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 _ROWS: Final = 100_000
 _KEYS: Final = 200_000
 _ABOUT: Final = (
-    "`merge_into_delta` merges 100,000 changes of 95,000 keys, one in ten a delete, into a table with {keys} "
-    "rows, with documents of 300 bytes. The copy of the table before each run is not counted."
+    "`merge_into_delta` merges 100,000 changes into a table with {keys} rows. The changes belong to"
+    " 95,000 keys, one change in ten is a delete, and documents have 300 bytes. The copy of the "
+    "table before each run is not counted."
 )
 _AGAINST: Final = (
-    "deltalake's own merge of the last change of each key. The last changes are found before the clock "
-    "starts; the merge is an upsert without a condition and without tombstones."
+    "deltalake's own merge of the last change of each key. The last changes are found before the "
+    "measurement starts. The merge is an upsert without a condition and without tombstones."
 )
 
 

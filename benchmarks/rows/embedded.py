@@ -17,8 +17,8 @@ from multiclouddb_api import ClientConfig, connect
 
 _EVENTS: Final = 200_000
 _BARE: Final = (
-    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no event. "
-    "The loop keeps no position, knows no partitions, and parses no key."
+    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no "
+    "event. The loop stores no position, ignores partitions, and parses no key."
 )
 
 
@@ -76,8 +76,8 @@ def embedded_events(bench: Bench) -> Iterator[Sides]:
     title="Embedded store, Arrow",
     goal=1.2,
     about=(
-        "The engine reads the same events as Arrow batches, documents as JSON text, in pages of 10,000, "
-        "the page size of a task of the Spark source."
+        "The engine reads the same events as Arrow batches with documents as JSON text. A page has "
+        "10,000 events, like the pages of a task of the Spark source."
     ),
     against=_BARE,
 )

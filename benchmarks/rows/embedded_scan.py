@@ -97,10 +97,11 @@ def _snapshot(path: Path) -> Done:
     title="Embedded store, snapshot",
     unit="rows/s",
     goal=1.0,
-    about="The client reads a snapshot of 100,000 documents of 300 bytes, to `BackfillDone`.",
+    about="The client reads a snapshot of 100,000 documents of 300 bytes, up to the notice `BackfillDone`.",
     against=(
-        "The module `sqlite3` in four threads, each with a range of keys: `orjson` parses key and document, "
-        "and a dict contains the fields that an event has. It computes no ids and keeps no position."
+        "A program that uses the module `sqlite3` in four threads, each with a range of keys. It "
+        "parses key and document with `orjson`, and makes a dict with the fields of an event. It "
+        "computes no ids and stores no position."
     ),
     shown=(parallel_scan,),
 )
@@ -159,8 +160,8 @@ def _lag(path: Path) -> Done:
     at_most=True,
     about=(
         "A thread commits a change every 20 ms while the client scans 100,000 documents with "
-        "`Snapshot(SnapshotOrder.INTERLEAVED)`. The figure is the median of the times from just before a "
-        "commit to the page with its event."
+        "`Snapshot(SnapshotOrder.INTERLEAVED)`. The figure is the median time from just before a "
+        "commit until the page with its event arrives."
     ),
     against="",
 )

@@ -20,8 +20,8 @@ _LATENCY: Final = 0.02
 # As many partitions as can be read at once: the engine has at most one running read per partition.
 _WIDTH: Final = _PARTITIONS
 _IDEAL: Final = (
-    "The ideal, computed from a run of the same reads with no latency. The ideal is the larger of two times: "
-    "reads * latency / 64, and the CPU time of that run."
+    "The ideal time, computed from a run of the same reads without latency. The ideal is the larger"
+    " of two times: reads * latency / 64, and the CPU time of that run."
 )
 
 
@@ -91,7 +91,8 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     "fan-out-100",
     title="Fan-out, 100 events a read",
     goal=0.8,
-    about="The same reads with 100 events each. Waiting and CPU work take about the same time.",
+    about="The same reads as in the row fan-out-25, with 100 events each. Waiting and CPU work take about"
+    " the same time.",
     against=_IDEAL,
     reason=(
         "The ideal lets waiting and computing overlap without a gap. In this row, waiting and computing "
@@ -109,8 +110,8 @@ def fan_out_100(bench: Bench) -> Iterator[Sides]:
     "fan-out-1000",
     title="Fan-out, 1,000 events a read",
     goal=0.8,
-    about="The same reads with 1,000 events each, like those of a reader that catches up. "
-    "CPU work accounts for most of the time.",
+    about="The same reads as in the row fan-out-25, with 1,000 events each, as for a reader that catches "
+    "up. CPU work accounts for most of the time.",
     against=_IDEAL,
 )
 def fan_out_1000(bench: Bench) -> Iterator[Sides]:

@@ -76,11 +76,11 @@ def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_a
     goal=1.1,
     at_most=True,
     about=(
-        "The peak resident memory of a fresh process that reads 5 million events from the embedded store. "
-        "The events are real and each has its own id: 500,000 are written, and SQLite appends copies of "
-        "them."
+        "The figure is the peak resident memory of a fresh process that reads 5 million events from"
+        " the embedded store. The row writes 500,000 events, and SQLite appends copies of them with"
+        " new ids."
     ),
-    against="The same program over the 500,000 events, in a fresh process.",
+    against="The same program, in a fresh process, reads only the 500,000 events.",
     pairs=1,
     warm_up=False,
     same_work=False,
@@ -101,8 +101,9 @@ def memory(bench: Bench) -> Iterator[Sides]:
     unit="MiB",
     goal=1.1,
     at_most=True,
-    about="The peak resident memory of a fresh process that reads a snapshot of the embedded store.",
-    against="The same program over 250,000 rows, in a fresh process.",
+    about="The figure is the peak resident memory of a fresh process that reads a snapshot of the "
+    "embedded store.",
+    against="The same program, in a fresh process, reads 250,000 rows.",
     pairs=1,
     warm_up=False,
     same_work=False,

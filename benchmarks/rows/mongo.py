@@ -31,8 +31,8 @@ _READ: Final = (
     "insert, and stop after the last insert."
 )
 _EMPTY: Final = (
-    "PyMongo's `for change in collection.watch()` with nothing in the loop, in batches of 500, its best "
-    "size. The loop decodes each change to a dict and drops it."
+    "PyMongo's `for change in collection.watch()` with an empty loop body, in batches of 500, which"
+    " is the fastest size. The loop decodes each change to a dict and drops it."
 )
 
 
@@ -143,8 +143,9 @@ def _through_arrow(changes: Backlog) -> Done:
     goal=1.0,
     about=f"The client reads {_READ}",
     against=(
-        "PyMongo's `for change in collection.watch()` that makes a dict of the fields that an event has, in "
-        "batches of 500, its best size. Its client decodes times as aware datetimes, as ours does."
+        "PyMongo's `for change in collection.watch()`, in batches of 500, which is the fastest "
+        "size. The loop makes a dict with the fields of an event. The baseline's client decodes "
+        "times as aware datetimes, as our client does."
     ),
     shown=(dict_loop,),
 )
@@ -197,13 +198,13 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
     title="MongoDB, pages of ten",
     goal=20.0,
     about=(
-        "The client reads a backlog of 40,000 changes to its end in pages of 10, each call with the token "
-        "of the previous page."
+        "The client reads a backlog of 40,000 changes in pages of 10. Each call uses the token of "
+        "the previous page."
     ),
     against=(
-        "A program that opens a change stream for each page, at the end of the previous page, and then "
-        "closes the stream. It reads "
-        "the first 60 pages: the time for a page does not depend on its position."
+        "A program that opens a change stream for each page, at the end of the previous page, and "
+        "then closes the stream. It reads only the first 60 pages, because the time for a page does"
+        " not depend on its position."
     ),
     same_work=False,
     shown=(stream_a_page,),
@@ -237,10 +238,10 @@ def cursors(changes: Backlog, calls: int) -> Done:
     goal=1,
     at_most=True,
     about=(
-        "One process makes 100 calls of `read_changes`, each with the token of the previous call, for "
-        "pages of 10 events. The second half of the calls come after the last change. The figure is the "
-        "number of change streams that are opened: the server counts the `aggregate` commands. The streams "
-        "that the first call needs to get a token are counted separately."
+        "One process makes 100 calls of `read_changes` for pages of 10 events. Each call uses the "
+        "token of the previous call. The second half of the calls come after the last change. The "
+        "figure is the number of opened change streams, counted by the server's `aggregate` "
+        "commands. The streams that the first call opens to get a token are counted separately."
     ),
     against="",
     warm_up=False,

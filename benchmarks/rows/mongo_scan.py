@@ -91,14 +91,14 @@ def _snapshot(rows: Backlog) -> Done:
     unit="rows/s",
     goal=1.0,
     about=(
-        "The client scans 100,000 rows of 300 bytes from one mongod with `Snapshot()`. The time counts "
-        "from the connection to `BackfillDone`. On both sides the client runs on one core and the server "
-        "on another."
+        "The client scans 100,000 rows of 300 bytes from one mongod with `Snapshot()`. The measured"
+        " time starts with the connection and ends with `BackfillDone`. On both sides the client "
+        "runs on one core and the server on another."
     ),
     against=(
-        "PyMongo in eight threads. 800 samples cut the ranges of `_id`, `find` reads in batches of 1,000, "
-        "and each row becomes a dict with the fields of an event. The loop cannot resume, and it fixes no "
-        "position in a change stream."
+        "A program that uses PyMongo in eight threads. It divides `_id` into ranges with 800 "
+        "samples, reads with `find` in batches of 1,000, and makes a dict with the fields of an "
+        "event for each row. It cannot resume, and it fixes no position in a change stream."
     ),
     shown=(parallel_scan,),
 )

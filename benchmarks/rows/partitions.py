@@ -31,7 +31,8 @@ _SWEPT: Final = 20_000
 """The number of partition reads in one run, for any number of partitions per call."""
 
 _AGAINST: Final = (
-    "The same call with 1,000 partitions. It is made ten times as often, so that both sides read as much."
+    "The same call with 1,000 partitions. The call is made ten times as often, so that both sides "
+    "read the same amount."
 )
 
 
@@ -90,8 +91,9 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     at_most=True,
     same_work=False,
     about=(
-        "The mean time of a page call that reads 10,000 partitions and finds nothing. The service is "
-        "simulated and answers at once, so only the engine and its threads take time."
+        "The figure is the mean time of a page call that reads 10,000 partitions and finds no "
+        "events. The service is simulated and answers at once, so only the engine and its threads "
+        "take time."
     ),
     against=_AGAINST,
 )
@@ -123,7 +125,7 @@ def page_call(bench: Bench) -> Iterator[Sides]:
     goal=12,
     at_most=True,
     same_work=False,
-    about="The mean time of the same page call through the client, with the embedded store.",
+    about="The figure is the mean time of the same page call through the client, with the embedded store.",
     against=_AGAINST,
 )
 def page_call_embedded(bench: Bench) -> Iterator[Sides]:
@@ -149,9 +151,9 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     pairs=1,
     warm_up=False,
     about=(
-        "The length of a continuation token of the embedded store over 10,000 partitions, divided by their "
-        "number. Each partition is at a different change, which gives the longest token. A page is read "
-        "with this token to check that the token is valid."
+        "The figure is the length of a token of the embedded store over 10,000 partitions, divided "
+        "by the number of partitions. Each partition is at a different change, which gives the "
+        "longest token. The row reads a page with this token to check that the token is valid."
     ),
     against="",
 )

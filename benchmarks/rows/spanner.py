@@ -37,13 +37,14 @@ _WAIT: Final = 5.0
 _PAUSE: Final = 0.3
 _PARALLEL: Final = 8
 _READ: Final = (
-    "of nine columns, about 300 bytes of JSON, from Google's emulator with churning off. On both sides the "
-    "client runs on one core and the emulator on another. Both sides connect, resume before the first "
-    "change, and stop after the last change."
+    "from Google's emulator, with churning off. A row has nine columns, which are about 300 bytes "
+    "of JSON. On both sides the client runs on one core and the emulator on another. Both sides "
+    "connect, resume before the first change, and stop after the last change."
 )
 _LOOP: Final = (
-    "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
-    "partition. It makes a dict for each record, and a dict for each change in the record, but no event."
+    "A loop over the change stream query of google-cloud-spanner (`execute_sql` on `READ_…`), "
+    "partition by partition. It makes a dict for each record, and a dict for each change in the "
+    "record, but no event."
 )
 
 
@@ -187,10 +188,9 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     goal=250,
     at_most=True,
     about=(
-        "The additional time that 500 pages of 5 take, compared with 3 pages of 1,000. Both sides read a "
-        "backlog "
-        "of 2,500 commits with one row each. Each call uses the token of the previous page, in one "
-        "process."
+        "The figure is the additional time of 500 pages of 5 events, compared with 3 pages of 1,000"
+        " events. Both sides read a backlog of 2,500 commits with one row each. Each call uses the "
+        "token of the previous page, in one process."
     ),
     against="",
 )
@@ -243,14 +243,15 @@ def scan(changes: Backlog) -> Done:
     unit="rows/s",
     goal=1.0,
     about=(
-        "The client reads 50,000 existing rows with `Snapshot()` from Google's emulator. A row has nine "
-        "columns, which are about 300 bytes of JSON. On both sides the client runs on one core and the "
-        "emulator on another. A snapshot also finds where the change stream starts, and where to cut the "
-        "table."
+        "The client reads 50,000 existing rows with `Snapshot()` from Google's emulator. A row has "
+        "nine columns, which are about 300 bytes of JSON. On both sides the client runs on one core"
+        " and the emulator on another. A snapshot also determines the start of the change stream "
+        "and the boundaries of the segments."
     ),
     against=(
-        "The library's parallel scan (`generate_read_batches` and `process_read_batch` in eight threads), "
-        "which makes a dict of each row, but no event. Another process cannot continue the scan."
+        "The parallel scan of google-cloud-spanner (`generate_read_batches` and "
+        "`process_read_batch` in eight threads). It makes a dict of each row, but no event. Another"
+        " process cannot continue it."
     ),
     same_work=False,
     shown=(scan_loop,),
@@ -334,8 +335,9 @@ def bare_latency(changes: Backlog, commits: int) -> Done:
     unit="ms",
     goal=1.2,
     at_most=True,
-    about="A client that waits (`wait_seconds`) for the change of one commit at a time; the median of 50.",
-    against="The library's own query of each partition, which stays open and waits.",
+    about="A client waits (`wait_seconds`) for the change of one commit at a time. The figure is the "
+    "median of 50 commits.",
+    against="The change stream query of google-cloud-spanner for each partition, which stays open and waits.",
     same_work=False,
     pairs=1,
     warm_up=False,

@@ -70,13 +70,13 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
     unit="rows/s",
     goal=10,
     about=(
-        "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with documents of 300 "
-        "bytes and aggregates them, in a local session. The CPU time is the sum for the driver, its JVM "
-        "and Spark's Python workers."
+        "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with "
+        "documents of 300 bytes and aggregates them, in a local session. The CPU time is the sum of"
+        " the CPU times of the driver, its JVM and Spark's Python workers."
     ),
     against=(
-        "A loop that calls `createDataFrame` with event dicts and a given schema. It makes one DataFrame and "
-        "one job for each page of 1,000 events."
+        "A loop that calls `createDataFrame` with event dicts and a given schema. The loop makes "
+        "one DataFrame and one job for each page of 1,000 events."
     ),
     shown=(by_hand, job),
 )

@@ -63,8 +63,9 @@ class Plans:
     goal=50,
     at_most=True,
     about=(
-        "The CPU time of `latestOffset` on an idle stream over the embedded store. Spark calls it about ten "
-        "times a second, and the source looks once in `pollInterval`."
+        "The figure is the CPU time of `latestOffset` on an idle stream over the embedded store. "
+        "Spark calls `latestOffset` about ten times a second, but the source queries the store only"
+        " once per `pollInterval`."
     ),
     against="",
 )

@@ -129,17 +129,20 @@ class TestWords:
     @pytest.mark.parametrize("field", ["lsid", "$db", "$clusterTime", "$readPreference", "txnNumber"])
     def test_rc_05_the_page_says_which_fields_are_undefined(self, field):
         assert (
-            f"`{field}`" in re.search(r"Fields that the driver adds itself \((.*?)\) have \*\*no", text())[1]
+            f"`{field}`"
+            in re.search(r"a field that the driver adds itself \((.*?)\), the behaviour is \*\*not", text())[
+                1
+            ]
         )
 
     def test_rc_17_the_page_says_what_happens_to_maxtimems(self):
-        assert "`maxTimeMS` in the command: sent as it is, but **overwritten**" in text()
+        assert "the remaining time **overwrites** `maxTimeMS`" in text()
 
     def test_rc_24_the_page_says_that_the_options_are_for_getmore(self):
         assert "`comment` of `run_cursor_command` are **for `getMore` only**" in text()
 
     def test_rc_26_the_page_says_that_another_cursor_type_is_undefined(self):
-        assert re.search(r"`cursor_type` has to match .* \*\*undefined behaviour\*\*", text())
+        assert re.search(r"`cursor_type` has to match .* the behaviour is \*\*undefined\*\*", text())
 
     def test_rc_28_the_page_says_that_two_timeouts_are_refused(self):
         assert "`timeout_ms` together with `max_time_ms` is not supported and refused" in text()

@@ -180,8 +180,8 @@ def ancestors_read(
     """Return the ancestors of a token's partitions, all of which have been read.
 
     Returns:
-        Two collections: the ancestors; and the unlisted partitions, which are those ancestors and partitions of
-        the token that the service does not list. The ancestors of an unlisted partition are not known.
+        Two collections: the ancestors; and the unlisted partitions, which are those ancestors and token
+        partitions that the service does not list. The ancestors of an unlisted partition are not known.
     """
     named_by = (
         parent

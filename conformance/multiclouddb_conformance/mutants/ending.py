@@ -91,7 +91,7 @@ class AppliesNowToChild(_ChangesEnds):
 
 
 class LosesOneParentOfMerge(_ChangesEnds):
-    """A merged child knows only the parent that names it, and does not wait for its other parent."""
+    """A merged child waits only for the parent that names it, and not for its other parent."""
 
     caught_by = (
         "TestMerge::test_every_parent_names_the_merged_child_and_all_its_parents",
@@ -105,7 +105,7 @@ class LosesOneParentOfMerge(_ChangesEnds):
 
 
 class RetiresWithoutChildren(Mutant):
-    """A partition ends and names no children."""
+    """A partition ends without naming its children."""
 
     caught_by = (
         "TestRetirement::test_a_split_partition_retires_and_names_its_children",
@@ -121,7 +121,7 @@ class RetiresWithoutChildren(Mutant):
 
 
 class ForgetsChildrenNamedLate(Mutant):
-    """If children are not named together with the end of their parent, they are never found."""
+    """Children that the service names later than the end of their parent are never found."""
 
     caught_by = ("TestLateChildren::test_children_named_late_lose_nothing",)
 
@@ -160,7 +160,7 @@ class ForgetsWatchAtRestart(Mutant):
 
 
 class NeverAudits(Mutant):
-    """A feed reports that everything is covered, without checking."""
+    """A feed reports without a check that all partitions are covered."""
 
     caught_by = ("TestUncovered::test_a_partition_that_a_start_left_out_is_found_late",)
 

@@ -104,7 +104,7 @@ class NeverAdvancesIdleToken(Mutant):
 
 
 class RetriesDeadIteratorForEver(Mutant):
-    """An expired position counts as a transient failure."""
+    """An expired position is treated as a transient failure and retried."""
 
     caught_by = (
         "TestExpiry::test_a_token_that_was_trimmed_has_expired",
@@ -142,7 +142,7 @@ class JumpsOverExpiredGap(Mutant):
 
 
 class NoticeAfterItsPlace(Mutant):
-    """A notice is returned together with the events that come after it."""
+    """A notice is delivered too late, together with the events that follow it."""
 
     caught_by = (
         "TestNotices::test_a_notice_comes_between_the_events_around_it[0-one client]",
@@ -294,7 +294,7 @@ class WrongCategory(Mutant):
 
 
 class AcceptsUndeclaredCapability(Mutant):
-    """A capability that is reported as unsupported works anyway."""
+    """A request that needs an unsupported capability is accepted."""
 
     caught_by = (
         "TestAtTime::test_a_moment_is_refused",

@@ -100,7 +100,7 @@ class DeletesWithDocument(_ChangesEvents):
 
 
 class WatermarkRunsAhead(Mutant):
-    """The watermark is later than some events that are still to come."""
+    """The watermark is later than the times of later events."""
 
     caught_by = ("TestWatermark::test_no_later_event_is_older[3]",)
 
@@ -131,7 +131,7 @@ class _ChangesPages(Mutant):
 
 
 class WatermarkGoesBack(_ChangesPages):
-    """The watermark of a page is the watermark of only the partition that was read last."""
+    """The watermark of a page comes only from the partition that was read last."""
 
     caught_by = ("TestWatermark::test_it_never_goes_back",)
 
@@ -171,7 +171,7 @@ class ErrorThatDoesNotPickle(Mutant):
 
 
 class SecretInMessage(Mutant):
-    """Errors show the client's configuration."""
+    """Errors contain the client's configuration, which may include secrets."""
 
     caught_by = ("TestSecrets::test_what_a_client_connects_with_is_in_no_repr_message_or_log",)
 
