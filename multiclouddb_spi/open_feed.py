@@ -161,7 +161,7 @@ class OpenFeed:
 def check_resumes(feed: Feed, incarnation: str | None, field: str, way_out: str) -> None:
     """Do the same as `OpenFeed.check_resumes`, for this feed."""
     if not feed.resumes(incarnation):
-        problem = f"is of an earlier {feed.spec.address} that was recreated under the same name"
+        problem = f"belongs to an earlier {feed.spec.address}, which was recreated under the same name"
         raise invalid_request(field, problem, way_out)
 
 
