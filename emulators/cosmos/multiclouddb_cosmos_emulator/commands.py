@@ -50,7 +50,7 @@ class Commands:
     # -- Partitions
 
     def partitions(self, database: str, container: str) -> list[dict[str, Any]]:
-        """Describe live partitions: `id`, `low`, `high`, `parents`, `lsn`, `trimmed`, and count of `items`."""
+        """Describe live partitions: `id`, `low`, `high`, `parents`, `lsn`, `trimmed`, number of `items`."""
         with self._lock:
             return [
                 {

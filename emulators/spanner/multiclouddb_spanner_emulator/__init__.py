@@ -1,7 +1,8 @@
 """A scripted Cloud Spanner server with change streams, over gRPC, for the unmodified google-cloud-spanner.
 
-habits      the server's normal behaviour        clock      its clock troubles    failures on demand journal
-the received calls server      `ScriptedSpanner`, the server      service    its gRPC services
+habits      the server's normal behaviour      clock      its clock
+troubles    failures on demand                 journal    the received calls
+server      `ScriptedSpanner`, the server      service    its gRPC services
 
 The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
 have the same error, and the tests would not find it.
