@@ -36,7 +36,9 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or NEW_AND_OLD_IMAGES",
         ),
-        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(_NATIVE, "a stream keeps 24 hours"),
+        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
+            _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"
+        ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _UNSUPPORTED,
             "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
@@ -49,17 +51,17 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: shows each item as it is when it is read, so a target equals the table only after "
-            'the stream has caught up; the floor is "00", below every change; needs dynamodb:Scan; '
-            "consistent reads of all items: 2 TB are about 537 million read units (native_charge, "
-            "max_scan_rate)",
+            "convergent: each item is as it was when it was read, so a target equals the table only"
+            ' when the stream has caught up; the floor "00" is lower than every change; needs '
+            "dynamodb:Scan; all items are read consistently, so 2 TB cost about 537 million read "
+            "units (native_charge, max_scan_rate)",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "for streams of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
+            _NATIVE, "needs a stream of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
-        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call boto3 for anything but the feed"),
+        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "use boto3 for everything except the feed"),
     }
 )
 """The capabilities of a table with an enabled stream."""

@@ -66,11 +66,11 @@ class MongoOptions(ProviderOptions):
     resume_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
-    """One of MongoDB's own resume tokens, to continue after it."""
+    """A resume token of MongoDB. The feed continues after this token."""
     start_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
-    """One of MongoDB's own resume tokens, to continue after it, even after an invalidate event."""
+    """A resume token of MongoDB. The feed continues after this token, even after an invalidate event."""
     start_at_operation_time: Timestamp | None = attrs.field(
         default=None, validator=is_a(Timestamp, type(None))
     )

@@ -52,32 +52,35 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "needs a replica set or a sharded cluster; an update shows the document as it is when it is "
-            "read, unless the collection keeps post-images (changeStreamPreAndPostImages)",
+            "needs a replica set or a sharded cluster; an update contains the document as it is "
+            "when it is read, unless the collection keeps post-images "
+            "(changeStreamPreAndPostImages)",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
-            _NATIVE, "the oldest change that the operation log (oplog) still holds"
+            _NATIVE, "starts at the oldest change in the operation log (oplog)"
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE,
-            "never late, and early by less than 1.1 seconds: the server counts its start in whole seconds",
+            "starts up to 1.1 seconds early, because the server accepts only whole seconds; it "
+            "never starts late",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "the server filters, and for every feed it scans its whole log"
+            _NATIVE, "the server filters the changes, but it scans its whole log for every feed"
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: shows each row as it is when it is read; needs find on the collection; reads the "
-            "collection once, by _id; the floor, 82 and a cluster time, is above every earlier change",
+            "convergent: each row is as it was when it was read; needs the privilege find on the "
+            "collection; reads the collection once, in the order of _id; the floor, 82 and a "
+            "cluster time, is higher than every earlier change",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "for collections that keep pre-images (changeStreamPreAndPostImages)"
+            _NATIVE, "needs a collection with pre-images (changeStreamPreAndPostImages)"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_NATIVE, "needs the role read on the database"),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
             _NATIVE, "needs the role readAnyDatabase on the cluster"
         ),
-        Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "passed through unmodified and never retried"),
+        Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "commands are sent unmodified and never retried"),
     }
 )
 """The capabilities of a replica set."""
