@@ -27,8 +27,8 @@ class Habits:
         rows_per_message: The maximum number of rows in a message of an answer.
         chunk_characters: The number of characters of text after which a message ends, even inside a value.
         horizon_is_told: True if an error about retention contains the earliest timestamp.
-        life_is_told: True if an error about a time outside a partition's lifetime contains the partition's start
-            and end.
+        life_is_told: True if an error about a time outside a partition's lifetime contains the start and the
+            end of the partition.
         multiplexed: True if the answer says that a session is multiplexed when a client requests this.
     """
 

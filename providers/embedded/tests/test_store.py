@@ -306,9 +306,9 @@ class TestPartitions:
             store.split("items", "p0")
         with refused(ErrorCategory.NOT_FOUND, "p9"):
             store.split("items", "p9")
-        with refused(INVALID, "neighbours"):
+        with refused(INVALID, "not adjacent"):
             store.merge("items", "p3", "p2")
-        with refused(INVALID, "neighbours"):
+        with refused(INVALID, "not adjacent"):
             store.merge("items", "p1", "p1")
         with refused(INVALID, "at"):
             store.split("items", "p1", at=0)
