@@ -2,8 +2,8 @@
 
 For a small table, the keys are counted and divided evenly. A large table is divided where the service would
 divide a read: at the first key of each part. The parts themselves are bound to a transaction, but a segment
-must be valid for days. Therefore only those first keys are used. Whatever these keys are, the ranges between
-them contain every key exactly once.
+must be valid for days. Therefore only the first keys of the parts are used. The ranges between any chosen
+keys contain every key exactly once.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ def _cuts(calls: Calls, found: Found, at: int, count: int, deadline: Deadline, h
             break
     if len(first) < 2:
         return []
-    # The service sorts the keys, because rows are returned in table order, whatever their keys are.
+    # The service sorts the keys, because it returns rows in table order.
     request = ReadRequest.pb()(table=found.table, columns=found.key_names)
     request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
     for key in first:
         request.key_set.keys.add().extend(orjson.loads(key))
-    # Nothing lies before the first key.
+    # There is nothing before the first key.
     return list(_keys(calls, request, len(found.key_names), deadline, hold))[1:]
 
 

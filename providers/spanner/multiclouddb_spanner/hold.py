@@ -12,14 +12,14 @@ __all__ = ["Hold", "late"]
 
 
 class Hold:
-    """The running call of a caller; another thread can cancel it."""
+    """The running call of a caller. Another thread can cancel this call."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
         self._call: Any = None
 
     def take(self, call: Any) -> None:
-        """Remember the call that is running now.
+        """Store the call that is running now.
 
         Args:
             call: The gRPC call.
@@ -29,7 +29,7 @@ class Hold:
             call.cancel()
 
     def cancel(self) -> None:
-        """Cancel the running call, and every later one."""
+        """Cancel the running call and every later call."""
         self._cancelled.set()
         call = self._call
         if call is not None:
@@ -39,7 +39,7 @@ class Hold:
         """Raise an error if the call was cancelled.
 
         Raises:
-            ProviderFault: `TRANSIENT_FAILURE`.
+            ProviderFault: `TRANSIENT_FAILURE` if the call was cancelled.
         """
         if self._cancelled.is_set():
             raise cancelled()

@@ -79,7 +79,7 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class SpannerProvider(Provider):
-    """One instance.
+    """The provider for one Spanner instance.
 
     Args:
         client: The vendor's client.
@@ -103,7 +103,7 @@ class SpannerProvider(Provider):
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
-        """Find the table and its change stream, and check which rows the stream's records contain."""
+        """Find the table and its change stream, and check that the records contain the required rows."""
         calls = self._calls(check_address(spec.address))
         found = find(calls, spec.address, self._config.change_stream, deadline, Hold())
         check_provisioned(found, spec)
@@ -112,7 +112,7 @@ class SpannerProvider(Provider):
         return SpannerFeed(source, spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the tables of a database, or of all databases of the instance; see `SupportsCollections`."""
+        """Return the tables of a database, or of all databases of the instance: see `SupportsCollections`."""
         names = self._database_names(deadline) if database is None else [database]
         return [
             ResourceAddress(name, table)
@@ -163,7 +163,7 @@ class SpannerProvider(Provider):
 
 
 class SpannerPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 

@@ -33,8 +33,7 @@ def begin_query(
     Args:
         calls: The database.
         found: The change stream.
-        token: The partition; The partition to read; The partition to read; None for the list of the
-            partitions that are alive at `start`.
+        token: The partition to read; None for the list of the partitions that are alive at `start`.
         start: The time from which to read.
         end: The time up to which to read.
         deadline: The time at which gRPC ends the call.
@@ -76,7 +75,7 @@ def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hol
 
 
 def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
-    """The items of one message. They consist of many objects, and none of them can be garbage yet."""
+    """Return the items of one message. None of their many objects can be garbage yet."""
     with collector_paused():
         return list(parse_rows(rows, table, shapes))
 
@@ -85,7 +84,7 @@ class Window:
     """A query of one partition between two times, both included.
 
     Args:
-        answer: Its answer.
+        answer: The answer to the query.
         table: The table whose changes are requested.
         shapes: The columns of the feed's records, with their converters.
         end: All changes up to this time are returned.
@@ -107,9 +106,9 @@ class Window:
         return self._answer.expires
 
     def next(self) -> list[Item] | None:
-        """Return the records of the next message; None after the last message.
+        """Return the records of the next message, or None after the last message.
 
-        The method blocks until there is a message.
+        The method waits until a message arrives.
 
         Raises:
             Exception: The error that gRPC raised for the query.
@@ -117,5 +116,5 @@ class Window:
         return next(self._messages, None)
 
     def cancel(self) -> None:
-        """End the call; idempotent."""
+        """End the call. A second call does nothing."""
         self._answer.cancel()
