@@ -75,7 +75,7 @@ class MongoOptions(ProviderOptions):
     """A `bson.Timestamp`: changes from this cluster time on."""
     max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """How long the server may delay an empty answer, in milliseconds; at least 1. With None, the library
-    chooses: 10 if no call waits, 500 in a long poll. A process that ends has to wait for this time."""
+    chooses: 10 if no call waits, 500 in a long poll. Closing a client may take this long."""
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """The maximum number of changes in one answer of the server. With None, the number is the size of a
     page, 100 to 500."""
