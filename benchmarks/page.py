@@ -68,7 +68,7 @@ example.
 
 
 def page_text(record: Record) -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows = load_rows()
     shown = [(rows[name], result) for name, result in record.results.items() if name in rows]
     parts = [_HEAD, _table(shown), f"Machine: {record.setting}.{_days(shown)}\n"]

@@ -148,8 +148,8 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
     status, substatus = code_of(error)
     text = _text(error)
     row = _STATUSES.get((status, substatus)) or _STATUSES.get((status, None)) or row_of_status(status)
-    if row is None:
-        row = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
+    if row is None:  # below 400 the answer is not from Cosmos DB, but for example from a proxy
+        row = _NETWORK if status < BAD_REQUEST else Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
     if status >= 500 and _MERGED in text:
         row = _MERGE_ROW
     said = "" if row.confidential else one_line(text)

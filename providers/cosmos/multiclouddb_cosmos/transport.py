@@ -50,6 +50,8 @@ __all__ = [
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
 LATEST: Final = "LatestVersion"
 _OK: Final = 200
+_MULTIPLE_CHOICES: Final = 300
+_NOT_MODIFIED: Final = 304
 _SPARE_CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
@@ -230,16 +232,22 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         """Send a request. If it asks for a page, examine the answer."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
-            return super().send(request, **kwargs)
+            answer = super().send(request, **kwargs)
+            if _is_foreign(answer.status_code):
+                raise _refusal(answer)
+            return answer
         if watch.answered:
             raise MovedError
         watch.requests += 1
         answer = super().send(request, **kwargs)
         status = answer.status_code
-        if status in (GONE, TOO_MANY) or (status == BAD_REQUEST and _substatus(answer) == RECREATED):
-            text = answer.body().decode("utf-8", "replace")
-            refusal = CosmosHttpResponseError(status_code=status, message=text, response=answer)  # type: ignore[no-untyped-call]
-            raise _EndedError(refusal)
+        recreated = status == BAD_REQUEST and _substatus(answer) == RECREATED
+        if (
+            recreated
+            or status in (GONE, TOO_MANY)
+            or (_OK < status < BAD_REQUEST and status != _NOT_MODIFIED)
+        ):
+            raise _EndedError(_refusal(answer))
         if status < BAD_REQUEST:
             watch.answered = True
         if status == _OK:
@@ -251,6 +259,16 @@ class Transport(RequestsTransport):  # type: ignore[misc]
 
 def _is_page(request: Any) -> bool:
     return bool(request.method == "GET") and urlsplit(str(request.url)).path.rstrip("/").endswith("/docs")
+
+
+def _is_foreign(status: int) -> bool:
+    """Return True for a status that comes from a proxy and never from Cosmos DB, for example a redirect."""
+    return status < _OK or (_MULTIPLE_CHOICES <= status < BAD_REQUEST and status != _NOT_MODIFIED)
+
+
+def _refusal(answer: Any) -> CosmosHttpResponseError:
+    text = answer.body().decode("utf-8", "replace")
+    return CosmosHttpResponseError(status_code=answer.status_code, message=text, response=answer)  # type: ignore[no-untyped-call]
 
 
 def _substatus(answer: Any) -> int:

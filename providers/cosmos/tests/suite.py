@@ -253,8 +253,7 @@ class TestLoss(us8.TestLoss):
 
 class TestSnapshot(us8.TestSnapshot):
     def test_the_floor_lies_above_every_earlier_change(self, collection):
-        """Each partition counts its own changes, so every later change has a higher `order_key`.
-        """
+        """Each partition counts its own changes, so every later change has a higher `order_key`."""
         collection.fill(5)
         earlier = collection.read(collection.begin, 5)
         floor = started_of(collection.page(Snapshot(SnapshotOrder.ORDERED))).floor

@@ -257,6 +257,26 @@ class TestEndlessRetries:
         close_client(native)
 
 
+class TestForeignAnswers:
+    """Cosmos DB does not send these statuses. A proxy between the client and the service may send them."""
+
+    @pytest.mark.parametrize("status", [202, 204, 206, 302, 307])
+    def test_a_page_with_such_a_status_is_asked_for_again(self, world, status):
+        consumer = world.consumer()
+        written = world.fill(10)
+        world.server.faults.add(Fail(status), READ, times=2)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+
+    @pytest.mark.parametrize("status", [204, 302])
+    def test_the_error_names_status_and_network(self, world, status):
+        consumer = world.consumer()
+        world.server.faults.add(Fail(status), READ, times=None)
+        with pytest.raises(MulticloudDbError, match=f"answered {status}.*proxy") as caught:
+            consumer.read(seconds(1))
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+
+
 class TestSplitWhileReading:
     """After a split, azure-cosmos returns the page of only one child partition.
 

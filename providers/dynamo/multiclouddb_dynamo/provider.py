@@ -68,7 +68,7 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class DynamoProvider(Provider):
-    """One region.
+    """The provider for one AWS region.
 
     Args:
         clients: boto3's clients.
@@ -87,7 +87,7 @@ class DynamoProvider(Provider):
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> DynamoFeed:
-        """Find the table and its stream, and check which item images the stream's records contain."""
+        """Find the table and its stream, and check that the records contain the required item images."""
         table, arn = find_table(self._calls, spec.address)
         check_table(table, spec)
         return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
@@ -105,13 +105,13 @@ class DynamoProvider(Provider):
     def close(self) -> None:
         """Free the connections of clients that the library made.
 
-        Running calls end by their read timeout of 10 s.
+        Running calls end after their read timeout of 10 s at the latest.
         """
         self._calls.close()
 
 
 class DynamoPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
@@ -134,7 +134,7 @@ class DynamoPlugin(ProviderPlugin):
             config: `connection` contains a `url`, `dynamo://REGION?endpoint_url=…`, or `region` and
                 `endpoint_url`. `connection` may also contain the application's own boto3 `session` and
                 botocore `config`.
-            native_client: `DynamoClients`, used unchanged.
+            native_client: A `DynamoClients`, which is used unchanged.
         """
         checked = DynamoConfig.from_client(config)
         if native_client is None:
@@ -144,7 +144,7 @@ class DynamoPlugin(ProviderPlugin):
                 raise ProviderFault(classify(error)) from error
             return DynamoProvider(clients, ours=True, vendor_retried=checked.own_retries)
         own = checked_native(
-            native_client, DynamoClients, "pass DynamoClients(dynamodb=…, streams=…) of multiclouddb_dynamo"
+            native_client, DynamoClients, "pass DynamoClients(dynamodb=…, streams=…) from multiclouddb_dynamo"
         )
         return DynamoProvider(own, ours=False, vendor_retried=True)
 

@@ -92,7 +92,7 @@ _CLOSE_SECONDS: Final = 0.5
 
 
 class MongoProvider(Provider):
-    """One deployment.
+    """The provider for one MongoDB deployment.
 
     Args:
         client: PyMongo's client.
@@ -117,8 +117,8 @@ class MongoProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
         """Look up the collection, and check that it keeps the required images.
 
-        If the collection is missing when a feed is started, this is an error. After a token, the last changes
-        of the collection and its drop are read from the log.
+        A missing collection is an error at the start of a feed. With a token, the feed still reads the
+        collection's last changes and its drop from the log.
         """
         address = resolve(spec, self._database)
         fail_soon(self._client, deadline)
@@ -132,7 +132,7 @@ class MongoProvider(Provider):
         return MongoFeed(source, found, self._readers)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the collections of a database: the given one, else the connection string's, else all.
+        """Return the collections of the given database, of the connection string's, or of all databases.
 
         See `SupportsCollections`.
         """
@@ -155,9 +155,9 @@ class MongoProvider(Provider):
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel all readers, close all cursors and the library's client.
+        """Cancel all readers, and close all cursors and the library's client.
 
-        Do not wait for a hanging server.
+        The method does not wait for a server that does not answer.
         """
         self._closer.end()
         readers = list(self._readers)
@@ -169,7 +169,7 @@ class MongoProvider(Provider):
     def _close(self, readers: list[MongoReader | SegmentReader]) -> None:
         for reader in readers:
             reader.cancel()
-        # Each of them closes what it is opening, and needs a client for that.
+        # Each reader closes the stream that it is opening, and needs the client for this.
         self._closer.settle()
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()
@@ -179,7 +179,10 @@ class MongoProvider(Provider):
                 self._client.close()
 
     def _server(self) -> tuple[bool, bool]:
-        """Return whether the server splits large events, and whether it is a `mongos`; asked once."""
+        """Return whether the server splits large events, and whether it is a `mongos`.
+
+        The server is asked only once.
+        """
         if self._features is None:
             hello = retried(self._client, lambda: self._client.admin.command("hello"))
             wire = hello.get("maxWireVersion", 0)
@@ -193,12 +196,12 @@ class MongoProvider(Provider):
         except OperationFailure as error:
             if classified(classify, error).retryable:
                 raise
-            return False  # the Stable API has no such command
+            return False  # the Stable API does not include this command
         return bool(tuple(version[:3]) >= _SPLITS_SINCE)
 
 
 class MongoPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
