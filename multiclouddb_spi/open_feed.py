@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from multiclouddb_api import ErrorCategory, Snapshot, invalid_request
+from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.request_check import require_start
 from multiclouddb_spi.retry import Call
 
-__all__ = ["Keeper", "OpenFeed", "check_resumes"]
+__all__ = ["Keeper", "OpenFeed", "recreated"]
 
 T = TypeVar("T")
 
@@ -123,10 +123,12 @@ class OpenFeed:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a resource that was deleted and created again.
         """
-        self.use(
-            lambda feed: check_resumes(feed, incarnation, field, way_out),
-            lambda feed: feed.resumes(incarnation),
-        )
+
+        def check(feed: Feed) -> None:
+            if not feed.resumes(incarnation):
+                raise recreated(feed, field, way_out)
+
+        self.use(check, lambda feed: feed.resumes(incarnation))
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
         """Refuse a start position that the provider does not support.
@@ -158,11 +160,10 @@ class OpenFeed:
         return self.call("open", lambda deadline: self.provider.open_feed(self.spec, deadline))
 
 
-def check_resumes(feed: Feed, incarnation: str | None, field: str, way_out: str) -> None:
-    """Do the same as `OpenFeed.check_resumes`, for this feed."""
-    if not feed.resumes(incarnation):
-        problem = f"is of an earlier {feed.spec.address} that was recreated under the same name"
-        raise invalid_request(field, problem, way_out)
+def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
+    """Make the error for a token or an id of another incarnation, as `OpenFeed.check_resumes` raises it."""
+    problem = f"is of an earlier {feed.spec.address} that was recreated under the same name"
+    return invalid_request(field, problem, way_out)
 
 
 class _Alone:

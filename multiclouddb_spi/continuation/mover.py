@@ -24,7 +24,7 @@ from multiclouddb_spi.continuation.entry import AwaitingChildren
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.moment import to_micros
 from multiclouddb_spi.continuation.retention import Retention
-from multiclouddb_spi.continuation.watching import due, settle
+from multiclouddb_spi.continuation.watching import settle
 from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.retry import Call
@@ -110,7 +110,7 @@ class Mover:
     ) -> None:
         self._feed, self._lineage, self._call = feed, lineage, call
         self._deadline, self._watch_seconds = deadline, watch_seconds
-        self._retention = _retention(feed, call, deadline)
+        self._retention: Retention | None = None  # made when a partition ends, which is rare
 
     def ask_waits(self, name: str, outcome: Outcome) -> Waits:
         """Ask the service what the children of a partition wait for, without changing the lineage.
@@ -126,10 +126,15 @@ class Mover:
         fresh = self._lineage.fresh_children(name, children_of(outcome))
         if not fresh:
             return Waits()
-        named, lost = self._retention.named(self._lineage, name, fresh)
+        named, lost = self._kept().named(self._lineage, name, fresh)
         undiscovered = self._lineage.undiscovered(name, fresh) - lost
         now = self._now() if undiscovered and self._lineage.audited is None else None
         return Waits(tuple(fresh), tuple(named), frozenset(lost), now)
+
+    def _kept(self) -> Retention:
+        if self._retention is None:
+            self._retention = _retention(self._feed, self._call, self._deadline)
+        return self._retention
 
     def _now(self) -> int | None:
         now = self._call(lambda: self._feed.clock(self._deadline), self._deadline)
@@ -169,17 +174,13 @@ class Mover:
             case _:
                 assert_never(outcome)
 
-    def due(self) -> list[AwaitingChildren]:
-        """The partitions whose children must be requested now."""
-        return due(self._feed, self._lineage)
-
     def discover(
         self, entries: Sequence[AwaitingChildren], end: Callable[[str, Outcome], Sequence[str] | None]
     ) -> list[str]:
         """Ask the service once for more children of partitions that have ended.
 
         Args:
-            entries: The entries that are due; there is at least one.
+            entries: The entries from `due`; there is at least one.
             end: A function that applies an answer to the lineage, and returns the ids that start.
 
         Returns:
@@ -206,7 +207,7 @@ class Mover:
         Raises:
             Exception: The error that the provider raised.
         """
-        return Coming(*self._retention.lost(self._lineage, name, seeds))
+        return Coming(*self._kept().lost(self._lineage, name, seeds))
 
     def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
         """Continue with the rest of a partition that the retention has left; return the ids that start now.

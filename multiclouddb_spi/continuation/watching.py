@@ -77,7 +77,8 @@ def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
         feed: The feed of the lineage.
         lineage: The lineage.
     """
-    return [entry for entry in lineage.awaiting_children() if is_due(feed, entry)]
+    ended = lineage.awaiting_children()
+    return [entry for entry in ended if is_due(feed, entry)] if ended else ended
 
 
 def is_over(entry: AwaitingChildren, seconds: float) -> bool:

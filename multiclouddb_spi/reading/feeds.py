@@ -75,9 +75,9 @@ class FeedCache:
     def release(self, feed: Feed) -> None:
         """End one use of a feed, because a call is over."""
         with self._lock:
-            self._use(feed, -1)
+            is_kept = self._use(feed, -1)
             old = self._unused_since(time.monotonic() - _IDLE_SECONDS)
-        for unused in (feed, *old):
+        for unused in old if is_kept else (feed, *old):
             self._close_unused(unused)
 
     def forget(self, feed: Feed) -> None:
@@ -105,20 +105,26 @@ class FeedCache:
         A time that this process has extrapolated may be later than the service's own time. The reason is that
         the service's clock may have been set back, or another machine may answer.
         """
-        return self._quickly(feed, deadline, self._ask_now)
+        return self.soon(feed, deadline, self._ask_now)
 
-    def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's time if it answers quickly; otherwise do not ask again for a minute."""
-        return self._quickly(feed, deadline, self.now)
-
-    def _quickly(
-        self, feed: Feed, deadline: Deadline, ask: Callable[[Feed, Deadline], datetime | None]
+    def soon(
+        self,
+        feed: Feed,
+        deadline: Deadline,
+        ask: Callable[[Feed, Deadline], datetime | None] | None = None,
     ) -> datetime | None:
+        """Return the service's time if it answers quickly; otherwise do not ask again for a minute.
+
+        Args:
+            feed: The feed.
+            deadline: The time limit of the call.
+            ask: How to ask; like `now` by default.
+        """
         failed = self._mute.get(id(feed))
         if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):
             return None
         try:
-            return ask(feed, deadline.sooner(_CLOCK_PATIENCE))
+            return (ask or self.now)(feed, deadline.sooner(_CLOCK_PATIENCE))
         except Exception:  # noqa: BLE001 - the page is returned without its lag
             self._mute[id(feed)] = time.monotonic()
             return None
@@ -140,12 +146,17 @@ class FeedCache:
         for feed in feeds:
             self.forget(feed)
 
-    def _use(self, feed: Feed, more: int) -> None:
-        """Count the calls that use a feed, when a call begins or ends. The caller must hold the lock."""
+    def _use(self, feed: Feed, more: int) -> bool:
+        """Count the calls that use a feed, when a call begins or ends. The caller must hold the lock.
+
+        Return whether the cache keeps the feed.
+        """
         self._users[id(feed)] += more
         self._used_at[id(feed)] = time.monotonic()
-        if self._feeds.get(feed.spec) is feed:
+        is_kept = self._feeds.get(feed.spec) is feed
+        if is_kept:
             self._feeds.move_to_end(feed.spec)
+        return is_kept
 
     def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
         """Remove feeds not used since then, the longest unused first, while more than `most` are kept.

@@ -151,8 +151,9 @@ class ReaderCache:
 
     def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
         """Add a reader; return the readers that are removed to make room."""
-        twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
-        gone = [self._taken(twin) for twin in twins]
+        gone = list[PartitionReader]()
+        if place in self._places and not reader.proven:
+            gone += [self._taken(twin) for twin in tuple(self._places[place]) if not twin.proven]
         self._places.setdefault(place, []).append(reader)
         crowd = self._crowds.setdefault(place[:2], Crowd())
         surplus = crowd.add(reader, self._most_of_one, proven=reader.proven)

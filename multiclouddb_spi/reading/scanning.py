@@ -234,6 +234,8 @@ class Scanning:
         Return the ids that start now.
         """
         started = list[str]()
+        if not self.runs:
+            return started
         if self._lineage.segment_count < _FEW:
             started += self._cut()
         if not self._lineage.is_scanned():

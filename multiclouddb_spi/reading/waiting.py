@@ -48,8 +48,8 @@ class Waiting:
         self._lingering: float | None = None
 
     def of_fetch(self) -> float:
-        """Return how long a read may block for new records; 0 in the first round, which must not block."""
-        return max(0.0, min(self._longest, self.until - time.monotonic())) if self.rounds else 0.0
+        """Return how long a read may block for new records; never called in the first round."""
+        return max(0.0, min(self._longest, self.until - time.monotonic()))
 
     def for_head(self) -> float:
         """Return how much longer to wait for the first partition in the queue."""

@@ -130,13 +130,6 @@ class TestWhatIsKept:
         assert tokens.take("token-1").lineage(max).cursor("p0") == 1
         assert tokens.take("token-1") is None
 
-    def test_a_change_of_the_lineage_does_not_change_what_is_kept(self):
-        tokens = WrittenTokens()
-        tokens.keep(*self.made(1))
-        written = tokens.take("token-1")
-        written.lineage(max).advance("p0", 7)
-        assert written.lineage(max).cursor("p0") == 1
-
     def test_the_oldest_go_first(self):
         tokens = WrittenTokens()
         for number in range(100):
