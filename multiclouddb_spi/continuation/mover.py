@@ -110,7 +110,7 @@ class Mover:
     ) -> None:
         self._feed, self._lineage, self._call = feed, lineage, call
         self._deadline, self._watch_seconds = deadline, watch_seconds
-        self._retention: Retention | None = None  # made when a partition ends, which is rare
+        self._retention = _retention(feed, call, deadline)
 
     def ask_waits(self, name: str, outcome: Outcome) -> Waits:
         """Ask the service what the children of a partition wait for, without changing the lineage.
@@ -126,15 +126,10 @@ class Mover:
         fresh = self._lineage.fresh_children(name, children_of(outcome))
         if not fresh:
             return Waits()
-        named, lost = self._kept().named(self._lineage, name, fresh)
+        named, lost = self._retention.named(self._lineage, name, fresh)
         undiscovered = self._lineage.undiscovered(name, fresh) - lost
         now = self._now() if undiscovered and self._lineage.audited is None else None
         return Waits(tuple(fresh), tuple(named), frozenset(lost), now)
-
-    def _kept(self) -> Retention:
-        if self._retention is None:
-            self._retention = _retention(self._feed, self._call, self._deadline)
-        return self._retention
 
     def _now(self) -> int | None:
         now = self._call(lambda: self._feed.clock(self._deadline), self._deadline)
@@ -207,7 +202,7 @@ class Mover:
         Raises:
             Exception: The error that the provider raised.
         """
-        return Coming(*self._kept().lost(self._lineage, name, seeds))
+        return Coming(*self._retention.lost(self._lineage, name, seeds))
 
     def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
         """Continue with the rest of a partition that the retention has left; return the ids that start now.

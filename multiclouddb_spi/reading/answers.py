@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
@@ -69,10 +70,14 @@ class Answers(Generic[T]):
     ) -> None:
         self._feed, self._lineage, self._turns, self._view = feed, lineage, turns, view
         self._fetcher, self._observing, self._deadline = context.fetcher, context.observing, deadline
-        self._on_expired, self._single = on_expired, single
-        self._mover = Mover(feed, lineage, context.fetcher.call, deadline, context.watch_seconds)
+        self._watch_seconds, self._on_expired, self._single = context.watch_seconds, on_expired, single
         self._discovered = set[str]()
         self.result: PollResult[T] = PollResult(turns, limit)
+
+    @cached_property
+    def _mover(self) -> Mover:
+        feed, deadline = self._feed, self._deadline
+        return Mover(feed, self._lineage, self._fetcher.call, deadline, self._watch_seconds)
 
     def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
         """Return the batch of a fetch, and add its cost to the result.

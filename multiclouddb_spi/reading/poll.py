@@ -84,7 +84,7 @@ class Poll(Generic[T]):
             context, feed, lineage, turns, limit, view, deadline, on_expired=on_expired, single=single
         )
         self._result = self._answers.result
-        self._waiting = Waiting(deadline, wait, feed.longest_wait())
+        self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
         self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
         self._first, self._rest = list[str](), list[str]()
         for entry in (active := self._scanning.active):
@@ -165,7 +165,7 @@ class Poll(Generic[T]):
         turns, fetches = self._turns, self._fetches
         wait = 0.0  # in the first round no fetch blocks
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
-            wait = self._waiting.of_fetch()
+            wait = self._waiting.of_fetch(self._longest_wait())
         scanning, scans = self._scanning, self._scanning.runs
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))

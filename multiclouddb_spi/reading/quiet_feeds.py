@@ -101,7 +101,7 @@ class QuietFeeds:
             if feed is not known.feed:
                 return Check(wait)
             assert isinstance(feed, SupportsChangeMark)
-            ask, waiting, requests = feed.change_mark, Waiting(deadline, wait, feed.longest_wait()), 0
+            ask, waiting, requests = feed.change_mark, Waiting(deadline, wait), 0
             while True:
                 # Most of the call's time is left for the reading, in case the mark gives no answer.
                 soon = deadline.sooner(min(_MARK_SECONDS, deadline.remaining() / 4))
