@@ -182,7 +182,8 @@ class Engine:
             result = poll.run()
             if result.idle and undiscovered is not None:
                 result.idle = undiscovered.settle()
-            if not result.in_hand() and (lineage.unnamed() or lineage.waiting() or lineage.plan):
+            in_hand = result.count or result.notices
+            if not in_hand and (lineage.unnamed() or lineage.waiting() or lineage.plan):
                 self._fetcher.rest()
         except Exception as error:
             self._pages.forget_if_gone(session, self._fetcher.fault(error))

@@ -175,7 +175,7 @@ class Mover:
         """Ask the service once for more children of partitions that have ended.
 
         Args:
-            entries: The entries from `due`; there is at least one.
+            entries: The entries that are due; there is at least one.
             end: A function that applies an answer to the lineage, and returns the ids that start.
 
         Returns:

@@ -16,7 +16,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.mover import Moved, Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.state import Retired, retired
-from multiclouddb_spi.continuation.watching import due
+from multiclouddb_spi.continuation.watching import is_due
 from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import RecordFault
@@ -141,7 +141,8 @@ class Answers(Generic[T]):
 
     def discover(self) -> list[str]:
         """Ask once for more children of those ended partitions whose next request is due."""
-        entries = due(self._feed, self._lineage)
+        ended = self._lineage.awaiting_children()
+        entries = [entry for entry in ended if is_due(self._feed, entry)] if ended else []
         if not entries:
             return []
         asked = [self._turns.of(entry.partition_id) for entry in entries]

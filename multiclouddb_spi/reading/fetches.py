@@ -64,7 +64,8 @@ class Fetches:
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
         reserve = max(self._share, self._budget.expected)
-        return self._budget.over(reserve) <= 0 or self._make_room(reserve) or self._may_ask_without()
+        fits = self._budget.used + reserve <= self._budget.limit
+        return fits or self._make_room(reserve) or self._may_ask_without()
 
     def _full(self) -> bool:
         """Return whether enough partitions are being read.

@@ -104,10 +104,10 @@ class Poll(Generic[T]):
             turns.ask(self._answers.discover())
             if self._first:
                 self._read_alone()
-            turns.ask([*self._rest, *self._scanning.refill()])
+            turns.ask([*self._rest, *self._scanning.refill()] if self._scanning.runs else self._rest)
             self._answers.audit_when_due(self._context.audit_seconds, self._launch)
             self._read()
-            if not result.in_hand():
+            if not result.count:
                 # Before a page stays empty, the children of partitions that have ended in this call are read.
                 while not (result.in_hand() or result.full()) and self._answers.has_ended():
                     turns.ask(self._answers.discover())
@@ -242,7 +242,8 @@ class Poll(Generic[T]):
         shared = self._scanning.runs and self._scanning.has_had_turn(turn)
         if shared or turn is self._head:
             self._head = None if turn is self._head else self._head
-            self._fetches.ask_held()
+            if self._turns.held:
+                self._fetches.ask_held()
 
     # -- 2. Take an answer
 

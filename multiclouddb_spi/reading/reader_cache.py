@@ -90,7 +90,7 @@ class ReaderCache:
         Readers that the caller names as `in_use` count as used now, because with many partitions one round
         takes longer than a minute.
         """
-        if self._budget.over() > 0:
+        if self._budget.used > self._budget.limit:
             self.make_room(0, in_use)
         now, gone = time.monotonic(), list[PartitionReader]()
         with self._lock:

@@ -234,8 +234,6 @@ class Scanning:
         Return the ids that start now.
         """
         started = list[str]()
-        if not self.runs:
-            return started
         if self._lineage.segment_count < _FEW:
             started += self._cut()
         if not self._lineage.is_scanned():
