@@ -85,7 +85,7 @@ class OpenFeed:
         with user_errors(self.provider, operation):
             return self._make(lambda: ask(deadline), deadline)
 
-    def use(self, begin: Callable[[Feed], T], suits: Callable[[Feed], bool] = lambda _: True) -> T:
+    def use(self, begin: Callable[[Feed], T], check: Callable[[Feed], object] = lambda _: None) -> T:
         """Call `begin` with the feed, and return its result.
 
         If the feed was opened before this call and does not fit, or its resource is not found, it is opened
@@ -93,16 +93,22 @@ class OpenFeed:
 
         Args:
             begin: The call. The function is called again if the feed is opened again.
-            suits: A function that returns True if a feed opened before this call belongs to the right
-                resource.
+            check: A function that raises a `MulticloudDbError` if the feed belongs to another resource.
 
         Raises:
             Exception: The error that `begin` or opening the feed raised.
         """
         feed, fresh = self._acquire()
         try:
-            if fresh or suits(feed):
-                return begin(feed)
+            check(feed)
+        except MulticloudDbError:
+            if fresh:
+                raise
+            self.renew()
+            feed, fresh = self._acquire()
+            check(feed)
+        try:
+            return begin(feed)
         except Exception as error:
             if fault_of(self.provider, error).category != ErrorCategory.NOT_FOUND:
                 raise
@@ -110,6 +116,7 @@ class OpenFeed:
                 self.renew()
                 raise
         self.renew()
+        check(self.feed)
         return begin(self.feed)
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
@@ -128,7 +135,7 @@ class OpenFeed:
             if not feed.resumes(incarnation):
                 raise recreated(feed, field, way_out)
 
-        self.use(check, lambda feed: feed.resumes(incarnation))
+        self.use(lambda _: None, check)
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
         """Refuse a start position that the provider does not support.

@@ -83,11 +83,7 @@ class SessionOpener:
             return
 
         def begin(feed: Feed) -> Session:
-            if physical is not None:
-                physical.check_incarnation(spec.address, feed.identity.incarnation)
             if envelope is not None:
-                if not feed.resumes(envelope.incarnation):
-                    raise recreated(feed, "continuation_token", _RECREATED)
                 state = written.lineage(feed.join) if written else state_from_json(envelope.state, feed.join)
                 return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
             assert not isinstance(position, FromContinuationToken)
@@ -97,13 +93,14 @@ class SessionOpener:
             lineage = self._start(opened, feed, position, only, deadline)
             return Session(feed, lineage, scope, digest)
 
-        def suits(feed: Feed) -> bool:
-            return (envelope is None or feed.resumes(envelope.incarnation)) and (
-                physical is None or physical.is_of(feed.identity.incarnation)
-            )
+        def check(feed: Feed) -> None:
+            if physical is not None:
+                physical.check_incarnation(spec.address, feed.identity.incarnation)
+            if envelope is not None and not feed.resumes(envelope.incarnation):
+                raise recreated(feed, "continuation_token", _RECREATED)
 
         with closing(self.feed(spec, deadline)) as opened:
-            yield opened.use(begin, suits)
+            yield opened.use(begin, check)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
         """Open a feed for the duration of a call; the caller must close it."""

@@ -40,7 +40,8 @@ class Written:
             InvalidCursor: Raised if partitions wait for each other, as for a parsed token.
         """
         self.state.join = join
-        check_waits(self.state)
+        if self.state.waiting():
+            check_waits(self.state)
         return self.state
 
 

@@ -85,6 +85,7 @@ def diagnose(
     for turn in result.turns.failed.values():
         assert turn.error is not None
         errors[feed.public_id(turn.partition_id)] = fetcher.fault(turn.error).message
+    watches = open_watches(state)
     if now is not None and isinstance(state, Lineage):
         for entry in state.waiting():
             for cursor in entry.said:
@@ -97,7 +98,7 @@ def diagnose(
         requests=result.requests,
         native_charge=result.charge,
         retries=result.retries,
-        open_watches=open_watches(state),
+        open_watches=watches,
         found_late=result.found_late,
         partition_errors=errors,
         elapsed_seconds=elapsed,

@@ -272,7 +272,7 @@ class Poll(Generic[T]):
             self._take(turn, reader, batch)
 
     def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
-        scanning, count = self._scanning, len(batch)
+        scanning, count = self._scanning, len(batch.records)
         # 4. The head's place on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
         places = self._result.limit - self._result.count - kept
