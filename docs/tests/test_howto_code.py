@@ -53,7 +53,7 @@ def write_program(page, name):
 
 
 def by_opentelemetry(read):
-    """Return the metrics of the page's observer after a run: metric and labels → value, or count."""
+    """After a run, map each metric of the page's observer, with its labels, to its value or count."""
     write_program("metrics.md", "to_opentelemetry.py")
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -114,6 +114,15 @@ class TestMetrics:
             value for name, value in found.items() if "retries" in name[0] and "created" not in name[0]
         ] == [2]
 
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_an_outage_has_its_length_until_it_ends(self, metrics, ended):
+        def read(observer):
+            observer.outage(ORDERS, 32.0, "connection refused")
+            if ended:
+                observer.outage_ended(ORDERS, 34.0)
+
+        assert [value for name, value in metrics(read).items() if "outage" in name[0]] == [0 if ended else 32]
+
 
 class TestSpread:
     @pytest.fixture
@@ -137,7 +146,7 @@ class TestSpread:
 
     @pytest.mark.parametrize("kept", [True, False])
     def test_an_older_change_that_comes_late_changes_nothing(self, store, plan, kept):
-        """One follower has read the merged child before the other has read its own parent."""
+        """One follower reads the merged child before the other follower has read its own parent."""
         write_program("spread-over-processes.md", "worker.py")
         worker = runpy.run_path("worker.py")
         upsert = worker["UPSERT"] if kept else worker["UPSERT"].partition(" WHERE ")[0]
@@ -175,7 +184,7 @@ class TestPoison:
         with closing(sqlite3.connect(store.path)) as database, database:
             database.execute("UPDATE log SET doc = '{' WHERE seq = ?", (broken,))
         with closing(sqlite3.connect("letters.db")) as letters, connect(f"embedded://{store.path}") as client:
-            for _ in range(2):  # a second reader finds it again and stores it once
+            for _ in range(2):  # a second reader finds the record again and stores it only once
                 pages = reader(client, ORDERS, Beginning(), letters).pages()
                 numbers = [event.new_item_state["number"] for page in pages for event in page.events]
                 assert sorted({*numbers, broken}) == [1, 2, 3, 4, 5]

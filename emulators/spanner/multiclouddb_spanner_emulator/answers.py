@@ -137,8 +137,7 @@ def answered(
         return
     meet(call, None)
     with world.changed:
-        moment_of(world, request)
-        fields, found = _plain(world, database, sql, params)
+        fields, found = _plain(world, database, sql, params, moment_of(world, request))
     yield from _messages(
         world, request, call, fields, iter([[[to_value(value) for value in row] for row in found]])
     )
@@ -207,7 +206,7 @@ def _row(record: Record, *, postgres: bool) -> Value:
 
 
 def _plain(
-    world: World, database: Database, sql: str, params: dict[str, Any]
+    world: World, database: Database, sql: str, params: dict[str, Any], moment: int
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[list[Any]]]:
     one, time = _ONE.fullmatch(sql), _TIME.fullmatch(sql)
     if one is not None:
@@ -216,7 +215,7 @@ def _plain(
         name = time[2] or ("now" if time[1][:3] == "now" else "")
         return [(name, {"code": "TIMESTAMP"})], [[to_text(world.clock.read())]]
     if re.search(r"\binformation_schema\b", sql, re.IGNORECASE):
-        names, rows = information.ask(database, sql, params)
+        names, rows = information.ask(database, sql, params, moment)
         return [(name, {"code": code}) for name, code in names], rows
     table = _TABLE.search(sql)
     if table is not None:

@@ -88,7 +88,8 @@ class Database:
                 self.streams[name] = made
             case ddl.AlterStream(name, altered, settings):
                 stream = self._stream(name)
-                stream.watch = stream.watch if altered is None else altered
+                if altered is not None:
+                    stream.set_watch(altered, self._clock.step())
                 stream.set_options(settings or {})
             case ddl.Drop(kind, name):
                 self._drop(kind, name)

@@ -49,6 +49,7 @@ class ChangeStream:
         self.created = created
         self.partitions: dict[str, Partition] = {}
         self._habits = habits
+        self._watched = [(0, watch)]
         self._number = next(_numbers)
         self.set_options(options)
         for share in halves(((0, HASHES),), habits.initial_partitions):
@@ -69,6 +70,15 @@ class ChangeStream:
         chosen = {**self.options, **options}
         self.options = {name: value for name, value in chosen.items() if value.lower() != "null"}
         self._retention = _seconds(self.options.get("retention_period", "1d"))
+
+    def set_watch(self, watch: Watch, moment: int) -> None:
+        """Watch something else from a given time on."""
+        self.watch = watch
+        self._watched.append((moment, watch))
+
+    def watch_at(self, moment: int) -> Watch:
+        """Return what the stream watched at a given time."""
+        return next(watch for since, watch in reversed(self._watched) if since <= moment)
 
     def horizon(self, now: int) -> int:
         """Return the earliest time that can be read."""

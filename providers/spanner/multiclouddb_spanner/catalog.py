@@ -18,6 +18,7 @@ from multiclouddb_api import (
 from multiclouddb_spanner.client import Calls
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.statements import how_to_alter, how_to_create, how_to_watch
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 
 __all__ = [
@@ -26,9 +27,8 @@ __all__ = [
     "check_provisioned",
     "columns_at",
     "find",
-    "how_to_alter",
-    "how_to_create",
     "is_whole",
+    "retention_of",
 ]
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -43,7 +43,8 @@ _EXCLUDES: Final = (
     "exclude_ttl_deletes",
     "allow_txn_exclusion",
 )
-_DEFAULT_SCHEMAS: Final = ("", "public")
+_PUBLIC: Final = "public"
+_DEFAULT_SCHEMAS: Final = ("", _PUBLIC)
 _SYSTEM_SCHEMAS: Final = ("information_schema", "pg_catalog", "spanner_sys")
 
 _Row: TypeAlias = Sequence[Any]
@@ -92,13 +93,13 @@ def find(
     table = str(address.collection)
     schema, _, name = table.rpartition(".")
     postgres = _is_postgres(calls, deadline, hold)
-    key_names = _key_names(calls, schema, name, deadline, hold)
+    if postgres and schema == _PUBLIC:
+        table, schema = name, ""  # records name a table of the default schema without it
+    key_names = _key_names(calls, schema, name, deadline, hold, postgres=postgres)
     if not key_names:
         raise _no_table(address)
     watching = _watching(calls, schema, name, deadline, hold, postgres=postgres)
     options = _options(calls, deadline, hold)
-    if configured is not None and postgres:
-        configured = configured.lower()
     stream = _chosen(table, watching, options, configured, postgres=postgres)
     settings = options.get(stream, {})
     _check_mode(stream, settings)
@@ -144,11 +145,24 @@ def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
         )
 
 
-def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:
-    """Return True if a change stream now watches all columns of its table."""
+def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold, at: int | None = None) -> bool:
+    """Return True if a change stream watches all columns of its table.
+
+    Args:
+        calls: The database.
+        found: The table and the stream.
+        deadline: The time limit.
+        hold: The caller.
+        at: The time of the answer, in microseconds since 1970; None for the present.
+    """
     schema, _, name = found.table.rpartition(".")
-    watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres)
+    watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres, at=at)
     return watching.get(found.stream, False)
+
+
+def retention_of(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> int:
+    """Return the seconds for which a change stream keeps changes now."""
+    return _retention(_options(calls, deadline, hold).get(found.stream, {}).get("retention_period", ""))
 
 
 def columns_at(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
@@ -172,21 +186,10 @@ def columns_at(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Ho
         hold,
         at=at,
     )
-    here = [row[2:] for row in rows if _is_here(row[0], schema) and row[1] == table]
+    default = _default(postgres=found.postgres)
+    here = [row[2:] for row in rows if row[0] == (schema or default) and row[1] == table]
     rest = (name for name, generated in here if generated != "ALWAYS" and name not in found.key_names)
     return [*found.key_names, *rest] if here else []
-
-
-def how_to_create(table: str, *, postgres: bool) -> str:
-    """Return the statement that creates a change stream of a table."""
-    return f"CREATE CHANGE STREAM {_plain(table)}_stream FOR {table} {_images(postgres=postgres)}"
-
-
-def how_to_alter(stream: str, *, postgres: bool) -> str:
-    """Return the statement that makes a change stream contain whole rows."""
-    if postgres:
-        return f"ALTER CHANGE STREAM {stream} SET (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
-    return f"ALTER CHANGE STREAM {stream} SET OPTIONS (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
 
 
 def check_provisioned(found: Found, spec: FeedSpec) -> None:
@@ -205,8 +208,8 @@ def check_provisioned(found: Found, spec: FeedSpec) -> None:
             raise unsupported(
                 f"{field}=REQUIRE: change stream {found.stream!r} does not watch all columns of "
                 f"{found.table!r}",
-                f"watch the whole table: ALTER CHANGE STREAM {found.stream} SET FOR {found.table}, or read "
-                "with INCLUDE_IF_AVAILABLE",
+                f"watch the whole table: {how_to_watch(found.stream, found.table, postgres=found.postgres)}, "
+                "or read with INCLUDE_IF_AVAILABLE",
             )
         if found.capture not in captures:
             raise unsupported(
@@ -229,7 +232,9 @@ def _is_postgres(calls: Calls, deadline: Deadline, hold: Hold) -> bool:
     return any(value == "POSTGRESQL" for (value,) in rows)
 
 
-def _key_names(calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
+def _key_names(
+    calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold, *, postgres: bool
+) -> tuple[str, ...]:
     rows = calls.rows(
         "SELECT table_schema, table_name, column_name FROM information_schema.index_columns "
         "WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
@@ -237,15 +242,24 @@ def _key_names(calls: Calls, schema: str, table: str, deadline: Deadline, hold: 
         deadline,
         hold,
     )
-    return tuple(column for where, name, column in rows if _is_here(where, schema) and name == table)
+    place = [schema or _default(postgres=postgres), table]
+    return tuple(column for *where, column in rows if where == place)
 
 
-def _is_here(where: str, schema: str) -> bool:
-    return where in _DEFAULT_SCHEMAS if schema in _DEFAULT_SCHEMAS else where == schema
+def _default(*, postgres: bool) -> str:
+    """Return the name of the default schema."""
+    return _PUBLIC if postgres else ""
 
 
 def _watching(
-    calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold, *, postgres: bool
+    calls: Calls,
+    schema: str,
+    table: str,
+    deadline: Deadline,
+    hold: Hold,
+    *,
+    postgres: bool,
+    at: int | None = None,
 ) -> dict[str, bool]:
     """Return the change streams that watch a table, each with True if it watches all columns."""
     everything = '"all"' if postgres else "`ALL`"
@@ -254,6 +268,7 @@ def _watching(
         2,
         deadline,
         hold,
+        at=at,
     )
     found = {name: True for name, of_all in rows if of_all in (True, "YES")}
     rows = calls.rows(
@@ -262,9 +277,10 @@ def _watching(
         4,
         deadline,
         hold,
+        at=at,
     )
     for stream, where, name, columns in rows:
-        if _is_here(where, schema) and name == table:
+        if name == table and where == (schema or _default(postgres=postgres)):
             found[stream] = columns in (True, "YES")
     return found
 
@@ -300,14 +316,16 @@ def _chosen(
 ) -> str:
     names = sorted(name for name in watching if STREAM_NAME.fullmatch(name))
     if configured is not None:
-        named = [name for name in names if name.lower() == configured.lower()]
-        if named:
-            return named[0]
-        raise ProviderFault.of(
-            ErrorCategory.NOT_FOUND,
-            f"connection.change_stream: no change stream {configured!r} watches table {table!r}; name one "
-            f"that does ({_listed(names)}), or leave it out",
-        )
+        same = [name for name in names if name.lower() == configured.lower()]
+        if configured in same or len(same) == 1:
+            return configured if configured in same else same[0]
+        if not same:
+            raise ProviderFault.of(
+                ErrorCategory.NOT_FOUND,
+                f"connection.change_stream: no change stream {configured!r} watches table {table!r}; name "
+                f"one that does ({_listed(names)}), or leave it out",
+            )
+        names = same
     if not names:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
@@ -346,15 +364,6 @@ def _check_complete(
 
 def _listed(names: Collection[str]) -> str:
     return ", ".join(map(repr, names)) if names else "there is none"
-
-
-def _plain(table: str) -> str:
-    return table.rpartition(".")[2]
-
-
-def _images(*, postgres: bool) -> str:
-    word = "WITH" if postgres else "OPTIONS"
-    return f"{word} (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
 
 
 def check_address(address: ResourceAddress) -> str:

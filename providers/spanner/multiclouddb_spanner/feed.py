@@ -11,7 +11,7 @@ from multiclouddb_spanner.errors import PROVIDER_ID, is_past
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
-from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, place_of
+from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import DataRecord
 from multiclouddb_spanner.segment_reader import SegmentReader
@@ -147,7 +147,7 @@ class SpannerFeed(Feed):
             with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
             with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
             native=spec.include_native,
-            whole=self._source.whole,
+            whole=found.whole,
         )
         if plan_id_of(partition_id) is not None:
             return SegmentReader(self._scans, view, span_of(cursor))
@@ -244,10 +244,6 @@ class SpannerFeed(Feed):
             return Position("a part of the table", None)
         return describe(place_of(cursor))
 
-    def close(self) -> None:
-        """Cancel the calls of this feed."""
-        self._hold.cancel()
-
     def _now(self, deadline: Deadline) -> int:
         return self._source.calls.now(deadline, Hold())
 
@@ -288,7 +284,7 @@ class SpannerFeed(Feed):
 def _is_after(record: DataRecord, place: Place) -> bool:
     if record.at < place.since:
         return False
-    mark = (record.sequence, len(record.mods))
+    mark = (ordered(record.sequence), len(record.mods))
     return not place.cut.has(record.at, record.transaction, mark)
 
 

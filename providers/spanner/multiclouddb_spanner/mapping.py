@@ -14,7 +14,7 @@ import orjson
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of
+from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
 from multiclouddb_spanner.records import DataRecord, Mod
 from multiclouddb_spanner.values import Converter
 from multiclouddb_spi import Cursor, Mapper, RecordFault
@@ -113,7 +113,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
     index = count - 1
     while index >= 0 and changes[index].record.at == at:
         record, last = changes[index]
-        mark = (record.sequence, last + 1)
+        mark = (ordered(record.sequence), last + 1)
         marks[record.transaction] = max(mark, marks.get(record.transaction, mark))
         index = _first_of(changes, index) - 1
     return Place(Cut(at, {**delivered, **marks}))
@@ -155,7 +155,7 @@ def _key(mod: Mod, view: View, converters: Mapping[str, Converter]) -> dict[str,
 def _new_row(
     record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
 ) -> dict[str, Any] | None:
-    if record.kind == "DELETE" or not has_new(record):
+    if record.kind == "DELETE" or not (record.shape.whole and has_new(record)):
         return None
     return {**key, **_converted(_loaded(mod.new), converters)}
 
@@ -163,7 +163,7 @@ def _new_row(
 def _old_row(
     record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
 ) -> dict[str, Any] | None:
-    if record.kind == "INSERT" or not has_old(record):
+    if record.kind == "INSERT" or not (record.shape.whole and has_old(record)):
         return None
     old = _converted(_loaded(mod.old), converters)
     if record.kind == "DELETE":
@@ -191,7 +191,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
         if record is not previous:
             previous, commit = record, fixed_text(record.commit)
             head = f"{commit}|{record.transaction}|{record.sequence}|"
-            order = f"{commit}|{record.sequence}|"
+            order = f"{commit}|{ordered(record.sequence)}|"
         ids.append(f"{head}{index}")
         orders.append(f"{order}{index:06}")
     return ids, orders

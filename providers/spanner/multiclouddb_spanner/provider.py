@@ -44,25 +44,29 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE,
-            "the oldest change that the stream's retention_period keeps, a day by default; for a stream that "
-            "is older than that, a minute later, because changes expire while the first reads are made",
+            "starts at the oldest change within the stream's retention_period, one day by default; "
+            "for an older stream it starts one minute later, because changes expire during the "
+            "first reads",
         ),
-        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_NATIVE, "exact, to the microsecond"),
+        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
+            _NATIVE, "the start is exact to the microsecond"
+        ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,
-            "a change stream has no partition keys; read EntireCollection() and keep the events whose "
-            "event.key is wanted",
+            "a change stream has no partition keys; read EntireCollection() and keep the events "
+            "with the event.key that you want",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "point in time: all rows as they were at one moment T, which is the floor, for as long as the "
-            "database keeps that moment (version_retention_period, an hour by default); a scan that takes "
-            "longer continues at a later moment, convergent: the stream has every change since T. Each row "
-            "is read once, with spanner.databases.read; with spanner.databases.partitionRead too, a large "
-            "table is read in parts at the same time",
+            "point in time: all rows are as they were at one moment T, which is the floor. If the "
+            "scan takes longer than the database keeps T (version_retention_period, one hour by "
+            "default), it continues at a later moment and is convergent, because the stream "
+            "contains every change since T. Each row is read once, with spanner.databases.read; "
+            "with spanner.databases.partitionRead too, the parts of a large table are read in "
+            "parallel",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "for streams with value_capture_type NEW_ROW_AND_OLD_VALUES"
+            _NATIVE, "needs a stream with value_capture_type NEW_ROW_AND_OLD_VALUES"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),

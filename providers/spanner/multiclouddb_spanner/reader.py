@@ -8,13 +8,13 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.catalog import how_to_alter
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
-from multiclouddb_spanner.position import Place, cursor_of, moment_of
+from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
 from multiclouddb_spanner.query import Window
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
 from multiclouddb_spanner.source import Source
+from multiclouddb_spanner.statements import how_to_alter, how_to_watch
 from multiclouddb_spi import (
     Batch,
     Child,
@@ -204,7 +204,6 @@ class SpannerReader(Reader):
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
             items = window.next()
-            self._hold.check()
             if items is None:
                 return nbytes, self._finish(window, taken)
             self._items.extend(items)
@@ -222,7 +221,10 @@ class SpannerReader(Reader):
                     start = max(start, self._used)
                     if start < stop:
                         room = max_records - len(taken)
-                        if room <= 0 or (taken and nbytes >= max_bytes) or self._lacks(item, taken, deadline):
+                        if room <= 0 or (taken and nbytes >= max_bytes):
+                            break
+                        item = self._items[0] = self._checked(item, deadline)
+                        if self._lacks(item, taken):
                             break
                         end = min(stop, start + room)
                         taken.extend(Change(item, nth) for nth in range(start, end))
@@ -266,7 +268,7 @@ class SpannerReader(Reader):
             stop = _part(self._until, record)
         return start, stop
 
-    def _lacks(self, record: DataRecord, taken: list[Change], deadline: Deadline) -> bool:
+    def _lacks(self, record: DataRecord, taken: list[Change]) -> bool:
         """Return True if a record lacks a required row.
 
         In that case, the changes before it are delivered first.
@@ -276,7 +278,7 @@ class SpannerReader(Reader):
         """
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old
-        whole = self._is_whole(record, deadline)
+        whole = self._view.whole and record.shape.whole
         if new and old and (whole or not (self._require_new or self._require_old)):
             return False
         if taken:
@@ -286,28 +288,26 @@ class SpannerReader(Reader):
         problem = (
             f"the change at {record.commit} was captured with value_capture_type {record.capture}, without "
             "the whole row"
-            if whole
-            else f"change stream {found.stream!r} no longer watches all columns of {found.table!r}"
         )
+        statement = how_to_alter(found.stream, postgres=found.postgres)
+        if not whole:
+            problem = (
+                f"change stream {found.stream!r} did not watch all columns of {found.table!r} at the change "
+                f"at {record.commit}"
+            )
+            statement = how_to_watch(found.stream, found.table, postgres=found.postgres)
         raise unsupported(
             f"{field}=REQUIRE: {problem}",
-            f"run {how_to_alter(found.stream, postgres=found.postgres)} for changes to come, and read with "
-            "INCLUDE_IF_AVAILABLE from the same token",
+            f"run {statement} for changes to come, and read with INCLUDE_IF_AVAILABLE from the same token",
         )
 
-    def _is_whole(self, record: DataRecord, deadline: Deadline) -> bool:
-        """Return True if the stream watches all columns.
-
-        If the stream no longer watches all columns, events have no rows.
-        """
-        view = self._view
-        if not (view.with_new or view.with_old) or not (has_new(record) or has_old(record)):
-            return True
-        whole = self._source.watches_whole(record.shape, deadline, self._hold)
-        if not whole and view.whole:
-            self._view = attrs.evolve(view, whole=False)
-            self._mapper = SpannerMapper(self._view)
-        return whole
+    def _checked(self, record: DataRecord, deadline: Deadline) -> DataRecord:
+        """Return a record that knows whether the stream watched all columns, if its rows are wanted."""
+        view, shape = self._view, record.shape
+        wanted = view.whole and (view.with_new or view.with_old) and (has_new(record) or has_old(record))
+        if not (wanted and shape.whole) or self._source.watched_whole(record, deadline, self._hold):
+            return record
+        return attrs.evolve(record, shape=attrs.evolve(shape, whole=False))
 
     def _finish(self, window: Window, taken: list[Change]) -> bool | None:
         """Handle the end of a window; return True if no change is left."""
@@ -368,6 +368,7 @@ def _part(cut: Cut, record: DataRecord) -> int:
     if record.at != cut.at:
         return len(record.mods) if record.at < cut.at else 0
     mark = cut.delivered.get(record.transaction)
-    if mark is None or (record.sequence,) > mark[:1]:
+    sequence = (ordered(record.sequence),)
+    if mark is None or sequence > mark[:1]:
         return 0
-    return len(record.mods) if (record.sequence,) < mark[:1] else min(len(record.mods), int(mark[1]))
+    return len(record.mods) if sequence < mark[:1] else min(len(record.mods), int(mark[1]))

@@ -61,12 +61,14 @@ class Shape:
             needed.
         json: Maps a column to the function that converts its value for the library's JSON.
         problem: The reason why the columns cannot be read, or None.
+        whole: False if the stream did not watch all columns of the table, so that no row is complete.
     """
 
     names: tuple[str, ...]
     python: Mapping[str, Converter] = attrs.field(factory=dict)
     json: Mapping[str, Converter] = attrs.field(factory=dict)
     problem: str | None = None
+    whole: bool = True
 
 
 @attrs.frozen(eq=False)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import threading
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
+
+import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.catalog import Found, how_to_create, is_whole
+from multiclouddb_spanner.catalog import Found, is_whole, retention_of
 from multiclouddb_spanner.client import Calls
 from multiclouddb_spanner.errors import (
     earliest_of,
     interval_of,
     is_foreign_partition,
+    is_lost_version,
     is_outside_partition,
     is_past,
     is_without_stream,
 )
-from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.hold import Hold, late
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.query import Window, begin_query, list_partitions
-from multiclouddb_spanner.records import Shape, Shapes
+from multiclouddb_spanner.records import DataRecord, Shape, Shapes
+from multiclouddb_spanner.statements import how_to_create
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
 __all__ = ["Slots", "Source"]
@@ -32,6 +36,7 @@ _SLACK = 60 * _SECOND
 # may take.
 _MARGIN = 60 * _SECOND
 _MOST_MOVES = 3
+_LOOK_SECONDS = 0.1
 
 
 class Slots:
@@ -69,8 +74,8 @@ class Source:
         self.calls, self.found, self.slots = calls, found, slots
         self.shapes = Shapes()
         self.readers: WeakSet[Reader] = WeakSet()
-        self.whole = found.whole
-        self._checked: WeakSet[Shape] = WeakSet()
+        self._whole: WeakKeyDictionary[Shape, bool] = WeakKeyDictionary()
+        self._checking = threading.Lock()
 
     def partitions(self, at: int, deadline: Deadline, hold: Hold) -> list[str]:
         """Return the partitions that are alive at a given time."""
@@ -218,16 +223,35 @@ class Source:
             window.cancel()
         return None
 
-    def watches_whole(self, shape: Shape, deadline: Deadline, hold: Hold) -> bool:
-        """Return True if the stream watches all columns. The stream may be altered while it is read.
+    def watched_whole(self, record: DataRecord, deadline: Deadline, hold: Hold) -> bool:
+        """Return True if the stream watched all columns when a record was written.
 
-        The service is asked again if a record has new columns, except for the first record.
+        The stream may be altered at any time, also to and fro. Therefore the service is asked for the schema
+        as of the commit timestamp, once for each set of columns. If the database no longer keeps the schema
+        of that time, the present schema decides.
         """
-        if shape not in self._checked:
-            if self._checked and self.whole:
-                self.whole = is_whole(self.calls, self.found, deadline, hold)
-            self._checked.add(shape)
-        return self.whole
+        shape = record.shape
+        whole = self._whole.get(shape)
+        if whole is not None:
+            return whole
+        while not self._checking.acquire(timeout=_LOOK_SECONDS):
+            hold.check()
+            if deadline.passed():
+                raise late()
+        try:
+            if shape not in self._whole:
+                self._whole[shape] = self._was_whole(record.at, deadline, hold)
+            return self._whole[shape]
+        finally:
+            self._checking.release()
+
+    def _was_whole(self, at: int, deadline: Deadline, hold: Hold) -> bool:
+        try:
+            return is_whole(self.calls, self.found, deadline, hold, at)
+        except Exception as error:
+            if not is_lost_version(error):
+                raise
+            return is_whole(self.calls, self.found, deadline, hold)
 
     # -- Errors whose meaning depends on the call
 
@@ -270,6 +294,8 @@ class Source:
         self, error: Exception, at: int, deadline: Deadline, hold: Hold, *, resumes: bool
     ) -> ProviderFault:
         name = self.found.stream
+        # The period may have been changed since the stream was found.
+        self.found = attrs.evolve(self.found, retention=retention_of(self.calls, self.found, deadline, hold))
         now = self.calls.now(deadline, hold)
         named = earliest_of(error)
         earliest = self.earliest(now, deadline, hold) if named is None else micros_of(named, up=True)

@@ -98,7 +98,7 @@ class FakeStream:
             items.append(Heartbeat(end))
         return FakeWindow(self, items, end, waits, current, deadline)
 
-    def watches_whole(self, shape, deadline, hold):
+    def watched_whole(self, record, deadline, hold):
         return self.whole
 
     def translated(self, error, at, deadline, hold, token=None):

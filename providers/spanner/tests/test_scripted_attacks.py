@@ -36,8 +36,8 @@ STREAM = "CREATE CHANGE STREAM items_stream FOR items OPTIONS (value_capture_typ
 class Feed:
     """A table on a scripted server, with the library's client."""
 
-    def __init__(self, *statements, **habits):
-        self.scripted = Scripted(*(statements or (TABLE, STREAM)), habits=Habits(**habits))
+    def __init__(self, *statements, postgres=False, **habits):
+        self.scripted = Scripted(*(statements or (TABLE, STREAM)), habits=Habits(**habits), postgres=postgres)
         self.server = self.scripted.server
         self.address = ResourceAddress(self.scripted.name, "items")
         self.client = self.scripted.connect()
