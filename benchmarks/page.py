@@ -37,8 +37,8 @@ _HOW: Final = """## How it is measured
   side can be faster by reading less.
 - The garbage collector is on, as in an application. Before each run the garbage of the other side is
   collected.
-- Peak memory is measured once, in one fresh process per side. For tokens, the goal is a number of bytes, and there is no
-  baseline.
+- Peak memory is measured once, in one fresh process per side. For tokens, the goal is a number of bytes, and
+  there is no baseline.
 
 Absolute figures are valid only for one machine. Rely on the ratios, and measure absolute figures on your
 machine.
@@ -68,7 +68,7 @@ example.
 
 
 def page_text(record: Record) -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows = load_rows()
     shown = [(rows[name], result) for name, result in record.results.items() if name in rows]
     parts = [_HEAD, _table(shown), f"Machine: {record.setting}.{_days(shown)}\n"]

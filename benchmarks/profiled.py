@@ -24,7 +24,7 @@ def where_time_goes(side: Callable[[], Any]) -> str:
 
     def begin(*_: object) -> None:
         profiles.append(cProfile.Profile(time.thread_time))
-        profiles[-1].enable()  # replaces this function as the thread's profiler
+        profiles[-1].enable()  # the real profiler replaces this function
 
     threading.setprofile(begin)
     try:
@@ -43,8 +43,8 @@ def where_time_goes(side: Callable[[], Any]) -> str:
 def _own_times(profile: cProfile.Profile) -> dict[str, float]:
     """Map each function to the CPU seconds spent in the function itself.
 
-    Calls that have not returned are ignored, because their threads still run and this thread cannot read
-    their clocks.
+    Calls that have not returned are ignored, because their threads are still running, and another thread
+    cannot read their clocks.
     """
     own: dict[str, float] = {}
     for entry in profile.getstats():

@@ -129,9 +129,9 @@ def us8_data() -> dict[str, Any]:
 
 
 def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
-    """Return the node ids that `"us8/start.py::TestNow" = ["is_durable"]` means.
+    """Return the node ids for an entry such as `"us8/start.py::TestNow" = ["is_durable"]`.
 
-    For "all", the node id of the class.
+    If the value is "all", return the node id of the class.
     """
     for place, tests in shown.items():
         file = place.replace("us8/", f"{_US8}/", 1) if place.startswith("us8/") else place
@@ -157,7 +157,7 @@ def _entries(entries: list[dict[str, Any]]) -> str:
 
 
 def us8_page() -> str:
-    """Make the page from the data, with every `<!-- group -->` replaced by its entries."""
+    """Make the page of promises: replace every `<!-- group -->` with the group's entries."""
     data = us8_data()
     return re.sub(r"<!-- (\w+) -->", lambda mark: _entries(data[mark[1]]), data["page"])
 
@@ -186,7 +186,7 @@ def options_page() -> str:
 
 
 def command_line_page(file: Path) -> None:
-    """Make the page with the transcript of the command line; this takes some seconds."""
+    """Make the page with the transcript of the command line, which takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
 
 

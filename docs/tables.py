@@ -1,7 +1,7 @@
 """Makes two pages: which database can do what, and every option with its default.
 
-Called by `docs/generate.py`. Facts that the code knows come from the code; `docs/databases.toml` contains the
-rest.
+`docs/generate.py` calls this module. Facts in the code are taken from there; `docs/databases.toml` contains
+the rest.
 """
 
 from __future__ import annotations

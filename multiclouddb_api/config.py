@@ -86,8 +86,8 @@ class ClientConfig:
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How long to keep looking for more children of a partition that has ended, in seconds while the
-    reader runs; ten minutes by default. This setting matters only for DynamoDB, which does not prove
+    """How long to keep looking for more children of an ended partition, in seconds of running
+    time; ten minutes by default. This setting matters only for DynamoDB, which does not prove
     that all children of a partition are known."""
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]

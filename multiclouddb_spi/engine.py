@@ -63,11 +63,13 @@ _MOST_READERS: Final = 16384
 
 
 class Engine:
-    """Does all work of a client except the provider's part; implements `multiclouddb_api.backend.Backend`.
+    """Does all the work of a client except the provider's part.
+
+    It implements `multiclouddb_api.backend.Backend`.
 
     Args:
         provider: The connected provider, which is closed together with the engine.
-        config: Bounds.
+        config: The limits.
         observer: The observer of the application, or None.
         executor: The executor for blocking calls; a pool of threads by default.
         attempts: The largest number of attempts of one call; 1 if the application's own client retries.
@@ -86,7 +88,7 @@ class Engine:
     ) -> None:
         self._provider = provider
         self._closed = threading.Event()
-        # Twice the width, because long polls of one call must not prevent another call from reading.
+        # Twice the width: the long polls of one call must not prevent another call from reading.
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._observing = Observing(observer)
         budget = Budget(config.max_buffered_bytes)
@@ -239,7 +241,7 @@ class Engine:
         """Return one token per partition, as `MulticloudDbClient.plan_partitions` does."""
         if not isinstance(request.scope, EntireCollection):
             raise invalid_request(
-                "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"
+                "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "omit the scope"
             )
         check_planned(request.start_position)
         deadline = Deadline.after(options.timeout_seconds)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """Keeps opened feeds so that other callers with the same spec can use them."""
+    """Keeps opened feeds, so that callers with the same spec can share them."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         """Return the feed of this spec, and whether this call opened it; the caller must release the feed."""
@@ -36,8 +36,8 @@ class Keeper(Protocol):
 class OpenFeed:
     """A feed that is opened when it is first used, with retries.
 
-    If a feed has been open for a long time, its resource may have been deleted and created again. So the feed
-    is opened again before a token or an id is refused as belonging to another resource.
+    If a feed has been open for some time, its resource may have been deleted and created again. So before a
+    token or an id of another resource is refused, the feed is opened again.
 
     Args:
         provider: Opens the feed.
@@ -88,11 +88,11 @@ class OpenFeed:
     def use(self, begin: Callable[[Feed], T], suits: Callable[[Feed], bool] = lambda _: True) -> T:
         """Call `begin` with the feed, and return its result.
 
-        If the feed was opened before this call and does not fit, or its resource is not found, it is opened
-        again.
+        If the feed was opened before this call, and it does not fit or its resource is not found, it is
+        opened again.
 
         Args:
-            begin: The call. The function is called again if the feed is opened again.
+            begin: The function to call; it is called again if the feed is opened again.
             suits: A function that returns True if a feed opened before this call belongs to the right
                 resource.
 
@@ -166,7 +166,7 @@ def check_resumes(feed: Feed, incarnation: str | None, field: str, way_out: str)
 
 
 class _Alone:
-    """Keeps no feed."""
+    """A keeper that keeps no feed."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         del spec

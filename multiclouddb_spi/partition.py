@@ -1,9 +1,9 @@
-"""Partition ids in the form that applications see: each id names the resource to which it belongs.
+"""Encodes and decodes the partition ids that applications see; each id names the resource that it belongs to.
 
     dynamo:1f3a9c2b.77e01d5c:shardId-00000001541626099285-f35f62ef
     provider:address.incarnation:the service's own id
 
-Address and incarnation are digests, so that a foreign id can be recognised and an id reveals no names.
+Address and incarnation are digests, so an id of another resource is recognised, and an id reveals no names.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
     if provider != provider_id:
         raise _foreign(f"is of provider {provider!r}, not {provider_id!r}")
     if place != _digest(address.database, address.collection):
-        raise _foreign(f"is of another resource than {address}")
+        raise _foreign(f"belongs to another resource, not to {address}")
     return PartitionId(native, which)
 
 

@@ -46,7 +46,7 @@ _TITLES = {
 def require(
     provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a capability that is native, or that is emulated and that the caller has opted into.
+    """Accept a capability that is native, or emulated with the caller's opt-in.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
@@ -57,7 +57,7 @@ def require(
     if note.support is Support.EMULATED:
         if options is not None and options.opts_into(capability):
             return
-        problem = "is only emulated here and has to be asked for"
+        problem = "is only emulated here and needs an opt-in"
     else:
         problem = "is not supported"
     raise MulticloudDbError(
@@ -80,7 +80,7 @@ def require_start(
 
 
 def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
-    """Check a request against the provider, and return the spec of the feed that it needs.
+    """Check whether the provider supports a request, and return the spec of the feed to open.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`.
@@ -122,7 +122,7 @@ def check_plan(plan: Plan | None) -> None:
     """
     if plan is not None and plan.holds:
         raise _holding(
-            "ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of one"
+            "ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of such a scan"
         )
 
 
@@ -209,7 +209,7 @@ def _check_address(request: ChangeFeedRequest) -> None:
             way_out = "pass ResourceAddress() with EntireCluster()"
         case EntireDatabase():
             wrong = address.database is None or address.collection is not None
-            way_out = "name the database and no collection with EntireDatabase()"
+            way_out = "with EntireDatabase(), name the database and no collection"
         case _:
             wrong = address.collection is None
             way_out = "name the collection: ResourceAddress(collection=…)"

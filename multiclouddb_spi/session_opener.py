@@ -1,4 +1,4 @@
-"""Opens the feed for a request, and finds the state from which to continue."""
+"""Opens the feed for a request, and determines the state from which to continue."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SessionOpener:
     def open(
         self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
     ) -> Iterator[Session | Finished]:
-        """Open a feed for the duration of a call, and find the state from which to continue.
+        """Open a feed for the duration of a call, and determine the state from which to continue.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
@@ -125,7 +125,7 @@ class SessionOpener:
             raise unwritten(type(feed), "snapshot", "how to scan its collection")
         if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
             raise unsupported(
-                "Snapshot(order=INTERLEAVED) is not available: a row has no floor here",
+                "Snapshot(order=INTERLEAVED) is not available: rows have no floor in this feed",
                 "pass SnapshotOrder.ORDERED or AUTO",
             )
         return resolve_snapshot(
@@ -176,7 +176,7 @@ class SessionOpener:
         if envelope.scope != scope:
             raise _other_scope(envelope.scope, scope)
         if envelope.options_digest != digest:
-            raise _foreign("was made with provider options that mean other positions")
+            raise _foreign("was made with other provider options, which change what a position means")
 
     def _start(
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
@@ -201,7 +201,7 @@ class SessionOpener:
 
 
 _CUT: Final = 1000
-_RECREATED: Final = "start again: the old one's changes are gone"
+_RECREATED: Final = "start again: the changes of the old resource are gone"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 
 
@@ -213,7 +213,7 @@ def _other_scope(theirs: str, ours: str) -> MulticloudDbError:
     (kind, _, one), (_, _, other) = theirs.partition(":"), ours.partition(":")
     if one and one == other and {theirs, ours} == {f"partition:{one}", f"descendants:{one}"}:
         is_of_all = kind == "descendants"
-        what = "with its descendants, not of it alone" if is_of_all else "alone, not with its descendants"
+        what = "with its descendants" if is_of_all else "without its descendants"
         way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all})"
         return _foreign(f"is of the partition {one} {what}", f"{way_out}, or start again")
     return _foreign(f"was made for the scope {theirs!r}, not {ours!r}")

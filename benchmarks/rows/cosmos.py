@@ -22,7 +22,7 @@ _CLIENT: Final = (
 
 
 def reads(wire: Wire, request: bytes, times: int) -> Done:
-    """Return a list that contains the same request the given number of times."""
+    """Return a list with the given number of copies of one request."""
     with on_client_core():
         good = wire.repeat(request, times)
     if good != times:

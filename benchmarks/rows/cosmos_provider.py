@@ -144,7 +144,7 @@ _WIDE: Final = "The client reads 64 ranges with 20 ms of latency added to each c
     ),
 )
 def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
-    """Fan-out over HTTP."""
+    """This row measures fan-out over HTTP."""
     with account(_MANY) as server:
         token = _start(server)
         server.ask("fill", bench.size(_ITEMS, 1000))
@@ -199,7 +199,7 @@ def _idle(server: Account, token: str, calls: int) -> Done:
     ),
 )
 def cosmos_thousand(bench: Bench) -> Iterator[Sides]:
-    """The time of a call grows linearly with the number of ranges."""
+    """This row checks that the time of a call grows only linearly with the number of ranges."""
     with account(bench.size(1000, 50)) as wide, account(bench.size(100, 5)) as narrow:
         tokens = _start(wide), _start(narrow)
         yield Sides(lambda: _idle(wide, tokens[0], 2), lambda: _idle(narrow, tokens[1], 20))

@@ -27,7 +27,7 @@ _AGAINST: Final = (
 
 
 def changes(numbers: list[int], order: int) -> pa.Table:
-    """Returns one change for each of the given keys."""
+    """Return one change for each of the given keys."""
     import pyarrow as pa
 
     from multiclouddb_spi.arrow import EVENT_SCHEMA
@@ -50,7 +50,7 @@ def changes(numbers: list[int], order: int) -> pa.Table:
 
 
 def by_sink(path: Path, batch: pa.Table) -> None:
-    """The sink."""
+    """Merge with the library's sink."""
     from pyspark_multiclouddb import merge_into_delta
 
     merge_into_delta(batch, 1, path, "bench")
@@ -113,7 +113,7 @@ def _sides(bench: Bench, keys: int) -> Sides:
 
 
 def _timed(bench: Bench, table: Path, size: int, merge: Callable[[Path], Any]) -> Side:
-    """Merge into a fresh copy of the table. The copying is not timed."""
+    """Merge into a fresh copy of the table; copying is not timed."""
 
     def run() -> Done:
         copy = bench.folder / "copy"

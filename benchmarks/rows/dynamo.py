@@ -104,7 +104,7 @@ def _through_arrow(table: Local) -> Done:
     shown=(bare_loop,),
 )
 def dynamo_events(bench: Bench) -> Iterator[Sides]:
-    """Our side decodes events; the loop decodes nothing."""
+    """In this row, our side decodes events and the loop decodes nothing."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, bare_loop))
 
@@ -121,7 +121,7 @@ def dynamo_events(bench: Bench) -> Iterator[Sides]:
     shown=(decoding_loop,),
 )
 def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
-    """Both sides decode records."""
+    """In this row, both sides decode the records."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, decoding_loop))
 
@@ -147,7 +147,7 @@ _PAGE_BYTES: Final = 64 * 1024  # some 100 records
 
 
 def _read_shards(server: Scripted, address: ResourceAddress, latency: float) -> tuple[Done, int]:
-    """Read everything in a stream; return also how many calls that took."""
+    """Read everything in a stream; return the events and the number of calls."""
     operations = ("GetShardIterator", "GetRecords", "DescribeStream", "DescribeTable")
     server.ask("troubles.end")
     if latency:
@@ -250,9 +250,9 @@ class _Follower:
     """Follows a table's stream from now on, with one client.
 
     Args:
-        server: Has the table.
-        client: Reads it.
-        table: Its name.
+        server: The server that contains the table.
+        client: The client that reads the stream.
+        table: The name of the table.
         listed: The number of shards, of which 64 are open.
     """
 

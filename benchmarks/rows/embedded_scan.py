@@ -39,7 +39,7 @@ _PART: Final = "SELECT key, doc FROM documents WHERE id > ? AND id <= ? ORDER BY
 
 
 def parallel_scan(path: Path, size: int) -> Done:
-    """A thread for each range of keys; the fields of an event, in a dict."""
+    """Read each range of keys in its own thread, and make a dict with the fields of an event."""
     with closing(sqlite3.connect(path)) as connection:
         ends = [
             connection.execute(_BOUND, (size * number // _PARTS - 1,)).fetchone()[0]
@@ -74,7 +74,7 @@ def parallel_scan(path: Path, size: int) -> Done:
 
 
 def scan_pages(client: Any, order: SnapshotOrder) -> Iterator[ChangeFeedPage]:
-    """The pages of a snapshot, to the end of its scan."""
+    """Yield the pages of a snapshot, up to the end of its scan."""
     position: StartPosition = Snapshot(order)
     while True:
         page = client.read_changes(ChangeFeedRequest(ADDRESS, position))
@@ -106,7 +106,7 @@ def _snapshot(path: Path) -> Done:
     shown=(parallel_scan,),
 )
 def embedded_snapshot(bench: Bench) -> Iterator[Sides]:
-    """Like beside like."""
+    """In this row, both sides scan all rows in parallel."""
     path, size = bench.folder / "store.db", bench.size(_ROWS, 1000)
     fill(path, size)
     yield Sides(lambda: _snapshot(path), lambda: parallel_scan(path, size))
@@ -117,7 +117,7 @@ def embedded_snapshot(bench: Bench) -> Iterator[Sides]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Write changes in a thread, each with the time of its commit."""
+    """In a thread, write changes that contain the time of their commit."""
     from multiclouddb_embedded import EmbeddedStore, Put
 
     over = Event()
@@ -166,7 +166,7 @@ def _lag(path: Path) -> Done:
     against="",
 )
 def snapshot_lag(bench: Bench) -> Iterator[Sides]:
-    """The stream goes first on every page."""
+    """This row checks that changes do not wait for the scan."""
     path = bench.folder / "store.db"
     fill(path, bench.size(_ROWS, 20_000))
     yield Sides(lambda: _lag(path))

@@ -1,4 +1,4 @@
-"""Measures the peak memory of a reading process: `python -m benchmarks.rows.memory FILE` is that process."""
+"""Measures the peak memory of a reading process, which is `python -m benchmarks.rows.memory FILE`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def peak_mebibytes() -> float:
     if _STATUS.exists():
         (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS reports bytes
 
 
 def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_all) -> Done:
@@ -87,7 +87,7 @@ def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_a
     shown=(read_all,),
 )
 def memory(bench: Bench) -> Iterator[Sides]:
-    """This row would show memory that grows with the length of a feed."""
+    """This row checks that memory does not grow with the length of a feed."""
     small, large = bench.folder / "small.db", bench.folder / "large.db"
     events = bench.size(_EVENTS)
     fill(small, events, make=small_document)
@@ -110,7 +110,7 @@ def memory(bench: Bench) -> Iterator[Sides]:
     shown=(scan_all,),
 )
 def snapshot_memory(bench: Bench) -> Iterator[Sides]:
-    """This row would show memory that grows with the length of a scan."""
+    """This row checks that memory does not grow with the length of a scan."""
     small, large = bench.folder / "small.db", bench.folder / "large.db"
     rows = bench.size(_ROWS, 1000)
     fill(small, rows, make=small_document)

@@ -21,8 +21,9 @@ _EVENTS: Final = 40_000
 _REOPENED: Final = 60
 _CALLS: Final = 100
 _SMALL_PAGE: Final = 10
-# The empty loop's best. Measured, in thousands of changes a second: 74 by default (begins with 101), 83 in
-# batches of 100, 91 of 250, 94 of 500, 92 of 1000, 88 of 2000, 72 of 5000. The loop that makes dicts agrees.
+# The best batch size for the empty loop. Measured in thousands of changes per second: 74 by default (the
+# first batch has 101), 83 with batches of 100, 91 with 250, 94 with 500, 92 with 1000, 88 with 2000, 72 with
+# 5000. For the loop that makes dicts, the best size is the same.
 BATCH_SIZE: Final = 500
 _READ: Final = (
     "40,000 inserts of 300 bytes, from the change stream of one mongod. On both sides the client runs on "
@@ -50,7 +51,7 @@ def empty_loop(client: Any, resume_token: Any, size: int) -> Done:
 
 
 def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
-    """Reads each change into a dict with the fields of an event."""
+    """Read each change into a dict with the fields of an event."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     ids: list[str] = []
     with collection.watch(start_after=resume_token, batch_size=BATCH_SIZE) as stream:
@@ -73,7 +74,7 @@ def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
 
 
 def stream_a_page(client: Any, resume_token: Any, pages: int) -> Done:
-    """Reads without an open stream: each page opens a stream at the end of the previous page."""
+    """Read without keeping a stream open: each page opens a stream at the end of the previous page."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     count = 0
     for _ in range(pages):
@@ -95,7 +96,7 @@ def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int)
 def _pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Yield pages after the backlog's token, without end."""
+    """Yield pages after the backlog's token without end."""
     token = changes.token
     while True:
         page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token), max_page_size=max_page_size))
@@ -114,7 +115,7 @@ def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """The loop keeps no ids for a comparison, so our side checks its own events.
+    """Check the events of our side, because the loop keeps no ids for a comparison.
 
     Raises:
         ValueError: Raised if the library's side has missed a change or has read one twice.
@@ -149,7 +150,7 @@ def _through_arrow(changes: Backlog) -> Done:
     shown=(dict_loop,),
 )
 def mongo_events(bench: Bench) -> Iterator[Sides]:
-    """Both sides make the same fields."""
+    """In this row, both sides make the same fields."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _through_the_client(changes),
@@ -167,7 +168,7 @@ def mongo_events(bench: Bench) -> Iterator[Sides]:
     shown=(empty_loop,),
 )
 def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
-    """Our side makes events; the loop makes none."""
+    """In this row, our side makes events and the loop makes nothing."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _counted(changes, _through_the_client(changes)),
@@ -219,7 +220,7 @@ def mongo_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def cursors(changes: Backlog, calls: int) -> Done:
-    """Return how many change streams this many calls open; half of the calls find nothing."""
+    """Return how many change streams the given number of calls open; half of the calls find nothing."""
     before, events = changes.aggregates(), 0
     with on_client_core(), connect(changes.config) as client:
         for page in islice(_pages(client.read_changes, changes, _SMALL_PAGE), calls):
@@ -246,7 +247,7 @@ def cursors(changes: Backlog, calls: int) -> Done:
     warm_up=False,
 )
 def mongo_cursors(bench: Bench) -> Iterator[Sides]:
-    """The calls need one cursor, not a hundred."""
+    """This row checks that the calls need one cursor, not a hundred."""
     calls = bench.size(_CALLS, 4)
     with backlog(bench.folder, calls // 2 * _SMALL_PAGE) as changes:
         yield Sides(lambda: cursors(changes, calls))

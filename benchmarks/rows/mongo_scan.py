@@ -27,7 +27,7 @@ _SAMPLES: Final = 100
 
 
 def _bounds(collection: Any) -> list[Any]:
-    """Return the keys at which the scan is divided, found by sampling."""
+    """Return the keys at which to divide the scan; they are found by sampling."""
     found = collection.aggregate(
         [{"$sample": {"size": _SAMPLES * PARTS}}, {"$project": {"_id": 1}}, {"$sort": {"_id": 1}}]
     )
@@ -36,7 +36,7 @@ def _bounds(collection: Any) -> list[Any]:
 
 
 def parallel_scan(client: Any, size: int) -> Done:
-    """Reads ranges of `_id` in threads; each row becomes a dict with the fields of an event."""
+    """Read ranges of `_id` in threads, and make a dict with the fields of an event from each row."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     moment = datetime.now(UTC)
     bounds = _bounds(collection)
@@ -103,6 +103,6 @@ def _snapshot(rows: Backlog) -> Done:
     shown=(parallel_scan,),
 )
 def mongo_snapshot(bench: Bench) -> Iterator[Sides]:
-    """Like beside like."""
+    """In this row, both sides scan all rows in parallel."""
     with backlog(bench.folder, bench.size(_ROWS)) as rows:
         yield Sides(lambda: _snapshot(rows), lambda: _by_hand(rows))

@@ -1,4 +1,4 @@
-"""Measures the cost of many partitions: of a call that finds nothing, and of the token."""
+"""Measures what many partitions cost: the time of a call that finds nothing, and the length of the token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 _MANY: Final = 10_000
 _SWEPT: Final = 20_000
-"""The number of partitions that are read in one run, for any number of partitions per call."""
+"""The number of partition reads in one run, for any number of partitions per call."""
 
 _AGAINST: Final = (
     "The same call with 1,000 partitions. The call is made ten times as often, so that both sides "
@@ -43,7 +43,7 @@ class Poller:
         read: Reads a page.
         address: The collection.
         partitions: The number of partitions.
-        swept: The number of partitions that one run reads, over all calls.
+        swept: The number of partition reads in one run, over all calls.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     against=_AGAINST,
 )
 def page_call(bench: Bench) -> Iterator[Sides]:
-    """The engine alone."""
+    """This row measures the engine alone."""
     from multiclouddb_conformance.simulation import Simulation, SimulationProvider
     from multiclouddb_spi.engine import Engine
 
@@ -175,8 +175,8 @@ def token(bench: Bench) -> Iterator[Sides]:
 def _token_in_the_middle(path: Path) -> str:
     """Return a token in which each partition is at the position of a change.
 
-    Reading up to these positions would take one call for each partition, so the positions are written into
-    the token.
+    Reading up to these positions would take one call for each partition, so they are written into the token
+    directly.
     """
     with closing(sqlite3.connect(path)) as connection:
         changes = dict(

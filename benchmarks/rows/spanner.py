@@ -52,7 +52,7 @@ _LOOP: Final = (
 
 
 def dict_loop(changes: Backlog) -> Done:
-    """Reads records as the library returns them, and makes dicts."""
+    """Read records as the library returns them, and make dicts."""
     end, count = changes.now(), 0
     for token in changes.partitions():
         for data, _, _ in changes.query(token, end=end):
@@ -104,7 +104,7 @@ def _through_arrow(changes: Backlog) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """Check that each change came once.
+    """Check that each change came exactly once.
 
     Raises:
         ValueError: Raised if a change is missing or came twice.
@@ -174,7 +174,7 @@ def _milliseconds(changes: Backlog, max_page_size: int, pages: int) -> float:
 
 
 def small_pages(changes: Backlog, pages: int) -> Done:
-    """Return the additional time that it takes to read the same changes in small pages."""
+    """Return how much longer it takes to read the same changes in small pages."""
     small = _milliseconds(changes, _SMALL_PAGE, pages)
     large = _milliseconds(changes, 1000, _LARGE_PAGES)
     more = max(1.0, small - large)  # less than a millisecond is noise
@@ -202,7 +202,7 @@ def spanner_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def scan_loop(changes: Backlog) -> Done:
-    """Reads rows with the library's partitioned read, all partitions at the same time, and makes dicts."""
+    """Read rows with the library's partitioned read, all partitions at the same time, and make dicts."""
     from google.cloud.spanner_v1 import KeySet
 
     snapshot = changes.database.batch_snapshot()
@@ -223,7 +223,7 @@ def _scan_by_hand(changes: Backlog) -> Done:
 
 
 def scan(changes: Backlog) -> Done:
-    """Reads the rows of a snapshot to its end."""
+    """Read all rows of a snapshot."""
     ids: set[str] = set()
     count = 0
     start: Snapshot | FromContinuationToken = Snapshot(SnapshotOrder.ORDERED)
@@ -282,7 +282,7 @@ def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> floa
 
 
 def latency(changes: Backlog, commits: int) -> Done:
-    """Measures the client with `wait_seconds`."""
+    """Measure the client with `wait_seconds`."""
     waits = []
     with connect(changes.config) as client:
         token = changes.token
@@ -302,7 +302,7 @@ def latency(changes: Backlog, commits: int) -> Done:
 
 
 def bare_latency(changes: Backlog, commits: int) -> Done:
-    """Measures the library's query of each partition, which stays open and waits."""
+    """Measure the library's query of each partition, which stays open and waits."""
     waits = []
     for number in range(commits):
         start = changes.now() + timedelta(microseconds=1)
@@ -343,7 +343,7 @@ def bare_latency(changes: Backlog, commits: int) -> Done:
     warm_up=False,
 )
 def spanner_latency(bench: Bench) -> Iterator[Sides]:
-    """The row checks that a wait ends when the change comes."""
+    """This row checks that a wait ends when the change comes."""
     commits = bench.size(_COMMITS, 3)
     with backlog(1, 1) as changes:
         yield Sides(lambda: latency(changes, commits), lambda: bare_latency(changes, commits))

@@ -1,4 +1,4 @@
-"""Tests the count of a call's functions, changes of module and frames."""
+"""Tests the counts of a call: functions, module changes and frames."""
 
 from benchmarks.hops import measure
 

@@ -1,4 +1,6 @@
-"""Tests one row: order of the sides, medians and verdicts. A side cannot become faster by reading less."""
+"""Tests one row: the order of the sides, medians and verdicts. A side cannot become faster by reading
+less.
+"""
 
 import gc
 

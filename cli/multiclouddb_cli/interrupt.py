@@ -1,4 +1,4 @@
-"""Makes Ctrl-C take effect between two pages, so that the checkpoint is after the printed events."""
+"""Lets Ctrl-C take effect only between two pages, so that the checkpoint is after the printed events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Interrupt:
     """Handles SIGINT and SIGTERM inside its `with` block.
 
     The first signal asks the loop to stop, and interrupts a read that is waiting. The second signal
-    interrupts anything that runs, for example printing into a pipe that nobody reads.
+    interrupts anything that runs, for example writing into a pipe that nobody reads.
     """
 
     def __init__(self) -> None:

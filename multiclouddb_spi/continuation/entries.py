@@ -22,7 +22,7 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """The partitions that are being read, that wait, or that have ended, in the order in which they are read.
+    """The partitions of a feed (being read, waiting, or ended), in the order in which they are read.
 
     Args:
         entries: The partitions in the order in which they are read.
@@ -45,14 +45,14 @@ class Entries:
         self.audited = audited
 
     def to_json(self) -> Cursor:
-        """Return the entries as JSON; an active partition takes six characters besides its id and cursor."""
+        """Return the entries as JSON; each active partition adds six characters to its id and cursor."""
         value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
         return value
 
     def stands_like(self, other: Entries) -> bool:
-        """Return whether both contain the same partitions at the same positions.
+        """Return whether both lineages contain the same partitions at the same positions.
 
         Watches and audits are ignored.
 
@@ -105,7 +105,7 @@ class Entries:
         """Return whether an entry is a segment of a scan.
 
         Args:
-            partition_id: Its id.
+            partition_id: The id of the entry.
         """
         return partition_id in self._segments
 
@@ -135,11 +135,11 @@ class Entries:
         return entry if type(entry) is AwaitingChildren else None
 
     def unnamed(self) -> list[AwaitingChildren]:
-        """The partitions that were read to their end and have no known child yet."""
+        """The partitions that were read to their end and that have no known child yet."""
         return [entry for entry in self.awaiting_children() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """Return the position of an active or ended partition, or the part that a plan has not divided yet.
+        """Return the position of an active or ended partition, or the undivided rest of a plan.
 
         Args:
             partition_id: The service's own id of the partition.
@@ -149,7 +149,7 @@ class Entries:
         return entry.cursor
 
     def fresh_children(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
-        """The children that the partition has not named before.
+        """Return the children that the partition has not named before.
 
         Args:
             partition_id: The partition.
@@ -160,10 +160,10 @@ class Entries:
         return [child for child in children if child.partition_id not in named]
 
     def undiscovered(self, partition_id: str, children: Sequence[Child]) -> set[str]:
-        """Return those other unknown parents of the children that only this partition has led to so far.
+        """Return the other parents of these children that are not in the lineage.
 
-        These parents are not discovered yet, or they are older than the retention and cannot name their
-        children any more.
+        These parents are not discovered yet, or they are older than the retention and can no longer name
+        their children.
 
         Args:
             partition_id: The service's own id of the partition.

@@ -1,4 +1,4 @@
-"""The lineages of the last tokens that this process has written: its own tokens need not be parsed."""
+"""Keeps the lineages of the last tokens that this process wrote, so that these tokens need not be parsed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_ENTRIES: Final = 100_000
 
 @attrs.frozen(eq=False)
 class Written:
-    """One token.
+    """A token that this process wrote.
 
     Attributes:
         envelope: The token without its state.
@@ -45,7 +45,7 @@ class Written:
 
 
 class WrittenTokens:
-    """Keeps a lineage with its token until the token is used.
+    """Keeps each lineage with its token until the token is used.
 
     A consumer that reads page after page uses each token once. A token that is used again is parsed.
 
@@ -61,7 +61,7 @@ class WrittenTokens:
         self._lock = threading.Lock()
 
     def keep(self, token: str, envelope: Envelope, lineage: Lineage) -> None:
-        """Keep the lineage of a token; nobody may change it from now on.
+        """Keep the lineage of a token; nobody may change the lineage from now on.
 
         Args:
             token: The token.
@@ -76,7 +76,7 @@ class WrittenTokens:
                 self._remove(next(iter(self._written)))
 
     def take(self, token: str) -> Written | None:
-        """Remove and return the lineage of a token; None if it is not kept."""
+        """Remove and return the lineage of a token; or None."""
         with self._lock:
             written = self._remove(token)
         if written is not None and self.checks:
@@ -94,9 +94,9 @@ class WrittenTokens:
 def _check(token: str, written: Written) -> None:
     parsed = decode_token(token)
     state = state_from_json(parsed.state, _first)
-    assert attrs.evolve(parsed, state=None) == written.envelope, "a token says something else than was kept"
+    assert attrs.evolve(parsed, state=None) == written.envelope, "a token differs from what was kept"
     assert isinstance(state, Lineage)
-    assert list(state) == list(written.state), "a token says something else than the lineage that was kept"
+    assert list(state) == list(written.state), "a token differs from the lineage that was kept"
     assert state.audited == written.state.audited
 
 

@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class Crowd(Generic[T]):
-    """The cached readers of one partition: one for each active consumer, and readers whose consumers left.
+    """The cached readers of one partition; a reader belongs to an active consumer, or its consumer has left.
 
-    If a consumer comes back to its reader, that reader is proven to be in use. A consumer that continues in
-    another process never comes back. So the cache first closes a random one of the readers to which no
-    consumer has come back. If the cache closed the oldest reader first, consumers that take turns would each
-    find their reader closed just before they come back. At most seven eighths of the readers are proven ones,
-    so that there is room for new consumers when old ones have stopped.
+    A reader is called proven if its consumer has come back to it. A consumer that continues in another
+    process never comes back. So the cache first closes a random reader among those that are not proven. If
+    the cache closed the oldest reader first, consumers that take turns would always find their reader just
+    closed. At most seven eighths of the readers are proven, so there is room for new consumers when old
+    consumers have stopped.
     """
 
     __slots__ = ("_new", "_proven")
@@ -30,7 +30,7 @@ class Crowd(Generic[T]):
         self._proven: OrderedDict[T, None] = OrderedDict()
 
     def add(self, reader: T, most: int, *, proven: bool) -> T | None:
-        """Cache one more reader; return the reader to close if there are more than `most`, else None."""
+        """Cache one more reader; if there are more than `most`, return the reader to close."""
         (self._proven if proven else self._new)[reader] = None
         if len(self._new) + len(self._proven) <= most:
             return None
@@ -39,7 +39,7 @@ class Crowd(Generic[T]):
         return _dice.choice(list(self._new))
 
     def remove(self, reader: T) -> bool:
-        """Remove a reader that is now in use or closed; return whether it was the last one."""
+        """Remove a reader that is now in use or closed; return whether it was the last reader."""
         self._new.pop(reader, None)
         self._proven.pop(reader, None)
         return not (self._new or self._proven)

@@ -23,11 +23,11 @@ _MICRO: Final = timedelta(microseconds=1)
 def watermark_micros(
     feed: Feed, lineage: Lineage, result: PollResult[Any], previous: int | None
 ) -> int | None:
-    """Return the time before which no more events will come, in µs since 1970; never less than `previous`.
+    """Return the watermark of the page, in µs since 1970; it is never less than `previous`.
 
-    The watermark is the minimum over all partitions. For each partition, the watermark of the last batch is
-    used, or else the time of the position. For a waiting child, the time of the start positions that its
-    ended parents gave is used. During the scan of a snapshot, the watermark is the snapshot's moment.
+    The watermark is the minimum over all partitions. The watermark of a partition is that of its last batch,
+    or else the time of its position. For a waiting child, it is the time of the start positions that its
+    ended parents gave. During the scan of a snapshot, the watermark is the snapshot's moment.
     """
     if (plan := lineage.plan) is not None:
         return plan.moment if previous is None else max(plan.moment, previous)
@@ -36,7 +36,7 @@ def watermark_micros(
         if isinstance(entry, Plan):
             continue
         if isinstance(entry, AwaitingChildren) and entry.children:
-            continue  # its known children are in the lineage; unknown children have no time
+            continue  # its known children are in the lineage, and unknown children have no time
         if isinstance(entry, Waiting):
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:

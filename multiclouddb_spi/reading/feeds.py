@@ -1,4 +1,4 @@
-"""Keeps opened feeds between calls, together with the times of their services' clocks."""
+"""Keeps opened feeds between calls, together with the service's clock time for each."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class FeedCache:
 
     A feed is closed when neither a running call nor a later call needs it. Opening a feed costs calls to the
     service, which check how the resource is set up. So a feed is kept for ten minutes after its last use. The
-    limit is as high as that of readers. The reason is that each partition key with its own scope needs a
-    feed, and a worker may read thousands of keys in turns. If there are more feeds, those that were used in
-    the last minute stay, and an additional feed is closed after its call. The cache does not close the feeds
-    that were unused for longest, because a worker that reads in turns needs them next.
+    limit on feeds is as high as the limit on readers, because each partition key with its own scope needs a
+    feed, and a worker may read thousands of keys in turn. Above the limit, feeds that were used in the last
+    minute stay open, and each additional feed is closed after its call. The cache does not close the feeds
+    that were unused for longest, because a worker that reads keys in turn needs them next.
 
     Args:
         fetcher: Runs calls.
@@ -52,7 +52,7 @@ class FeedCache:
         self._closed = False
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """Return the feed of this spec, and whether this call has opened it.
+        """Return the feed for this spec, and whether this call has opened it.
 
         The caller must release the feed.
         """
@@ -73,7 +73,7 @@ class FeedCache:
         return kept, True
 
     def release(self, feed: Feed) -> None:
-        """End one use of a feed, because a call is over."""
+        """Record that a call no longer uses a feed."""
         with self._lock:
             self._use(feed, -1)
             old = self._unused_since(time.monotonic() - _IDLE_SECONDS)
@@ -89,26 +89,26 @@ class FeedCache:
         self._close_unused(feed)
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's time, from an answer that is at most a minute old.
+        """Return the service's time, computed from an answer that is at most a minute old.
 
-        None if the service does not report its time.
+        Return None if the service does not report its time.
         """
         asked, answer = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
             asked, answer = self._ask(feed, deadline)
-        # A monotonic clock advances the answer.
+        # The time since the answer is measured with a monotonic clock.
         return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's present time if it answers quickly; never later than its time in later calls.
+        """Return the service's present time if it answers quickly; later calls never return an earlier time.
 
-        A time that this process has extrapolated may be later than the service's own time. The reason is that
-        the service's clock may have been set back, or another machine may answer.
+        A time that this process has computed may be later than the service's own time, because the service's
+        clock may have been set back, or another machine may answer.
         """
         return self._quickly(feed, deadline, self._ask_now)
 
     def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's time if it answers quickly; otherwise do not ask again for a minute."""
+        """Return the service's time if it answers quickly; if it does not, do not ask again for a minute."""
         return self._quickly(feed, deadline, self.now)
 
     def _quickly(
@@ -141,14 +141,14 @@ class FeedCache:
             self.forget(feed)
 
     def _use(self, feed: Feed, more: int) -> None:
-        """Count the calls that use a feed, when a call begins or ends. The caller must hold the lock."""
+        """Count the calls that use a feed; the caller must hold the lock."""
         self._users[id(feed)] += more
         self._used_at[id(feed)] = time.monotonic()
         if self._feeds.get(feed.spec) is feed:
             self._feeds.move_to_end(feed.spec)
 
     def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
-        """Remove feeds not used since then, the longest unused first, while more than `most` are kept.
+        """Remove feeds that were not used since then, the longest unused first, down to `most` feeds.
 
         Only a few feeds are removed at a time, because closing them delays the current call. The caller must
         hold the lock.

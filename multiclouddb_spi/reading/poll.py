@@ -1,4 +1,4 @@
-"""Reads for one call: asks the partitions of a lineage until the page is full or all have answered.
+"""Reads for one call: asks the partitions of a lineage until the page is full or all of them have answered.
 
 Fetches run in the thread pool; everything in this module runs in the caller's thread. `turns.py` defines the
 stage of each partition. This module moves the partitions from stage to stage; the numbers in the code mark
@@ -11,8 +11,8 @@ where this happens:
     not contain.
  3. A partition that has ended leaves the lineage once its last record is returned; its children are asked in
     the same call.
- 4. If there is something to return, the poll ends as soon as no further answer has arrived, but not before
-    the first partition in the queue has had its turn. A place on the page is kept for the first partition in
+ 4. If there is something to return, the poll ends as soon as no further answer is ready, but not before the
+ first partition in the queue has had its turn. A place on the page is kept for the first partition in
     the queue, so a slow partition is never starved. If the first partition takes longer than `HEAD_SECONDS`,
     its turn is over.
  5. If there is nothing to return, the poll continues until every partition has answered that it has no
@@ -95,7 +95,7 @@ class Poll(Generic[T]):
         """Read one page.
 
         Raises:
-            Exception: An error of the provider in a call that does not concern a single partition.
+            Exception: An error from the provider in a call that does not concern a single partition.
         """
         result, turns = self._result, self._turns
         first = [turn for turn in turns if turn.failed_last]
@@ -120,7 +120,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self, turns: list[Turn]) -> None:
-        """First read the partitions whose errors ended the last call, so that errors are not delayed long."""
+        """First read the partitions whose errors ended the last call, so that these errors come early."""
         self._turns.ask(turn.partition_id for turn in turns)
         while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
             self._launch()
@@ -130,7 +130,7 @@ class Poll(Generic[T]):
             self._answer(turn)
 
     def _read(self, partition_ids: Iterable[str]) -> None:
-        """Read these partitions, and those that start meanwhile, until there is a reason to end."""
+        """Read these partitions, and partitions that start meanwhile, until there is a reason to end."""
         turns = self._turns
         turns.ask(partition_ids)
         while not self._result.full():
@@ -144,7 +144,7 @@ class Poll(Generic[T]):
                 return
 
     def _follow(self) -> None:
-        """Before a page stays empty, read the children of partitions that have ended in this call."""
+        """Before an empty page is returned, read the children of partitions that ended in this call."""
         while not self._result.in_hand() and not self._result.full() and self._answers.has_ended():
             self._read(self._answers.discover())
 
@@ -201,7 +201,7 @@ class Poll(Generic[T]):
         return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
 
     def _may_begin_again(self) -> bool:
-        """5. Partitions that wait for new records or are slow do not stop others from being read again."""
+        """5. Return whether to read all again; partitions that wait or are slow do not prevent this."""
         turns, now = self._turns, time.monotonic()
         if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
             return False
@@ -211,7 +211,7 @@ class Poll(Generic[T]):
         return 0 < len(readers) < len(self._lineage.active())  # last, because it walks the lineage
 
     def _keep_polling(self) -> bool:
-        """Handle the case that no answer came in time: True if there is still something to do."""
+        """Handle the case that no answer came in time; return True if there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
         over = now >= self._waiting.head_until or not self._turns.asked
@@ -222,7 +222,7 @@ class Poll(Generic[T]):
         return more
 
     def _sleep_until_paced(self) -> bool:
-        """If there is nothing else to do, wait for the partition that may be read next."""
+        """If there is nothing else to do, sleep until the next partition may be read."""
         paced = self._turns.paced
         if self._result.in_hand() or not paced:
             return False
@@ -242,7 +242,7 @@ class Poll(Generic[T]):
         self._served(turn)
 
     def _served(self, turn: Turn) -> None:
-        """Stop waiting for the first partition: others get its place, and the scan gets the rest."""
+        """Stop waiting for the first partition; other partitions and the scan get its place."""
         if self._scanning.has_had_turn(turn) or turn is self._head:
             self._head = None if turn is self._head else self._head
             self._fetches.ask_held()
@@ -273,7 +273,7 @@ class Poll(Generic[T]):
             self._take(turn, reader, batch)
 
     def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
-        # 4. The head's place on the page is kept for it.
+        # 4. The place of the first partition on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
         places, count = self._result.places() - kept, len(batch)
         if self._scanning.runs:
@@ -330,7 +330,7 @@ class Poll(Generic[T]):
         late = self._fetches.park()
         if not (result.count or result.stopped()):
             result.idle = self._lineage.is_quiet(turns.quiet())
-        for name, trouble in late.items():  # throttling by the service explains more than a late answer
+        for name, trouble in late.items():  # a throttled call explains more than a late answer
             turn = turns.of(name)
             turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
         self._lineage.rotate([*turns.served, *late])

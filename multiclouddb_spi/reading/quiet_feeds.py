@@ -1,4 +1,4 @@
-"""Repeats the idle page of a feed with many partitions, if one call shows that nothing has changed since."""
+"""Returns the idle page of a large feed again, if one call shows that nothing has changed since then."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Idle:
         spec: The spec of the feed.
         scope: The scope of the request, because a token of one scope must be refused for another.
         audited: The audit data of the lineage.
-        mark: The mark of the feed before the page was read; None means that the mark was not requested.
+        mark: The mark of the feed before the page was read; None means that it was not requested.
     """
 
     page: ChangeFeedPage
@@ -56,7 +56,7 @@ class Check:
     """The result of one check.
 
     Attributes:
-        wait: The number of requested seconds that are left to wait for a first event.
+        wait: How many seconds are left to wait for a first event.
         page: The page to return, because nothing has changed; otherwise None.
         feed: The feed that was asked for its mark; None if no feed was asked.
         mark: The feed's mark before anything is read.
@@ -72,8 +72,8 @@ class QuietFeeds:
     """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
 
     A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
-    is requested before the partitions are read. So a change during the reading gives another mark in the next
-    call.
+    is requested before the partitions are read. So if a change happens during the reading, the mark of the
+    next call differs.
 
     Args:
         open_feed: Provides the feed of a spec for the duration of a call.
@@ -104,7 +104,7 @@ class QuietFeeds:
             assert isinstance(feed, SupportsChangeMark)
             ask, waiting, requests = feed.change_mark, Waiting(deadline, wait, feed.longest_wait()), 0
             while True:
-                # Most of the call's time is left for the reading, in case the mark gives no answer.
+                # Most of the call's time is left for the reading, in case the service does not answer.
                 soon = deadline.sooner(min(_MARK_SECONDS, deadline.remaining() / 4))
                 try:
                     mark = self._context.fetcher.call(partial(ask, soon), soon)
@@ -137,7 +137,8 @@ class QuietFeeds:
             return
         if page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
             return
-        # Others have something to do at each call: a scan, a search for children, a partition to read first.
+        # In every other state each call has something to do: a scan, a search for children, or a partition to
+        # read first.
         if not all(type(entry) is Active and entry.listed and not entry.failed_last for entry in lineage):
             return
         mark = check.mark if check.feed is feed else None

@@ -18,7 +18,7 @@ from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
 __all__ = ["ReaderCache"]
 
 _IDLE_SECONDS: Final = 60.0
-# A consumer that reads page by page comes back within this time.
+# A consumer that reads page after page comes back within this time.
 _RESTING_SECONDS: Final = 10.0
 # New readers get one part in 32 of a full cache.
 _PASSING_PART: Final = 32
@@ -33,8 +33,8 @@ def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
 class ReaderCache:
     """Maps feed, partition and position to readers that no call uses at present.
 
-    The cache keeps several readers of one partition: one for each consumer in this process. Some readers
-    belong to consumers that now run in other processes; each of these readers may hold a resource of the
+    The cache keeps several readers of one partition: one for each consumer in this process. Some of the kept
+    readers belong to consumers that now run in other processes; each of them may still use a resource of the
     service.
 
     A consumer reads its partitions in turns. If there are more partitions than the cache keeps, the reader
@@ -64,7 +64,7 @@ class ReaderCache:
             return self._taken(here[-1]) if here else None
 
     def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
-        """Return whether records are fetched or requested at exactly this position."""
+        """Return whether a reader at exactly this position has fetched or requested records."""
         with self._lock:
             here = self._places.get(_place(feed, partition_id, cursor)) or []
             return bool(here) and not here[-1].empty()
@@ -72,8 +72,8 @@ class ReaderCache:
     def put(self, reader: PartitionReader) -> None:
         """Keep a reader for the next call.
 
-        Another reader at the same position is closed, unless a consumer has come back to one of the two. If a
-        consumer has come back, the two readers belong to different consumers at the same position.
+        If the cache already contains a reader at the same position, that reader is closed, unless a consumer
+        has come back to one of the two. In that case the two readers belong to different consumers.
         """
         reader.used_at = time.monotonic()
         place = _place(reader.feed, reader.partition_id, reader.cursor)
@@ -83,10 +83,10 @@ class ReaderCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard readers unused for a minute, and records of other readers that exceed the budget.
+        """Discard readers unused for a minute, and records that exceed the budget.
 
-        Readers that the caller names as `in_use` count as used now, because with many partitions one round
-        takes longer than a minute.
+        Readers named in `in_use` count as used now, because with many partitions one round takes longer than
+        a minute.
         """
         if self._budget.over() > 0:
             self.make_room(0, in_use)
@@ -102,13 +102,13 @@ class ReaderCache:
             old.discard()
 
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
-        """Evict records that other readers hold until this many bytes fit, the longest unused first.
+        """Evict records of other readers until this many bytes fit, the longest unused reader first.
 
         Readers that are `in_use` or that another consumer has just used are never evicted, because their
         records would have to be fetched again.
 
         Returns:
-            Whether they fit.
+            Whether the bytes fit.
         """
         missing, gone = self._budget.over(nbytes), list[PartitionReader]()
         with self._lock:
@@ -137,7 +137,7 @@ class ReaderCache:
     def __len__(self) -> int:
         return len(self._resident) + len(self._passing)
 
-    # -- All of these with the lock held
+    # -- The caller of these methods holds the lock
 
     def _taken(self, reader: PartitionReader) -> PartitionReader:
         """Remove a reader from the cache."""
@@ -169,7 +169,7 @@ class ReaderCache:
         return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
-        """The readers in both parts that were not used since then, the longest unused first."""
+        """Return the readers that were not used since then, the longest unused first."""
         found = []
         for part in (self._passing, self._resident):
             for reader in part:

@@ -1,4 +1,4 @@
-"""Keeps one record for each partition of a call, with its stage and its answers.
+"""Records the stage and the answers of each partition in one call.
 
                  ask             launched           landed
     UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
@@ -44,7 +44,7 @@ class Stage(Enum):
     ANSWERED = auto()
     """The partition has answered, and there is no reason to read it again."""
 
-    __hash__ = object.__hash__  # equality is identity, and the hash of `Enum` is a Python function
+    __hash__ = object.__hash__  # faster than the hash of `Enum`, which is a Python function
 
 
 @attrs.define(eq=False)
@@ -60,8 +60,8 @@ class Turn:
             PACED.
         silent: True if the partition's last answer was that it has no records, and it was not asked again.
         awaited: True if the partition had no records and its running fetch waits for new ones.
-        noticed: True if the page contains a notice of this partition, so that none of its records may follow
-            on that page.
+        noticed: True if the page contains a notice of this partition; then no more of its records may come on
+            that page.
         error: The failure of this partition in this call, or None.
         watermark: The watermark of the partition's last batch that was returned completely.
         headroom: The number of seconds until the partition's position expires; infinite if that is not known.
@@ -98,8 +98,8 @@ class Turns:
         paced: Partitions that are read later.
         held: Partitions that have records left for a later page.
         failed: Partitions that have failed in this call, the first one first.
-        served: Partitions that have had their turn, the most recent one last. In the next call, these
-            partitions are read in this order, after those that had no turn.
+        served: Partitions that have had their turn, in this order. In the next call they are read in the same
+            order, after the partitions that had no turn.
     """
 
     def __init__(self, lineage: Lineage) -> None:
@@ -135,7 +135,7 @@ class Turns:
         return self._lineage.cursor(partition_id)
 
     def quiet(self) -> set[str]:
-        """Partitions without records: they answered so, or they wait for new records without a failure."""
+        """Return the partitions without records: the service said so, or a fetch waits for new records."""
         found = set[str]()
         for name, turn in self._turns.items():
             waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
@@ -146,7 +146,7 @@ class Turns:
     # -- Transitions
 
     def ask(self, partition_ids: Iterable[str]) -> None:
-        """Read these partitions after all others that are due.
+        """Put these partitions behind all others that are due.
 
         A partition that is due or being read keeps its place.
         """
@@ -167,7 +167,7 @@ class Turns:
         """
         reader = turn.reader
         assert reader is not None
-        # In this order, so that an interruption in between leaves no asked partition without a reader.
+        # The order matters: after an interruption in between, every asked partition must still have a reader.
         self._move(turn, Stage.ANSWERED)
         turn.reader, turn.awaited = None, False
         return reader
@@ -191,7 +191,7 @@ class Turns:
         self._move(turn, Stage.ANSWERED)
 
     def fail(self, turn: Turn, error: Exception) -> None:
-        """It has failed."""
+        """Record that the read of the partition has failed."""
         turn.error = error
         self.failed.setdefault(turn.partition_id, turn)
 

@@ -71,7 +71,7 @@ class TestReaders:
 
 
 def test_a_feed_that_nobody_uses_is_closed_also_when_it_is_the_only_one(bench, monkeypatch):
-    """The reader belongs to a feed that had to be opened again, so no later call of that feed closes it."""
+    """The reader belongs to a feed that had to be opened again, so no later call closes the reader."""
     clock, closed = Clock(), []
     monkeypatch.setattr(feeds, "time", clock)
     monkeypatch.setattr(

@@ -44,7 +44,7 @@ def opened(sim):
 
 
 def closings(opened):
-    """Provide a list to which each feed that is closed from now on is added."""
+    """Provide a list of the feeds that are closed from now on."""
     closed = []
     open_feed = opened.provider.open_feed
 
@@ -126,7 +126,7 @@ class TestIncarnation:
     def test_an_earlier_one_is_refused(self, opened, sim):
         earlier = sim.incarnation
         sim.recreate()
-        for count in (1, 2):  # a feed that was opened for this call is believed at once
+        for count in (1, 2):  # a feed that was opened for this call is not opened again
             with pytest.raises(MulticloudDbError) as caught:
                 opened.check_resumes(earlier, *self.WAY_OUT)
             assert caught.value.category == ErrorCategory.INVALID_REQUEST

@@ -1,4 +1,4 @@
-"""Tests many threads, reading ahead, the reader cache, and the limit on buffered bytes."""
+"""Tests threads, prefetching, the reader cache, and the limit on buffered bytes."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def threaded(make_bench):
 
 
 def together(*calls):
-    """Make calls at the same time, each in its own thread. Return their results or errors."""
+    """Make calls at the same time, each in its own thread; return their results or errors."""
     results = [None] * len(calls)
     barrier = threading.Barrier(len(calls))
 
@@ -125,7 +125,7 @@ class TestConcurrentCalls:
         assert len(opened) == before
 
     def test_feed_in_use_is_not_closed_by_an_error_of_another_call(self, threaded, ids, monkeypatch):
-        """The token of one thread has expired; that must not end the read of another thread."""
+        """If the token of one thread has expired, this must not end the read of another thread."""
         bench = threaded()
         bench.fill(20)
         old = bench.page(size=1).continuation_token
@@ -276,7 +276,7 @@ class TestBuffers:
     def test_documents_larger_than_the_bound_are_read_one_at_a_time_or_nearly(
         self, make_bench, monkeypatch, threads
     ):
-        """A service returns at least one record, so one record beyond the bound cannot be avoided.
+        """A service returns at least one record, so the bound may be exceeded by one record.
 
         The size of records is known only after the first ones have arrived, at most one for each thread.
         """
@@ -369,7 +369,7 @@ class TestStarvation:
 
 
 class TestLive:
-    """Tests the state of one partition's reader in races that rarely occur in tests of the whole engine."""
+    """Tests a partition's reader in races that are rare in tests of the whole engine."""
 
     @pytest.fixture
     def live(self, make_bench):

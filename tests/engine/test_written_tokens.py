@@ -1,4 +1,4 @@
-"""A token that this process has written is not parsed again, and means the same as its text."""
+"""Tests that a token that this process has written is not parsed again, and means the same as its text."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from multiclouddb_spi.continuation.written import WrittenTokens
 
 @pytest.fixture
 def parsed(monkeypatch):
-    """The tokens that the engine has parsed."""
+    """Provide the list of tokens that the engine has parsed."""
     tokens = []
 
     def recorded(token):
@@ -59,7 +59,7 @@ def test_another_process_continues_from_it(bench, parsed):
 
 
 def test_partitions_that_wait_for_each_other_are_refused(make_bench, monkeypatch):
-    """The service names each of two children as a parent of the other one."""
+    """The service names each of two children as a parent of the other child."""
     bench = make_bench(1)
     bench.connect()
     token = bench.page().continuation_token
@@ -93,7 +93,7 @@ def test_a_recreated_resource_is_still_refused(bench):
 
 @pytest.mark.parametrize("listing", list(ServiceBehaviour().listing.__class__))
 def test_it_means_the_same_while_children_wait(make_bench, listing):
-    """Splits and merges: what the kept lineage and the text leave to read is the same."""
+    """After splits and merges, the kept lineage and the token's text leave the same partitions to read."""
     bench = make_bench(2, behaviour=ServiceBehaviour(listing=listing))
     kept, other = bench.connect(), bench.connect()
     bench.fill(10)
@@ -121,7 +121,7 @@ class TestWhatIsKept:
 
     @pytest.fixture(autouse=True)
     def no_checks(self, monkeypatch):
-        """These tokens are no real ones."""
+        """Turn the checks off, because these tokens are not real."""
         monkeypatch.setattr(WrittenTokens, "checks", False)
 
     def test_a_token_is_given_once(self):
@@ -155,7 +155,7 @@ class TestWhatIsKept:
         assert tokens.take("token-1")
 
     def test_a_lineage_that_differs_from_its_token_is_found(self, monkeypatch, bench):
-        """In tests. Otherwise no test would notice that a token says too little."""
+        """In tests, a wrong token is detected; otherwise no test would notice that a token is incomplete."""
         monkeypatch.setattr(WrittenTokens, "checks", True)
         token = bench.page(size=7).continuation_token
         envelope = decode_token(token)
@@ -165,7 +165,7 @@ class TestWhatIsKept:
         assert tokens.take(token)
         lineage.failed_last("p0")
         tokens.keep(token, envelope, lineage)
-        with pytest.raises(AssertionError, match="something else"):
+        with pytest.raises(AssertionError, match="differs from"):
             tokens.take(token)
 
 

@@ -42,7 +42,7 @@ class _ChangesEnds(Mutant):
         return attrs.evolve(batch, outcome=Drained(children))
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """The changed child."""
+        """Return the changed child."""
         del reader, deadline
         return child
 
@@ -64,7 +64,7 @@ class DropsLastPageOfClosedPartition(Mutant):
 
 
 class StartsChildEarly(Mutant):
-    """A child partition is read at the same time as its parent, not after it."""
+    """A child partition is read at the same time as its parent, not after its parent."""
 
     caught_by = ("TestBeginning::test_the_beginning_reads_parents_before_their_children[1]",)
 
@@ -77,7 +77,7 @@ class StartsChildEarly(Mutant):
 
 
 class AppliesNowToChild(_ChangesEnds):
-    """A child partition of a partition that was started at now is also started at now."""
+    """If a partition was started at `Now`, its children are started at `Now` too."""
 
     caught_by = (
         "TestSplit::test_nothing_is_lost_and_nothing_comes_twice",
@@ -134,7 +134,7 @@ class ForgetsChildrenNamedLate(Mutant):
 
 
 class ForgetsWatchAtRestart(Mutant):
-    """A process that did not see a partition end assumes that it knows all children."""
+    """A process that did not see the end of a partition assumes that it knows all children."""
 
     caught_by = ("TestLateSiblings::test_a_sibling_named_late_is_read_after_a_restart",)
 

@@ -63,7 +63,7 @@ class MovesTokenPastUnreadEvents(Mutant):
 
 
 class SaysIdleTooSoon(Mutant):
-    """A reader reports `caught_up` although the service only returned an empty answer."""
+    """A reader reports `caught_up` after any empty answer, although more records may follow."""
 
     caught_by = (
         "TestIdle::test_no_page_is_idle_while_something_is_missing",
@@ -238,7 +238,7 @@ class NowIsBeginning(Mutant):
 
 
 class AtTimeIsExclusive(Mutant):
-    """`AtTime` leaves out changes at exactly that moment."""
+    """`AtTime` omits changes at exactly the requested time."""
 
     caught_by = ("TestAtTime::test_a_moment_is_inclusive_and_never_late",)
 
@@ -267,7 +267,7 @@ class IgnoresKeyOfScope(Mutant):
 
 
 class TakesRecreatedForTheSame(Mutant):
-    """A recreated collection is mistaken for the earlier one with the same name."""
+    """A recreated collection is mistaken for the earlier collection with the same name."""
 
     caught_by = (
         "TestRecreated::test_a_token_of_the_old_one_is_refused",

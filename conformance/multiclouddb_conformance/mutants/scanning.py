@@ -87,7 +87,7 @@ class LosesTheBarrierAtASplit(Mutant):
 
 
 class SaysDoneTooEarly(Mutant):
-    """`BackfillDone` comes when every segment has begun, not when every segment has been read."""
+    """`BackfillDone` comes when every segment has been started, not when every segment has been read."""
 
     caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[ordered-3]",)
 

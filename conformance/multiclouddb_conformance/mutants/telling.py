@@ -34,7 +34,7 @@ class _ChangesEvents(Mutant):
         return changed(batch, self.events)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """The changed events."""
+        """Return the changed events."""
         return events
 
 
@@ -125,7 +125,7 @@ class _ChangesPages(Mutant):
         return self.page(read(request, options), next(self._pages))
 
     def page(self, page: ChangeFeedPage, number: int) -> ChangeFeedPage:
-        """The changed page."""
+        """Return the changed page."""
         del number
         return page
 

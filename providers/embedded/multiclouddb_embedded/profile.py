@@ -258,6 +258,6 @@ def _check(profile: Profile, capability: Capability, title: str, options: Provid
         case Support.UNSUPPORTED:
             raise unsupported(f"{title} is not supported on embedded", note.note)
         case Support.EMULATED if options is None or not options.opts_into(capability):
-            raise unsupported(f"{title} has to be asked for on embedded", note.note)
+            raise unsupported(f"{title} needs an opt-in on embedded", note.note)
         case _:
             pass
