@@ -8,6 +8,9 @@ the given MOMENT, a query leaves the file `reached-MOMENT` and waits until the f
 moments are `planning` (before it), `planned`, `task`, `sink` (it has committed) or `commit` (the same; then
 the test lets it return to a Spark that has stopped). The query does this in the second batch with rows of a
 run.
+
+The query `followed` merges into a Delta table. It stops nowhere, and reads all that there is when the file
+`FOLDER/last` exists.
 """
 
 import json
@@ -29,7 +32,7 @@ queries = json.loads((folder / "queries").read_text())
 conf = {
     "spark.master": master,
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
     "spark.executor.memory": "512m",
     "spark.excludeOnFailure.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
@@ -136,13 +139,15 @@ class Sink:
 class Query:
     """Run one query, from its checkpoint."""
 
+    sink_of = Sink
+
     def __init__(self, name, options):
         self.place = Place(name, moment)
         self.place.folder.mkdir(exist_ok=True)
         for left in (self.place.armed, self.place.plans):
             left.unlink(missing_ok=True)
         spark.dataSource.register(source_of(self.place))
-        self.sink = Sink(self.place)
+        self.sink = self.sink_of(self.place)
         stream = spark.readStream.format(f"multiclouddb_{name}").options(**options).load()
         writer = stream.writeStream.foreachBatch(self.sink)
         self.writer = writer.option("checkpointLocation", str(self.place.folder / "checkpoint"))
@@ -175,10 +180,29 @@ class Query:
         return True
 
 
+class Followed(Query):
+    """Run the query that is killed wherever it is."""
+
+    @staticmethod
+    def sink_of(place):
+        # Less than a batch, which so is several commits.
+        return lambda frame, batch_id: merge_into_delta(
+            frame, batch_id, place.folder / "table", "followed", max_bytes=1500
+        )
+
+    def is_done(self):
+        if not (folder / "last").exists():
+            self.wait()
+            return False
+        self.running.processAllAvailable()
+        self.running.stop()
+        return True
+
+
 spark = local_session("queries", **conf)
 spark.sparkContext.setLogLevel("OFF")
 (folder / "jvm").write_text(str(spark.sparkContext._gateway.proc.pid))
-running = [Query(*each) for each in queries.items()]
+running = [(Followed if name == "followed" else Query)(name, given) for name, given in queries.items()]
 while running:
     running = [query for query in running if not query.is_done()]
 spark.stop()
