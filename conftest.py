@@ -192,11 +192,18 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if is_quick(item.nodeid)]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection():
+    """Collect no garbage while tests are collected: almost all of them stay, and every worker collects them."""
+    gc.disable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
     """Exclude thousands of tests and their modules, which stay until the end, from garbage collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def is_quick(nodeid):
