@@ -194,7 +194,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection():
-    """Collect no garbage while tests are collected: almost all of them stay, and every worker collects them."""
+    """Collect no garbage while tests are collected, because nearly all objects then stay until the end."""
     gc.disable()
 
 
