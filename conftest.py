@@ -194,6 +194,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if is_quick(item.nodeid)]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection():
+    """Collect no garbage while tests are collected, because nearly all objects then stay until the end."""
+    gc.disable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
     """Exclude the collected tests and their modules from garbage collection, because they stay until the
@@ -201,6 +207,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
