@@ -1,0 +1,68 @@
+"""The changes that every peer reads, and the check that a peer has read all of them, each once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["FIELDS", "LostError", "check_keys", "document", "item", "key", "keys_in"]
+
+FIELDS: Final = tuple(f"field{index}" for index in range(7))
+_KEY: Final = re.compile(r"key-\d{7}")
+_FIRST: Final = 1_000_000
+
+
+class LostError(Exception):
+    """A peer has not delivered every change exactly once."""
+
+
+def key(number: int) -> str:
+    """Return the key of a document."""
+    return f"key-{number:07}"
+
+
+def document(number: int) -> dict[str, Any]:
+    """Make a document of 325 bytes of BSON in nine fields."""
+    fields = {name: "x" * 27 for name in FIELDS[:-1]}
+    return {"_id": key(number), "number": _FIRST + number, **fields, FIELDS[-1]: "x" * 31}
+
+
+def item(number: int) -> dict[str, dict[str, str]]:
+    """Make an item of 325 bytes, as DynamoDB counts them, in nine attributes."""
+    fields = {name: {"S": "x" * 37} for name in FIELDS}
+    return {"pk": {"S": key(number)}, "number": {"N": str(_FIRST + number)}, **fields}
+
+
+def keys_in(file: Path) -> list[str]:
+    """Return the key in each line of a file. A program writes a key as its peer returns it, for example as JSON.
+
+    Raises:
+        LostError: Raised if a line contains no key.
+    """
+    keys = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        found = _KEY.search(line)
+        if not found:
+            raise LostError(f"it delivered something that is no change of the test: {line[:80]!r}")
+        keys.append(found.group())
+    return keys
+
+
+def check_keys(keys: Iterable[str], changes: int) -> None:
+    """Check that the keys are those of this many changes, each once and in any order.
+
+    Raises:
+        LostError: Raised if one is missing, unknown or there twice.
+    """
+    counts = Counter(keys)
+    wanted = {key(number) for number in range(changes)}
+    for what, found in (
+        ("it lost", sorted(wanted - counts.keys())),
+        ("it delivered unknown changes:", sorted(counts.keys() - wanted)),
+        ("it delivered more than once", sorted(name for name, count in counts.items() if count > 1)),
+    ):
+        if found:
+            raise LostError(f"{what} {len(found):,} of {changes:,}, the first is {found[0]}")
