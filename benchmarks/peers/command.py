@@ -22,6 +22,8 @@ _EVENTS: Final = 100_000
 _RUNS: Final = 3
 _WARM_UP: Final = 5
 """One change to warm up for this many that are measured."""
+_TAIL: Final = 5000
+"""More than two batches of Debezium."""
 _LATENCY: Final = 50
 """One change in the latency group for this many in the others, because these come at a fixed rate."""
 
@@ -73,5 +75,5 @@ def choose(only: Sequence[str] | None) -> list[Peer]:
 
 def plan(events: int, runs: int) -> Plan:
     """Return how much is measured in each group."""
-    size, few = Size(events, events // _WARM_UP), max(100, events // _LATENCY)
+    size, few = Size(events, events // _WARM_UP, _TAIL), max(100, events // _LATENCY)
     return Plan({Group.MONGO: size, Group.DYNAMO: size, Group.LATENCY: Size(few, few // _WARM_UP)}, runs)

@@ -11,7 +11,7 @@ from typing import Any, Final
 __all__ = ["FIELDS", "LostError", "check_keys", "document", "item", "key", "keys_in"]
 
 FIELDS: Final = tuple(f"field{index}" for index in range(7))
-_KEY: Final = re.compile(r"key-\d{7}")
+_KEY: Final = re.compile(r"key-(\d{7})")
 _FIRST: Final = 1_000_000
 
 
@@ -36,33 +36,38 @@ def item(number: int) -> dict[str, dict[str, str]]:
     return {"pk": {"S": key(number)}, "number": {"N": str(_FIRST + number)}, **fields}
 
 
-def keys_in(file: Path) -> list[str]:
-    """Return the key in each line of a file. A program writes a key as its peer returns it, for example as JSON.
+def keys_in(file: Path) -> list[int]:
+    """Return the number in each line of a file. A program writes a key as its peer returns it, for example as JSON.
 
     Raises:
         LostError: Raised if a line contains no key.
     """
-    keys = []
+    numbers = []
     for line in file.read_text(encoding="utf-8").splitlines():
         found = _KEY.search(line)
         if not found:
             raise LostError(f"it delivered something that is no change of the test: {line[:80]!r}")
-        keys.append(found.group())
-    return keys
+        numbers.append(int(found.group(1)))
+    return numbers
 
 
-def check_keys(keys: Iterable[str], changes: int) -> None:
-    """Check that the keys are those of this many changes, each once and in any order.
+def check_keys(delivered: Iterable[int], least: int, written: int) -> None:
+    """Check that the changes are the first ones of the feed, each once, and that there are enough.
+
+    Args:
+        delivered: The numbers of the delivered changes, in any order.
+        least: The number of changes that a peer has to read.
+        written: The number of changes in the feed. A peer that delivers batches may read more than it has to.
 
     Raises:
-        LostError: Raised if one is missing, unknown or there twice.
+        LostError: Raised if a change is missing, unknown or there twice.
     """
-    counts = Counter(keys)
-    wanted = {key(number) for number in range(changes)}
+    counts = Counter(delivered)
+    last = max(counts, default=-1) + 1
     for what, found in (
-        ("it lost", sorted(wanted - counts.keys())),
-        ("it delivered unknown changes:", sorted(counts.keys() - wanted)),
-        ("it delivered more than once", sorted(name for name, count in counts.items() if count > 1)),
+        ("it lost", set(range(max(last, least))) - counts.keys()),
+        ("it delivered unknown changes:", {number for number in counts if number >= written}),
+        ("it delivered more than once", {number for number, count in counts.items() if count > 1}),
     ):
         if found:
-            raise LostError(f"{what} {len(found):,} of {changes:,}, the first is {found[0]}")
+            raise LostError(f"{what} {len(found):,} of {max(last, least):,}, the first is {key(min(found))}")

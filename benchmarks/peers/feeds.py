@@ -35,20 +35,27 @@ class Size:
     Attributes:
         events: The changes that are measured.
         warm_up: The changes before, which a peer also reads.
+        tail: The changes after, so that no peer waits at the end of the feed for its last batch.
     """
 
     events: int
     warm_up: int
+    tail: int = 0
 
     @property
-    def total(self) -> int:
-        """All changes that a peer reads."""
+    def least(self) -> int:
+        """The changes that a peer has to read."""
         return self.events + self.warm_up
+
+    @property
+    def written(self) -> int:
+        """All changes."""
+        return self.least + self.tail
 
 
 @contextmanager
 def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
-    """Start a replica set of one node whose collection has this many inserts.
+    """Start a replica set of one node whose collection has these inserts.
 
     Yields:
         A function that describes the work of a run.
@@ -58,8 +65,8 @@ def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
     with server:
         collection = server.client()[_DATABASE].create_collection(_COLLECTION)
         second = _next_second(server.client())
-        for first in range(0, size.total, _BATCH):
-            numbers = range(first, min(size.total, first + _BATCH))
+        for first in range(0, size.written, _BATCH):
+            numbers = range(first, min(size.written, first + _BATCH))
             collection.insert_many([document(number) for number in numbers])
         url = _url(server)
         spec = {"url": url, "database": _DATABASE, "collection": _COLLECTION, "second": second}
@@ -100,7 +107,7 @@ def debezium(url: str, second: int) -> dict[str, str]:
 
 @contextmanager
 def dynamo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
-    """Start DynamoDB Local with a table that has this many items, each written once.
+    """Start DynamoDB Local with a table that has these items, each written once.
 
     Yields:
         A function that describes the work of a run.
@@ -110,8 +117,8 @@ def dynamo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
         server = server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS)
     with server:
         arn = server.create_table(_COLLECTION, "NEW_IMAGE")
-        for first in range(0, size.total, _DYNAMO_BATCH):
-            numbers = range(first, min(size.total, first + _DYNAMO_BATCH))
+        for first in range(0, size.written, _DYNAMO_BATCH):
+            numbers = range(first, min(size.written, first + _DYNAMO_BATCH))
             puts = [{"PutRequest": {"Item": item(number)}} for number in numbers]
             server.client().batch_write_item(RequestItems={_COLLECTION: puts})
         variables = {**module.CREDENTIALS, "AWS_DEFAULT_REGION": module.REGION}

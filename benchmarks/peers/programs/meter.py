@@ -70,10 +70,10 @@ class Meter:
         lines = [f"{key}\n" for key in keys]
         self._keys.writelines(lines)
         self.count += len(lines)
-        if self.count >= self.total and self._begin:
-            return self._stop()
         if before < self._warm_up <= self.count:
             self._start()
+        elif self.count >= self.total and self._end is None:
+            self._stop()
         return self.count >= self.total
 
     def report(self, **more: Any) -> None:

@@ -21,8 +21,8 @@ def main() -> None:
     """Run the stream twice."""
     from pyspark_multiclouddb import local_session
 
-    spec, folder = read_spec(), Path(read_spec()["folder"])
-    spec["events"], spec["warm_up"] = spec["warm_up"] + spec["events"], 0
+    spec = read_spec()
+    folder = Path(spec["folder"])
     # The master has as many threads as cores, which the default counts for the whole machine.
     with local_session("peers", **{"spark.master": "local[2]"}) as session, Meter(spec) as meter:
         _run(session, spec, folder / "warm-up")
