@@ -14,8 +14,9 @@ _CLIENTS: Final = 2
 
 
 def divided(cores: set[int]) -> tuple[set[int], set[int]]:
-    """Return the cores of the clients and the cores of the servers; both are all cores if there are fewer than
-    three.
+    """Return the cores of the clients and the cores of the servers.
+
+    Both are all cores if there are fewer than three.
     """
     ordered = sorted(cores)
     if len(ordered) <= _CLIENTS:
@@ -37,7 +38,7 @@ def divided_text() -> str:
 
 @contextmanager
 def on_cores(side: str) -> Iterator[None]:
-    """Make this thread, and the processes that it starts inside, run on the cores of `clients` or `servers`."""
+    """Let this thread, and processes that it starts inside, run on the cores of `clients` or `servers`."""
     if not (mine := _here()):
         yield
         return

@@ -26,8 +26,8 @@ def key(number: int) -> str:
 
 def document(number: int) -> dict[str, Any]:
     """Make a document of 325 bytes of BSON in nine fields."""
-    fields = {name: "x" * 27 for name in FIELDS[:-1]}
-    return {"_id": key(number), "number": _FIRST + number, **fields, FIELDS[-1]: "x" * 31}
+    fields = dict.fromkeys(FIELDS[:-1], "x" * 27)
+    return {"_id": key(number), "number": _FIRST + number, **fields, FIELDS[-1]: "x" * 34}
 
 
 def item(number: int) -> dict[str, dict[str, str]]:
@@ -37,7 +37,9 @@ def item(number: int) -> dict[str, dict[str, str]]:
 
 
 def keys_in(file: Path) -> list[int]:
-    """Return the number in each line of a file. A program writes a key as its peer returns it, for example as JSON.
+    """Return the number in each line of a file of keys.
+
+    A program writes a key as its peer returns it, for example as JSON.
 
     Raises:
         LostError: Raised if a line contains no key.

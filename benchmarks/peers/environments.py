@@ -1,7 +1,7 @@
 """Makes the environments of the peers, once per user: packages from PyPI and npm, and compiled Java programs.
 
-The environments are outside the clone, in folders that are named after the pinned versions. They are not part of
-`.venv`, and nothing of them is installed there.
+The environments are outside the clone, in folders that are named after a digest of the pinned versions.
+Nothing of them is installed into `.venv`.
 """
 
 from __future__ import annotations

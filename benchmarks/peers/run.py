@@ -1,4 +1,4 @@
-"""Runs peers: in rounds, each run in a process of its own on the cores of the clients, with its delivery checked."""
+"""Runs peers in rounds: each run in a process of its own on the clients' cores, with its delivery checked."""
 
 from __future__ import annotations
 
@@ -118,9 +118,11 @@ def run_once(group: Group, command: Command, size: Size, spec: Spec, folder: Pat
         file = Path(scratch, "spec.json")
         variables = command.variables() | work.pop("variables", {})
         file.write_text(json.dumps(work), encoding="utf-8")
-        with _started(command.line(str(file)), variables, scratch, _limit(group, size)) as process:
-            with _writer(process, file) if group is Group.LATENCY else nullcontext():
-                output, said = process.communicate()
+        with (
+            _started(command.line(str(file)), variables, scratch, _limit(group, size)) as process,
+            _writer(process, file) if group is Group.LATENCY else nullcontext(),
+        ):
+            output, said = process.communicate()
         if process.returncode:
             raise PeerError(_why(process.returncode, said))
         report = Report.parse(output)

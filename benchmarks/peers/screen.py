@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.peers.goals import GOALS
 from benchmarks.peers.peer import Group, Peer
 from benchmarks.peers.report import Outcome
 from benchmarks.peers.run import Step
@@ -57,7 +58,9 @@ def progress(peers: Sequence[Peer], runs: int) -> Iterator[Step]:
 def show(screen: Console, peers: Sequence[Peer], outcomes: Sequence[Outcome]) -> None:
     """Print a table for each group, and why peers have no figures."""
     for group in Group:
-        lines = [(peer, outcome) for peer, outcome in zip(peers, outcomes, strict=True) if peer.group is group]
+        lines = [
+            (peer, outcome) for peer, outcome in zip(peers, outcomes, strict=True) if peer.group is group
+        ]
         if not lines:
             continue
         table = Table(box=box.SIMPLE, title=group.value, title_justify="left", title_style="bold")
@@ -68,8 +71,26 @@ def show(screen: Console, peers: Sequence[Peer], outcomes: Sequence[Outcome]) ->
         for peer, outcome in lines:
             table.add_row(peer.name, peer.title.replace("`", ""), *cells(group, outcome))
         screen.print(table)
+    _show_goals(screen, {outcome.name: outcome for outcome in outcomes})
     for outcome in outcomes:
         if outcome.state != "measured":
             color = "yellow" if outcome.state == "missing" else "bold red"
             told = Text.assemble((f"{outcome.name} {outcome.state}", color), f": {outcome.reason}")
             screen.print(told, soft_wrap=True)
+
+
+def _show_goals(screen: Console, outcomes: Mapping[str, Outcome]) -> None:
+    """Print the goals whose figures were measured."""
+    goals = [goal for goal in GOALS if goal.achieved(outcomes) is not None]
+    if not goals:
+        return
+    table = Table(box=box.SIMPLE, title="Goals", title_justify="left", title_style="bold")
+    table.add_column("", no_wrap=True)
+    for title in ("figure", "bound", "verdict"):
+        table.add_column(title, justify="left" if title == "verdict" else "right")
+    for goal in goals:
+        title, achieved, bound, verdict = goal.line(outcomes)
+        table.add_row(
+            title.replace("`", ""), achieved, bound, Text(verdict, "green" if verdict == "met" else "yellow")
+        )
+    screen.print(table)

@@ -14,7 +14,8 @@ final class DebeziumEmbedded {
     public static void main(String[] arguments) throws Exception {
         Document spec = Meter.spec(arguments);
         Properties properties = new Properties();
-        spec.get("debezium", Document.class).forEach((name, value) -> properties.setProperty(name, value.toString()));
+        Document settings = spec.get("debezium", Document.class);
+        settings.forEach((name, value) -> properties.setProperty(name, value.toString()));
         CountDownLatch finished = new CountDownLatch(1);
         ExecutorService thread = Executors.newSingleThreadExecutor();
         try (Meter meter = new Meter(spec)) {

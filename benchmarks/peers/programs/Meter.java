@@ -7,8 +7,8 @@ import java.util.List;
 import org.bson.Document;
 
 /**
- * Counts changes, writes their keys to a file, and measures. The clock starts after the warm-up, at the end of a
- * batch, and stops after the last change. It does the same as meter.py.
+ * Counts changes, writes their keys to a file, and measures. The clock starts after the warm-up, at the end
+ * of a batch, and stops after the last change. It does the same as meter.py.
  */
 final class Meter implements AutoCloseable {
     private final BufferedWriter keys;

@@ -9,7 +9,14 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from benchmarks.peers.programs.meter import Meter, read_spec
-from multiclouddb_api import ChangeFeedRequest, ClientConfig, FromContinuationToken, Now, ResourceAddress, connect
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    FromContinuationToken,
+    Now,
+    ResourceAddress,
+    connect,
+)
 
 READY: Final = "ready"
 

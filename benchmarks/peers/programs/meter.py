@@ -44,7 +44,7 @@ class Meter:
         self.total: int = spec["warm_up"] + spec["events"]
         self._warm_up: int = spec["warm_up"]
         self._cpu = cpu
-        self._keys = Path(spec["keys"]).open("w", encoding="utf-8")
+        self._keys = Path(spec["keys"]).open("w", encoding="utf-8")  # noqa: SIM115 - closed at the end
         self._begin: tuple[int, float, float] | None = None
         self._end: tuple[float, float] | None = None
 
