@@ -1,4 +1,4 @@
-"""Lists the options of the data source: their names, their meanings, and the table in the docs."""
+"""Lists the options of the data source with their names, their meanings and the table in the docs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONNECTION: Final = "connection."
 """The prefix of options that are passed to the provider's own configuration."""
 
 BACKLOG_RECORDS: Final = 1_000_000
-"""The limit on a micro-batch until a stream without `maxRecordsPerTrigger` has caught up."""
+"""The limit on a micro-batch while a stream without `maxRecordsPerTrigger` has not yet caught up."""
 
 
 @attrs.frozen
@@ -23,7 +23,7 @@ class Option:
         name: The name of the option as the docs spell it; Spark ignores case.
         values: The possible values of the option, in Markdown.
         default: The default of the option, in Markdown.
-        only: `stream` or `batch` if the option applies only there, else empty.
+        only: `stream` or `batch` if the option applies only to streams or batches; otherwise empty.
     """
 
     name: str
@@ -83,7 +83,7 @@ ALIASES: Final = {
     "endingTimestamp": "endingPosition",
     "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
 }
-"""Maps the names of Kafka's source to the options that they mean."""
+"""Maps the option names of Kafka's source to the options of this source."""
 
 
 def options_table() -> str:

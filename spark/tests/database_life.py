@@ -1,11 +1,11 @@
-"""Runs short queries on databases with secrets; it keeps everything that Spark shows or writes about them.
+"""Runs short queries on databases with secrets, and keeps everything that Spark shows or writes.
 
     python database_life.py FOLDER OPTIONS COUNT
 
 OPTIONS contains the options of each query by its name, as JSON; COUNT is the number of events in each
 database. The program fixes the start of each query and leaves the file `pinned`. When the file `written`
-exists, it continues until all events have arrived. The files of the rows and everything that was shown are in
-the folder.
+exists, it continues until all events have arrived. FOLDER receives the files of the rows and everything that
+was shown.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ conf = {
     "spark.eventLog.dir": str(folder / "events"),
     "spark.ui.enabled": "true",
     "spark.ui.port": "0",
-    # What workers say goes to the standard error of this program.
+    # The output of workers goes to the standard error of this program.
     "spark.log.level": "INFO",
 }
 spark = local_session("database", **conf)

@@ -26,7 +26,7 @@ def die(place, batch_id):
 
 def merge(frame, batch_id):
     die("before-sink", batch_id)
-    # Less than a batch, which so is several commits.
+    # Smaller than a batch, so that a batch takes several commits.
     merge_into_delta(frame, batch_id, folder / "table", "follower", max_bytes=1500)
     die("after-sink", batch_id)
 

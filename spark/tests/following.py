@@ -36,7 +36,7 @@ class Follower:
             time.sleep(0.002)
 
     def files(self):
-        """Return the number of commits and marks, which show the progress of a run."""
+        """Return the number of files for commits and marks, which shows the progress of a run."""
         places = ("table/_delta_log/*.json", "checkpoint/offsets/*", "checkpoint/commits/*")
         return sum(len(list(self.folder.glob(place))) for place in places)
 
@@ -48,7 +48,7 @@ class Follower:
             time.sleep(0.001)
 
     def kill(self):
-        # Both are stopped first, so that neither runs while the other one is dead.
+        # Both processes are stopped first, so that neither runs after the other was killed.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in (self.process.pid, int((self.folder / "jvm").read_text())):
                 os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""Runs queries over several databases in one driver, which a test kills."""
+"""Runs queries over several databases in one driver that a test kills."""
 
 import json
 import os
@@ -21,8 +21,8 @@ class Queries:
     """Runs a query over each of several feeds.
 
     Attributes:
-        folder: Return everything that is left of the queries.
-        feeds: What they read.
+        folder: The folder with all files of the queries.
+        feeds: The feeds that the queries read.
         process: The driver; None before `start`.
     """
 
@@ -44,7 +44,7 @@ class Queries:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
     def write(self, part=None):
-        """Every query has fixed its start, then the databases change."""
+        """Change the databases after every query has fixed its start."""
         self.wait(lambda place: (place / "checkpoint" / "commits" / "0").exists())
         for feed in self.feeds:
             feed.write(part)
@@ -62,7 +62,7 @@ class Queries:
         wait_until(holds, seconds=SECONDS)
 
     def reach(self):
-        """Wait until every query has stopped at the moment.
+        """Wait until every query has stopped at the chosen moment.
 
         Return the processes in which the queries wait.
         """
@@ -72,12 +72,12 @@ class Queries:
     def kill(self):
         """Kill the driver and its JVM.
 
-        Both processes are stopped first, so that neither runs while the other is dead.
+        Both processes are stopped first, so that neither runs after the other was killed.
         """
         jvm = int((self.folder / "jvm").read_text())
         os.kill(jvm, signal.SIGSTOP)
         if self.moment == "commit":
-            # Each sink returns, and Spark does not learn of it.
+            # Each sink returns, but Spark is not informed.
             (self.folder / "go").touch()
             self.wait(lambda place: int((place / "returned").read_text()) == max(marks(place, "offsets")))
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -86,11 +86,11 @@ class Queries:
         self.clean()
 
     def wait_for_more(self, than):
-        """Every query has delivered more events."""
+        """Wait until every query has delivered more events than the given number."""
         self.wait(lambda place: len(rows_of(place)) > than)
 
     def clean(self):
-        """End everything that the driver has started; the driver is the leader of a session."""
+        """Kill everything that the driver has started. The driver leads its own session of processes."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):
@@ -101,9 +101,7 @@ class Queries:
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-5000:]
 
     def check(self):
-        """Check that each event came once, and that a repeated batch had the same rows and stayed within the
-        limit.
-        """
+        """Check that each event came once, and that repeated batches had the same rows and kept the limit."""
         for feed, place in zip(self.feeds, self.places(), strict=True):
             rows = rows_of(place)
             assert sorted(rows) == feed.ids()

@@ -2,12 +2,12 @@
 
     python queries_life.py FOLDER MASTER EVENTS MOMENT
 
-`FOLDER/queries` contains the options of each query by its name. A query uses `FOLDER/NAME` for its
-checkpoint, its rows, and its earlier deliveries. The program ends when each query has this many events. At
-the given MOMENT, a query leaves the file `reached-MOMENT` and waits until the file `FOLDER/go` exists. The
-moments are `planning` (before it), `planned`, `task`, `sink` (it has committed) or `commit` (the same; then
-the test lets it return to a Spark that has stopped). The query does this in the second batch with rows of a
-run.
+`FOLDER/queries` contains the options of each query by its name. A query writes its checkpoint, its rows and
+each of its deliveries to `FOLDER/NAME`. The program ends when each query has received EVENTS events. At the
+given MOMENT, a query leaves the file `reached-MOMENT` and waits until the file `FOLDER/go` exists. The
+moments are `planning` (before planning), `planned`, `task`, `sink` (the sink has committed) and `commit`. At
+`commit`, the sink has also committed, and returns after Spark was stopped. The query stops in the second
+batch with rows of a run.
 """
 
 import json
@@ -37,16 +37,14 @@ conf = {
 
 
 class Place:
-    """Represents the point that a query has reached, as seen from each of its processes."""
+    """Represents the point that a query has reached. All processes of the query share it through files."""
 
     def __init__(self, name, moment):
         self.folder, self.moment = folder / name, moment
         self.armed, self.plans = self.folder / "armed", self.folder / "plans"
 
     def reach(self, moment):
-        """Wait here, if this is the given moment, until the test allows the query to continue or the driver
-        has ended.
-        """
+        """At the chosen moment, wait until the test lets the query continue or the driver has ended."""
         if moment != self.moment or not self.armed.exists():
             return
         draft = self.folder / f"draft-{os.getpid()}-{threading.get_ident()}"
@@ -61,7 +59,7 @@ class Place:
 
 
 class Reader(ChangeFeedStreamReader):
-    """The source's own class, which stops at a given moment."""
+    """The source's stream reader, which stops at a given moment."""
 
     def __init__(self, settings, place):
         super().__init__(settings)
@@ -103,8 +101,9 @@ def source_of(place):
 
 
 class Sink:
-    """Keep each batch in a file, and each delivery of the batch in another; a query on the embedded store
-    also merges the batch into a Delta table.
+    """Keep each batch in a file, and each delivery of the batch in another file.
+
+    A query on the embedded store also merges the batch into a Delta table.
     """
 
     def __init__(self, place):
@@ -116,7 +115,7 @@ class Sink:
         frame = frame.persist()
         rows = json.dumps(sorted(row.event_id for row in frame.select("event_id").collect()))
         if self.folder.name == "embedded":
-            # Less than a batch, which so is several commits.
+            # Smaller than a batch, so that a batch takes several commits.
             merge_into_delta(frame, batch_id, self.folder / "table", "embedded", max_bytes=1500)
         frame.unpersist()
         (self.folder / "deliveries" / f"{batch_id}-{os.getpid()}").write_text(rows)
@@ -134,7 +133,7 @@ class Sink:
 
 
 class Query:
-    """Run one query, from its checkpoint."""
+    """Run one query that continues from its checkpoint."""
 
     def __init__(self, name, options):
         self.place = Place(name, moment)
@@ -150,8 +149,10 @@ class Query:
         self.start()
 
     def start(self):
-        """Spark waits ten seconds for the process that plans a query. If the machine is too busy for this,
-        Spark starts the process again. Therefore the queries start one after another.
+        """Start the queries one after another.
+
+        Spark waits ten seconds for the process that plans a query. If the machine is too busy, Spark starts a
+        second process for the same query.
         """
         self.running = self.writer.start()
         while not self.place.plans.exists():

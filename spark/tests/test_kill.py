@@ -26,7 +26,7 @@ def deleted_in(folder):
     return {json.loads(row["key"])["id"] for row in table.to_pylist() if row["_deleted_at"] is not None}
 
 
-@pytest.mark.timeout(900)  # it starts Spark six times
+@pytest.mark.timeout(900)  # this test starts Spark six times
 def test_every_moment_of_a_kill_gives_the_same_rows(databases, start_queries):
     """The test uses three databases at once.
 
@@ -41,7 +41,8 @@ def test_every_moment_of_a_kill_gives_the_same_rows(databases, start_queries):
         queries.kill()
         for place in queries.places():
             pending = marks(place, "offsets") - marks(place, "commits")
-            # Where a batch was planned, it is not done; past the sink, its rows are there.
+            # A batch that was planned is not completed. If the kill comes after the sink's commit, the rows
+            # are there.
             assert len(pending) == (moment != "planning")
             kept = {number for number in pending if (place / "rows" / str(number)).exists()}
             assert kept == (pending if moment in ("sink", "commit") else set())
@@ -52,7 +53,7 @@ def test_every_moment_of_a_kill_gives_the_same_rows(databases, start_queries):
     assert table == {f"k{number % KEYS}": {"n": number} for number in range(EVENTS - KEYS, EVENTS)}
 
 
-@pytest.mark.timeout(900)  # it starts Spark three times
+@pytest.mark.timeout(900)  # this test starts Spark three times
 def test_table_equals_the_source_after_kills_at_random_moments(source, tmp_path):
     seed = random.randrange(1_000_000)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails

@@ -45,8 +45,8 @@ class Life:
 
     Attributes:
         version: The version of PySpark that was used.
-        facts: The results that the program recorded.
-        written: The ids of all events, as this process reads them.
+        facts: The values that the program recorded.
+        written: The ids of all events, read by this process.
     """
 
     def __init__(self, version, folder):
@@ -64,7 +64,7 @@ class Life:
             self.written = sorted(row["event_id"] for row in through_the_client(source))
         (folder / "count").write_text(str(len(self.written)))
         if version == pyspark.__version__:
-            # All other tests run on this one.
+            # All other tests run on this version.
             self.run("found", 0)
         else:
             self.run("first", -signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_streams_that_end_deliver_every_event_once_within_the_limit(life):
     assert sorted(life.facts["ended"]) == life.written
     sizes = [len(json.loads(file.read_text())) for file in (life.folder / "ended").iterdir()]
     assert max(sizes) == 60
-    # From 4.2 on one run reads all; before, each run is one batch.
+    # From version 4.2 on, one run reads everything. In earlier versions, each run is one batch.
     assert (life.facts["runs"] == 1) == (life.version >= "4.2")
 
 

@@ -27,6 +27,8 @@ class Habits:
         rows_per_message: The maximum number of rows in a message of an answer.
         chunk_characters: A message ends inside a value as soon as it contains this many characters of text.
         horizon_is_told: True if an error about retention names the earliest timestamp.
+        life_is_told: True if an error about a time outside a partition's lifetime names start and end of the
+            partition.
         multiplexed: True if the answer says that a session is multiplexed when a client requests this.
     """
 
@@ -42,4 +44,5 @@ class Habits:
     rows_per_message: int = 100
     chunk_characters: int = 1_000_000
     horizon_is_told: bool = True
+    life_is_told: bool = True
     multiplexed: bool = True

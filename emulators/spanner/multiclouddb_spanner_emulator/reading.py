@@ -81,16 +81,17 @@ def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) 
             f"{received}."
         )
     if query.token is not None:
-        _check_life(stream.partition(query.token), start, received)
+        _check_life(stream.partition(query.token), start, received, told=habits.life_is_told)
 
 
-def _check_life(partition: Partition, start: int, received: str) -> None:
+def _check_life(partition: Partition, start: int, received: str, *, told: bool) -> None:
     end = partition.end
     if start < partition.start or (end is not None and start > end):
         until = "infinite-future" if end is None else to_text(end, _ZONE)
+        life = f"within {to_text(partition.start, _ZONE)} and {until}" if told else "of its lifetime"
         raise out_of_range(
             "Specified start_timestamp is invalid for the partition. Please specify a start_timestamp "
-            f"within {to_text(partition.start, _ZONE)} and {until}. {received}."
+            f"{life}. {received}."
         )
 
 

@@ -63,10 +63,10 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class CosmosProvider(Provider):
-    """One account.
+    """The provider for one Cosmos DB account.
 
     Args:
-        calls: Makes the calls.
+        calls: The object that makes the calls.
         vendor_retried: True if the client itself retries failed calls.
     """
 
@@ -81,7 +81,7 @@ class CosmosProvider(Provider):
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
-        """Open a feed; only the first read shows whether the account has the feed."""
+        """Open a feed. Only the first read shows whether the account supports the feed."""
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
@@ -98,13 +98,13 @@ class CosmosProvider(Provider):
     def close(self) -> None:
         """Free the connections of a client that the library made.
 
-        Running calls end by their read timeout of 10 s.
+        Running calls end after their read timeout of 10 s at the latest.
         """
         self._calls.close()
 
 
 class CosmosPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
@@ -126,7 +126,7 @@ class CosmosPlugin(ProviderPlugin):
         Args:
             config: `connection` contains a `url`, `cosmos://HOST?tls=false`, and optionally the application's
                 own `credential` from azure-identity.
-            native_client: A `CosmosClient`, which is used unchanged.
+            native_client: The application's own `CosmosClient`, which is used unchanged.
         """
         if native_client is not None:
             own = checked_native(native_client, CosmosClient, "pass an azure.cosmos.CosmosClient")

@@ -98,12 +98,16 @@ class Calls:
         self._told_at: tuple[datetime, float] | None = None
         self._date: str | None = None
         self._plain = threading.local()
+        self._closed = False
         if ours:
             for client, call in (
                 (clients.streams, "dynamodb-streams.GetRecords"),
                 (clients.dynamodb, "dynamodb.Scan"),
             ):
                 client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
+            for event in ("after-call", "after-call-error"):
+                clients.streams.meta.events.register(event, self._call_ended)
+                clients.dynamodb.meta.events.register(event, self._call_ended)
 
     def describe_table(self, name: str) -> Table:
         """Return the table's key and its latest stream."""
@@ -236,9 +240,18 @@ class Calls:
 
     def close(self) -> None:
         """Free the connections of clients that the library made."""
+        self._closed = True
         if self._ours:
             self._clients.dynamodb.close()
             self._clients.streams.close()
+
+    def _call_ended(self, **_: object) -> None:
+        """Free the connection of a call that began before `close` and ended after it.
+
+        botocore opens a new connection pool for such a call, and keeps the pool.
+        """
+        if self._closed:
+            self.close()
 
     def hear(self, answer: Mapping[str, Any]) -> None:
         """Set the clock from the `Date` header of an answer; error answers count too."""

@@ -202,6 +202,14 @@ class TestEnd:
         client.close()
         wait_until(lambda: world.script.connections == 0)
 
+    def test_a_call_that_goes_on_when_the_client_is_closed_leaves_no_connection(self, world, native):
+        """botocore opens a connection for a call that began before the client was closed."""
+        calls = client_module.Calls(native, ours=True)
+        native.dynamodb.meta.events.register("before-send", lambda **_: calls.close())
+        calls.describe_table(TABLE)
+        world.server.close()
+        wait_until(lambda: world.script.connections == 0)
+
     def test_close_ends_a_call_in_flight_within_a_second(self, world):
         world.put("a")
         world.troubles.hang(READ)

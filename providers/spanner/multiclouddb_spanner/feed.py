@@ -244,10 +244,6 @@ class SpannerFeed(Feed):
             return Position("a part of the table", None)
         return describe(place_of(cursor))
 
-    def close(self) -> None:
-        """Cancel the calls of this feed."""
-        self._hold.cancel()
-
     def _now(self, deadline: Deadline) -> int:
         return self._source.calls.now(deadline, Hold())
 

@@ -204,7 +204,6 @@ class SpannerReader(Reader):
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
             items = window.next()
-            self._hold.check()
             if items is None:
                 return nbytes, self._finish(window, taken)
             self._items.extend(items)

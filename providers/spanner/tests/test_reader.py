@@ -2,6 +2,7 @@
 ends."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -203,6 +204,38 @@ class TestWindows:
     def test_bytes_bound_a_fetch(self):
         stream = FakeStream([record(at, "t", 0, 1) for at in range(1, 20)])
         assert len(fetch(stream.reader(BEGIN), nbytes=450)) == 5
+
+
+class TestPauses:
+    @pytest.mark.parametrize(
+        ("took", "pause"), [(0.0, 0.05), (0.004, 0.05), (0.02, 0.2), (0.099, 0.99), (0.2, 1.0), (9.0, 1.0)]
+    )
+    def test_an_idle_partition_pauses_ten_times_as_long_as_its_query_took(self, took, pause, monkeypatch):
+        stream, clock = FakeStream([]), Stopwatch()
+        monkeypatch.setattr("multiclouddb_spanner.reader.time", clock)
+        asked = stream.window
+
+        def slow(*arguments, **settings):
+            clock.now += took
+            return asked(*arguments, **settings)
+
+        stream.window = slow
+        assert fetch(stream.reader(BEGIN)).poll_after == pytest.approx(pause)
+
+    def test_nothing_pauses_after_a_change_or_a_wait(self):
+        stream = FakeStream([record(5, "t", 0, 1)])
+        assert fetch(stream.reader(BEGIN)).poll_after == 0.0
+        assert fetch(stream.reader([ORIGIN + 7]), wait=1e-6).poll_after == 0.0
+
+
+class Stopwatch:
+    """A clock that moves only when the test says so, ahead of the machine's clock."""
+
+    def __init__(self):
+        self.now = time.monotonic() + 3600
+
+    def monotonic(self):
+        return self.now
 
 
 class TestEnds:
