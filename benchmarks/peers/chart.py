@@ -15,7 +15,7 @@ from benchmarks.result import figure
 __all__ = ["draw"]
 
 _GROUPS: Final = (Group.MONGO, Group.DYNAMO)
-_ROOM: Final = 1.6
+_ROOM: Final = 1.8
 
 
 def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:

@@ -34,6 +34,8 @@ _HOW: Final = """## How it is measured
 
 - **Data.** Inserts of 325 bytes with nine fields each: 325 bytes of BSON in MongoDB, 325 bytes in DynamoDB's
   own count. Nothing is written while a peer reads, except in the table of delays.
+- **Servers.** MongoDB 6.0.5, a replica set of one node, and DynamoDB Local 1.11, in memory. Each one is
+  started for its table, and the changes are in its caches.
 - **Check.** Every program writes the key of each change that it delivers. The keys must be those of the
   written changes from the first one on, each once. A peer that loses, repeats or invents a change has no
   figures.
