@@ -20,6 +20,7 @@ final class Meter implements AutoCloseable {
     private long wallAtEnd;
     private long cpuAtBegin;
     private long cpuAtEnd;
+    private boolean finished;
 
     Meter(Document spec) throws IOException {
         keys = Files.newBufferedWriter(Path.of(spec.getString("keys")));
@@ -32,8 +33,11 @@ final class Meter implements AutoCloseable {
         return Document.parse(Files.readString(Path.of(arguments[0])));
     }
 
-    /** Takes the key of one change. */
+    /** Takes the key of one change; ignores changes after the last batch, which an engine still delivers. */
     void take(String key) throws IOException {
+        if (finished) {
+            return;
+        }
         keys.write(key);
         keys.write('\n');
         count++;
@@ -41,15 +45,16 @@ final class Meter implements AutoCloseable {
 
     /** Ends a batch; returns true after the last change. */
     boolean batch() {
-        if (begun == 0 && count >= warmUp && count > 0) {
+        if (begun == 0 && count >= warmUp) {
             begun = count;
             wallAtBegin = System.nanoTime();
             cpuAtBegin = cpu();
-        } else if (count >= total && wallAtEnd == 0) {
+        } else if (count >= total && !finished) {
             wallAtEnd = System.nanoTime();
             cpuAtEnd = cpu();
         }
-        return count >= total;
+        finished = count >= total;
+        return finished;
     }
 
     /** Prints the figures as one line of JSON. */
