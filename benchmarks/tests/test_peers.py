@@ -213,6 +213,13 @@ class TestMeter:
         found = self.figures(meter, capsys)
         assert (found["count"], found["events"]) == (7, 3)
 
+    def test_what_comes_after_the_last_batch_is_ignored(self, meter, capsys, tmp_path):
+        for numbers in (range(3), range(3, 6), range(6, 9)):
+            meter.take_all(map(key, numbers))
+        assert self.figures(meter, capsys)["count"] == 6
+        meter.__exit__(None, None, None)
+        assert keys_in(tmp_path / "keys.txt") == list(range(6))
+
     def test_a_batch_of_everything_measures_nothing(self, meter, capsys):
         assert meter.take_all(map(key, range(9)))
         assert self.figures(meter, capsys)["events"] == 0

