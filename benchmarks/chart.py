@@ -24,7 +24,7 @@ class Theme:
     missed: str
 
 
-# The colours of the documentation's themes, which do not need red and green; the page shows through.
+# The colours of the documentation's themes, without red and green; the background is transparent.
 THEMES: Final = {
     "light": Theme("#212529", "#d5dbdc", "#0e8f86", "#c2620f"),
     "dark": Theme("#dfe7e9", "#3b484c", "#5fd4c4", "#f0a35c"),
@@ -84,13 +84,13 @@ def _frame(axes: Any, results: list[Result], colors: Theme) -> None:
     axes.set_yticks([])
     axes.set_ylim(len(results) - 0.4, -0.8)
     axes.set_xscale("log")
-    # Room at the right of the bars for the text.
+    # Space for the text at the right of the bars.
     axes.set_xlim(low, high * (high / low) ** 0.75)
     ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, ["goal" if tick == 1 else f"{tick:g} x" for tick in ticks])
     axes.minorticks_off()
     axes.tick_params(axis="both", length=0)
-    places = range(len(results))  # a piece of the line for each bar, so that it crosses no text
+    places = range(len(results))  # one piece of the line for each bar, so that the line crosses no text
     axes.vlines([1.0] * len(results), [at - 0.2 for at in places], [at + 0.2 for at in places], colors.text)
     axes.grid(axis="x", color=colors.grid, linewidth=0.6)
     axes.set_axisbelow(True)

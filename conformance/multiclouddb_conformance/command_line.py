@@ -1,4 +1,4 @@
-"""Runs the `multiclouddb` command in a separate process, either to its end or killed and started again.
+"""Runs the `multiclouddb` command in a separate process, to its end or with kills and restarts.
 
 The command must be installed: `pip install "multiclouddb[cli]"`.
 """
@@ -52,7 +52,7 @@ def said(*words: object) -> str:
 
 
 def facts(*words: object) -> dict[str, str]:
-    """Return the two-column lines at the start of such an output."""
+    """Return the two-column lines at the start of a command's output, as a mapping."""
     lines = said(*words).partition("\n\n")[0].splitlines()
     return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
 
@@ -66,7 +66,7 @@ def assert_refused(
         ran: The command.
         code: The expected exit code.
         category: The expected start of the line.
-        words: Texts that the line must contain.
+        words: The texts that the line must contain.
         hidden: Secrets that must not appear anywhere, not even in a warning.
     """
     assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
@@ -77,9 +77,9 @@ def assert_refused(
 
 
 def apart_from_silence(stderr: str) -> str:
-    """What a command printed on stderr, without the reports that a service did not answer for a moment.
+    """Return what a command printed on stderr, without reports of a slow service.
 
-    A busy machine is enough for such a report.
+    A busy machine is enough to cause such a report.
 
     Args:
         stderr: The output.
@@ -89,13 +89,13 @@ def apart_from_silence(stderr: str) -> str:
 
 
 class Tail:
-    """Runs `multiclouddb tail --json` with a checkpoint: kills it, starts it again, and so on.
+    """Runs `multiclouddb tail --json` with a checkpoint, kills it, and starts it again.
 
     Args:
         words: The arguments after `multiclouddb tail`, with a `--checkpoint`.
 
     Attributes:
-        checkpoint: The file.
+        checkpoint: The checkpoint file.
         seen: Every event that the command printed.
     """
 
@@ -188,7 +188,7 @@ class Writer:
 
 
 def follow(tail: Tail, writer: Writer, lives: Sequence[tuple[Callable[[], Any] | None, int]]) -> None:
-    """Let a `tail` command follow a writer, and kill it several times; the last process ends by itself.
+    """Let a `tail` command follow a writer; kill it several times, and let its last process end by itself.
 
     Args:
         tail: The command, which starts at `now` or at a checkpoint.

@@ -40,7 +40,7 @@ def test_words_in_code_do_not_count():
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_speaks_of_the_product(page):
-    """Numbers of requirements may appear only in the table of promises."""
+    """The numbers of requirements may appear only in the table of promises."""
     found = re.findall(r"[Uu]ser [Ss]tory|\bUS8\b|\bFR-\d+", text_of(page))
     assert page.name == PROMISES or found == []
 

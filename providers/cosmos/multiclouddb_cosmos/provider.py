@@ -44,19 +44,21 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "ORDERED only; complete up to the start of the stream; each row has the order_key of its own "
-            "last change; it costs the request units of reading every item once",
+            "only SnapshotOrder.ORDERED; the scan reads every item once, at the usual request "
+            "units; each row has the order_key of the item's last change",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "one partition key, or the first components of a hierarchical one"
+            _NATIVE, "the scope is one partition key, or the first components of a hierarchical partition key"
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _UNSUPPORTED,
-            "the service does not send previous items; keep what you need of them from earlier events",
+            "the service does not send previous items; keep what you need from earlier events",
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
-        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call azure-cosmos for anything but the feed"),
+        Capability.RUN_COMMAND: CapabilityNote(
+            _UNSUPPORTED, "use azure-cosmos for everything except the feed"
+        ),
     }
 )
 """The capabilities of a container in an account that has the feed with all versions and deletes."""

@@ -11,7 +11,7 @@ from .suite import *  # noqa: F403
 
 
 class ClusterHarness(MongoHarness):
-    """test_us8_one.py tests the cases about one collection, a partition or a key."""
+    """A harness for a cluster. Cases about a collection, a partition or a key are in test_us8_one.py."""
 
     servers_name = "us8 cluster"
     scope = EntireCluster()

@@ -5,7 +5,7 @@ from .suite import *  # noqa: F403
 
 
 class ThreeHarness(MongoHarness):
-    """A write is on at least two nodes before it appears in a feed."""
+    """A harness with three nodes. A write is on at least two of them before it appears in a feed."""
 
     servers_name = "us8 three"
     members = 3
