@@ -40,9 +40,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
         bool,
-        typer.Option(
-            "--record", help="Write the figures into the documentation: its page, charts and JSON file."
-        ),
+        typer.Option("--record", help="Write the figures into the docs: page, charts and JSON file."),
     ] = False,
     redraw: Annotated[
         bool,

@@ -7,7 +7,7 @@ import threading
 import attrs
 
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.reading.fetcher import Fetcher, closed_fault
 from multiclouddb_spi.reading.partition_reader import Budget
 from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.scan_rates import ScanRates
@@ -42,3 +42,12 @@ class ReadContext:
     watch_seconds: float
     audit_seconds: float
     rates: ScanRates = attrs.field(factory=ScanRates)
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not after the client is closed.
+
+        Raises:
+            ProviderFault: Raised if the client was closed.
+        """
+        if self.closed.wait(max(0.0, seconds)):
+            raise closed_fault()

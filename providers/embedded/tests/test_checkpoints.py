@@ -137,5 +137,5 @@ class TestDamage:
             documents.create_collection("items")
             error = refusal(SqliteCheckpointStore(documents.path).save, "orders", "1", None)
             assert error.category == ErrorCategory.INVALID_REQUEST
-            assert "holds no checkpoints" in error.message
+            assert "contains no checkpoints" in error.message
             documents.put("items", "a", {})

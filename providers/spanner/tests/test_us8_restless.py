@@ -1,6 +1,4 @@
-"""Runs the suite's reading tests on Google's emulator with default settings: partitions live for 20 to 40
-seconds.
-"""
+"""Runs the suite's reading tests on Google's emulator, where partitions live for 20 to 40 seconds."""
 
 import pytest
 
