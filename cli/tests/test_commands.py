@@ -279,7 +279,7 @@ class TestCheck:
     def test_of_a_foreign_one_is_refused(self, run, fake, url, store, token):
         result = run("token", "check", f"{fake}/NOT_FOUND", token)
         assert result.exit_code == 3
-        assert "is of provider 'embedded', not 'fake'" in result.stderr
+        assert "belongs to provider 'embedded', not to 'fake'" in result.stderr
         store.create_collection("orders", recreate=True)
         result = run("token", "check", url, token)
         assert result.exit_code == 3

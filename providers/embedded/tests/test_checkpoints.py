@@ -77,7 +77,7 @@ class TestCrash:
             error = refusal(store.save, "orders", "x" * 100_000, first.version)
         assert (error.category, error.retryable) == (ErrorCategory.PERMANENT_FAILURE, False)
         assert error.detail.native_code == "SQLITE_FULL"
-        for word in (str(store.path), "full", "the position before stays valid"):
+        for word in (str(store.path), "full", "the previous position stays valid"):
             assert word in error.message
         assert store.load("orders") == first
         store.save("orders", "2", first.version)

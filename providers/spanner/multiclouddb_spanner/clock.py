@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.hold import Hold, late
+from multiclouddb_spanner.cancel_scope import CancelScope, late
 from multiclouddb_spi import Deadline
 
 __all__ = ["Clock"]
@@ -39,44 +39,44 @@ class Clock:
         asked: A function that asks the service; it returns microseconds since 1970.
     """
 
-    def __init__(self, asked: Callable[[Deadline, Hold], int]) -> None:
+    def __init__(self, asked: Callable[[Deadline, CancelScope], int]) -> None:
         self._asked = asked
         self._lock, self._busy = threading.Lock(), threading.Lock()
         self._waiting: _Turn | None = None
         self._answer: tuple[int, float] | None = None
 
-    def now(self, deadline: Deadline, hold: Hold) -> int:
+    def now(self, deadline: Deadline, scope: CancelScope) -> int:
         """Ask the service for its time, in microseconds since 1970.
 
         Args:
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
         """
         with self._lock:
             turn, leads = self._waiting, self._waiting is None
             if turn is None:
                 turn = self._waiting = _Turn()
         if leads:
-            self._lead(turn, deadline, hold)
+            self._lead(turn, deadline, scope)
         else:
             while not turn.done.wait(_LOOK_SECONDS):
-                hold.check()
+                scope.check()
                 if deadline.passed():
                     raise late()
         if turn.error is not None:
             raise turn.error
         return turn.found
 
-    def _lead(self, turn: _Turn, deadline: Deadline, hold: Hold) -> None:
+    def _lead(self, turn: _Turn, deadline: Deadline, scope: CancelScope) -> None:
         acquired = False
         try:
             while not (acquired := self._busy.acquire(timeout=_LOOK_SECONDS)):
-                hold.check()
+                scope.check()
                 if deadline.passed():
                     raise late()
             with self._lock:
                 self._waiting = None
-            turn.found = self._ask(deadline, hold)
+            turn.found = self._ask(deadline, scope)
         except BaseException as error:
             turn.error = error
             raise
@@ -87,9 +87,9 @@ class Clock:
                 self._busy.release()
             turn.done.set()
 
-    def _ask(self, deadline: Deadline, hold: Hold) -> int:
+    def _ask(self, deadline: Deadline, scope: CancelScope) -> int:
         sent = time.monotonic()
-        found = self._asked(deadline, hold)
+        found = self._asked(deadline, scope)
         self._answer = (found, sent)
         return found
 

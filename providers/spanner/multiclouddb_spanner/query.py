@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from multiclouddb_spanner.catalog import Found
-from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, Calls, Parameter
-from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.catalog import ChangeStreamInfo
+from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, DatabaseClient, Parameter
 from multiclouddb_spanner.position import text_at
 from multiclouddb_spanner.records import Children, Item, Shapes, parse_rows, rows_of
 from multiclouddb_spi import Deadline, collector_paused
@@ -20,24 +20,24 @@ _HEARTBEAT_MS: Final = "60000"
 
 
 def begin_query(
-    calls: Calls,
-    found: Found,
+    client: DatabaseClient,
+    info: ChangeStreamInfo,
     token: str | None,
     start: int,
     end: int | None,
     deadline: Deadline,
-    hold: Hold,
+    scope: CancelScope,
 ) -> Answer:
     """Start the query for a partition, or for the list of partitions.
 
     Args:
-        calls: The database.
-        found: The change stream.
-        token: The partition to read; None for the list of the partitions that are alive at `start`.
+        client: The database.
+        info: The change stream.
+        token: The partition to read; None to list the partitions that are alive at `start`.
         start: The time from which to read.
         end: The time up to which to read.
         deadline: The time at which gRPC ends the call.
-        hold: The caller.
+        scope: Through it, another thread can cancel the call.
     """
     values = [
         Parameter(TIMESTAMP, text_at(start)),
@@ -45,30 +45,32 @@ def begin_query(
         Parameter(STRING, token),
         Parameter(INT64, _HEARTBEAT_MS),
     ]
-    if found.postgres:
-        sql = f'SELECT * FROM spanner."read_json_{found.stream}"($1, $2, $3, $4, NULL)'
+    if info.postgres:
+        sql = f'SELECT * FROM spanner."read_json_{info.stream}"($1, $2, $3, $4, NULL)'
         names = ("p1", "p2", "p3", "p4")
     else:
         sql = (
-            f"SELECT ChangeRecord FROM READ_{found.stream}(start_timestamp => @s, end_timestamp => @e, "
+            f"SELECT ChangeRecord FROM READ_{info.stream}(start_timestamp => @s, end_timestamp => @e, "
             "partition_token => @t, heartbeat_milliseconds => @h)"
         )
         names = ("s", "e", "t", "h")
-    return calls.query(sql, dict(zip(names, values, strict=True)), deadline, hold)
+    return client.query(sql, dict(zip(names, values, strict=True)), deadline, scope)
 
 
-def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
+def list_partitions(
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, deadline: Deadline, scope: CancelScope
+) -> list[str]:
     """Return the tokens of the partitions that are alive at a given time.
 
     Raises:
         Exception: The error that gRPC raised; `is_past` is True if the stream no longer keeps changes of that
             time.
     """
-    answer = begin_query(calls, found, None, at, None, deadline, hold)
+    answer = begin_query(client, info, None, at, None, deadline, scope)
     shapes = Shapes()
     tokens: dict[str, None] = {}
     for rows in rows_of(answer):
-        for item in parse_rows(rows, found.table, shapes):
+        for item in parse_rows(rows, info.table, shapes):
             if isinstance(item, Children):
                 tokens.update(dict.fromkeys(item.parents))
     return list(tokens)

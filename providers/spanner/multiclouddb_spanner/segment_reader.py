@@ -14,10 +14,10 @@ from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 from multiclouddb_api import ChangeEvent, ChangeType
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.client import Answer
 from multiclouddb_spanner.cutting import key_text, range_read
 from multiclouddb_spanner.errors import is_lost_version
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
@@ -202,7 +202,7 @@ class SegmentReader(Reader):
     def __init__(self, scans: Scans, view: View, span: Span) -> None:
         self._scans, self._source = scans, scans.source
         self._view, self._span = view, span
-        self._hold = Hold()
+        self._scope = CancelScope()
         self._outcome: Outcome = Continue()
         # The state of the answer: the received rows, the number of taken rows, their size, and the last key.
         self._answer: Answer | None = None
@@ -223,14 +223,14 @@ class SegmentReader(Reader):
 
         An answer with more rows than requested stays open for the next call, as long as its deadline allows.
         """
-        self._hold.check()
+        self._scope.check()
         begin = self._span.cursor()
         taken: list[Any] = []
         nbytes, self._requests = 0, 0
         if isinstance(self._outcome, Scanned):
             return self._batch(begin, taken, 0)
         try:
-            found = self._scans.check(self._span.began, deadline, self._hold, lately=self._looked)
+            found = self._scans.check(self._span.began, deadline, self._scope, lately=self._looked)
             self._looked = True
             self._look_at(whole=found.whole)
             nbytes = self._take(taken, max_records, max_bytes, deadline)
@@ -240,14 +240,14 @@ class SegmentReader(Reader):
                 raise
             if not taken:
                 # Use another time. The stream also delivers the changes since the snapshot.
-                later = self._source.calls.now(deadline, self._hold)
+                later = self._source.client.now(deadline, self._scope)
                 self._span = attrs.evolve(self._span, at=later)
         self._keep_answer()
         return self._batch(begin, taken, nbytes)
 
     def cancel(self) -> None:
         """Cancel the running call. The fetch ends immediately."""
-        self._hold.cancel()
+        self._scope.cancel()
 
     def close(self) -> None:
         """Cancel the answer that is still open."""
@@ -271,11 +271,11 @@ class SegmentReader(Reader):
     def _begin(self, deadline: Deadline) -> None:
         view, span, scans = self._view, self._span, self._scans
         whole = view.whole and (view.with_new or view.native)
-        names = scans.columns(span.at, whole=whole, deadline=deadline, hold=self._hold)
+        names = scans.columns(span.at, whole=whole, deadline=deadline, scope=self._scope)
         self._requests += 1
-        table = self._source.found.table
+        table = self._source.info.table
         request = range_read(table, names, self._received, span.end, span.at)
-        self._answer = self._source.calls.read(request, deadline, self._hold)
+        self._answer = self._source.client.read(request, deadline, self._scope)
         messages, width = self._metered(self._answer), len(names)
         self._messages = (_Rows(values, width) for values in values_of(messages, width))
 
@@ -333,7 +333,7 @@ class SegmentReader(Reader):
                 return None
             self._begin(deadline)
         rows = next(self._messages, None)
-        self._hold.check()
+        self._scope.check()
         if rows is not None and len(rows):
             self._size, self._bytes = max(1, self._bytes // len(rows)), 0
             self._rows, self._used = rows, 0

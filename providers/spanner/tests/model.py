@@ -16,8 +16,8 @@ import grpc
 from google.cloud.spanner_v1 import PartialResultSet, Session
 from google.protobuf.struct_pb2 import Value
 
-from multiclouddb_spanner.catalog import Found
-from multiclouddb_spanner.client import Calls
+from multiclouddb_spanner.catalog import ChangeStreamInfo
+from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.feed import SpannerFeed
 from multiclouddb_spanner.provider import SpannerPlugin, SpannerProvider
@@ -434,10 +434,10 @@ class ModelProvider(SpannerProvider):
     def __init__(self, model, config):
         super().__init__(None, config, ours=True)
         self._model = model
-        self._databases["d"] = Calls(Database(model), ours=True)
+        self._databases["d"] = DatabaseClient(Database(model), ours=True)
 
     def open_feed(self, spec, deadline):
-        found = Found("items_stream", TABLE, ("id",), False, True, "NEW_ROW", DAY)
+        found = ChangeStreamInfo("items_stream", TABLE, ("id",), False, True, "NEW_ROW", DAY)
         source = Source(self._databases["d"], found, Slots(self._model.slots))
         self._sources.add(source)
         return SpannerFeed(source, spec)

@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "a position forgets the place in a record", "mapping",
-        "mark = (record.sequence, last + 1)", "mark = (record.sequence, len(record.mods))",
+        "mark = (ordered(record.sequence), last + 1)", "mark = (ordered(record.sequence), len(record.mods))",
     ),
     Mutant(
         "a position forgets what the pages before delivered of a commit", "mapping",

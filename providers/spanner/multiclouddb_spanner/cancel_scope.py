@@ -8,11 +8,11 @@ from typing import Any
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spi import ProviderFault, cancelled
 
-__all__ = ["Hold", "late"]
+__all__ = ["CancelScope", "late"]
 
 
-class Hold:
-    """The running call of a caller. Another thread can cancel this call."""
+class CancelScope:
+    """The running call of a caller; another thread can cancel it."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
