@@ -445,11 +445,3 @@ class TestProgram:
             "COMP_CWORD": "1",
         }
         assert shell("multiclouddb", **environment).stdout.split() == ["partitions"]
-
-    def test_the_transcript_is_made_by_a_script(self, tmp_path):
-        script = os.path.join(os.path.dirname(__file__), "..", "record.py")
-        subprocess.run([sys.executable, script, tmp_path / "out.md"], check=True, timeout=500)
-        text = (tmp_path / "out.md").read_text()
-        assert text.count("$ multiclouddb ") == 29
-        assert text.count("(exit code") == 5
-        assert "Traceback" not in text
