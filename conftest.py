@@ -26,7 +26,7 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 
-# Makes the settings of Spark's JVM for tests. Programs on pages do not contain these settings; their JVM
+# Makes the settings of Spark's JVM for tests. Programs on pages do not contain these settings. Their JVM
 # takes them from the environment.
 JVM_SETTINGS = Path(__file__).parent / "spark" / "tests" / "jvm_settings.py"
 
