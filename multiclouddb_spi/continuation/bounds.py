@@ -31,6 +31,8 @@ def beyond_bounds(text: bytes) -> str | None:
     """
     if len(text) > MAX_BYTES:
         return f"it has more than {MAX_BYTES >> 20} MiB of JSON"
+    if len(text) < MAX_VALUES and text.count(b"[") + text.count(b"{") <= MAX_LEVELS:
+        return None  # most tokens: too short for too many values, and too few brackets to nest deep
     structure = _structure(text)
     if structure is None or (len(structure) >= MAX_VALUES and _count(structure) >= MAX_VALUES):
         return f"it has more than {MAX_VALUES} values"

@@ -36,17 +36,20 @@ class Entries:
         self._entries = dict[str, Entry]()
         self._plan_id: str | None = None
         self._segments: dict[str, None] = {}
+        self._waiting_for: dict[str, set[str]] = {}
         for entry in entries:
             self._entries[entry.partition_id] = entry
             if type(entry) is Plan:
                 self._plan_id = entry.partition_id
             elif type(entry) is Active and not entry.listed:
                 self._segments[entry.partition_id] = None
+            elif type(entry) is Waiting:
+                self._index(entry)
         self.audited = audited
 
     def to_json(self) -> Cursor:
         """Return the entries as JSON; each active partition adds six characters to its id and cursor."""
-        value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
+        value: dict[str, Cursor] = {"p": list(map(entry_to_json, self._entries.values()))}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
         return value
@@ -82,6 +85,8 @@ class Entries:
 
     def waiting(self) -> list[Waiting]:
         """The child partitions that wait for a parent."""
+        if not self._waiting_for:
+            return []
         return [entry for entry in self._entries.values() if type(entry) is Waiting]
 
     def listed(self) -> set[str]:
@@ -171,3 +176,7 @@ class Entries:
         """
         fresh = [child for child in children if child.partition_id not in self._entries]
         return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}
+
+    def _index(self, entry: Waiting) -> None:
+        for parent in entry.parents:
+            self._waiting_for.setdefault(parent, set()).add(entry.partition_id)

@@ -58,16 +58,13 @@ class Lineage(ScanEntries):
             audited.
 
     Attributes:
+        join: The function that was passed as argument.
         audited: The audit data that was passed as argument.
     """
 
     def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
         super().__init__(entries, audited)
-        self._join = join
-        self._waiting_for: dict[str, set[str]] = {}
-        for entry in self._entries.values():
-            if type(entry) is Waiting:
-                self._index(entry)
+        self.join = join
 
     @classmethod
     def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
@@ -107,7 +104,7 @@ class Lineage(ScanEntries):
 
     def copy(self) -> Lineage:
         """Return a copy of this lineage; changing the copy does not change the original."""
-        return Lineage(self._entries.values(), self._join, self.audited)
+        return Lineage(self._entries.values(), self.join, self.audited)
 
     def start(self, partition_id: str) -> bool:
         """Start a child without waiting for its parents any longer; return False while it waits for a scan.
@@ -122,7 +119,7 @@ class Lineage(ScanEntries):
             self._entries[partition_id] = entry = attrs.evolve(entry, parents=(plan.partition_id,))
             self._index(entry)
             return False
-        cursor = self._join(partition_id, entry.said)
+        cursor = self.join(partition_id, entry.said)
         del self._entries[partition_id]
         self._entries[partition_id] = Active(partition_id, cursor, listed=entry.listed)
         return True
@@ -353,7 +350,3 @@ class Lineage(ScanEntries):
             if self.start(child_id):
                 started.append(child_id)
         return started
-
-    def _index(self, entry: Waiting) -> None:
-        for parent in entry.parents:
-            self._waiting_for.setdefault(parent, set()).add(entry.partition_id)

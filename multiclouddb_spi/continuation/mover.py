@@ -24,7 +24,7 @@ from multiclouddb_spi.continuation.entry import AwaitingChildren
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.moment import to_micros
 from multiclouddb_spi.continuation.retention import Retention
-from multiclouddb_spi.continuation.watching import due, settle
+from multiclouddb_spi.continuation.watching import settle
 from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.retry import Call
@@ -169,10 +169,6 @@ class Mover:
                 return None
             case _:
                 assert_never(outcome)
-
-    def due(self) -> list[AwaitingChildren]:
-        """Return the partitions whose children must be requested now."""
-        return due(self._feed, self._lineage)
 
     def discover(
         self, entries: Sequence[AwaitingChildren], end: Callable[[str, Outcome], Sequence[str] | None]

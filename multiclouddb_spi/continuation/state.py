@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import AwaitingChildren, Waiting
+from multiclouddb_spi.continuation.entry import AwaitingChildren
 from multiclouddb_spi.continuation.lineage import Join, Lineage
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
@@ -126,8 +126,8 @@ def check_waits(lineage: Lineage) -> None:
     Raises:
         InvalidCursor: Raised if some partitions wait for each other.
     """
-    parents = {entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}
-    if parents and _is_circular(parents):
+    waiting = lineage.waiting()
+    if waiting and _is_circular({entry.partition_id: entry.parents for entry in waiting}):
         raise InvalidCursor("partitions wait for each other")
 
 

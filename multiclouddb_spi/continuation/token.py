@@ -120,25 +120,24 @@ def encode_token(envelope: Envelope) -> str:
         body["w"] = envelope.watermark
     if envelope.skipped:
         body["k"] = [list(item) for item in envelope.skipped]
-    plain = _dumped(body)
+    try:
+        plain = orjson.dumps(body)
+        problem = beyond_bounds(plain)
+    except orjson.JSONEncodeError as error:
+        plain, problem = b"", f"it is not JSON, or nests deeper than {MAX_LEVELS} levels ({error})"
+    if problem is not None:
+        raise _cannot_be_made(envelope, problem)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
     deflated = deflate.compress(plain) + deflate.flush()
     flag, payload = (_DEFLATED, deflated) if len(deflated) < len(plain) else (_PLAIN, plain)
     return _text(flag + zlib.crc32(payload).to_bytes(4, "big") + payload)
 
 
-def _dumped(body: dict[str, Any]) -> bytes:
-    try:
-        plain = orjson.dumps(body)
-        problem = beyond_bounds(plain)
-    except orjson.JSONEncodeError as error:
-        plain, problem = b"", f"it is not JSON, or nests deeper than {MAX_LEVELS} levels ({error})"
-    if problem is None:
-        return plain
-    raise MulticloudDbError(
+def _cannot_be_made(envelope: Envelope, problem: str) -> MulticloudDbError:
+    return MulticloudDbError(
         f"{_FIELD}: cannot be made ({problem}); if the feed is too large, read its partitions one by one "
-        f"with client.plan_partitions; if a position nests too deep, the provider must write it as text",
-        ErrorDetail(ErrorCategory.PERMANENT_FAILURE, provider=str(body["p"]), operation="read_changes"),
+        "with client.plan_partitions; if a position nests too deep, the provider must write it as text",
+        ErrorDetail(ErrorCategory.PERMANENT_FAILURE, provider=envelope.provider_id, operation="read_changes"),
     )
 
 

@@ -8,7 +8,7 @@ been read to its end. In most cases the service's listing shows which case appli
 a parent that another reader reads (`Retention.named`). If the listing does not show this, the following rule
 decides:
 
-An undiscovered parent existed before its child was made, so its ancestors had ended by then. So if a
+An undiscovered parent existed before its child was made, so the parent's ancestors had already ended. So if a
 partition was read past the time at which the child was named, and has not ended, it leads to no undiscovered
 parent. Nor does a partition that was asked after that time and had no more records.
 
@@ -34,8 +34,8 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 class UndiscoveredParents:
     """The children of a lineage that wait only for undiscovered parents.
 
-    Each call makes its own instance before it reads. A child starts at once if the positions show that its
-    wait would never end.
+    Each call of a feed without audits makes its own instance before it reads. A child starts at once if the
+    positions show that its wait would never end.
 
     Args:
         feed: The feed of the lineage.
@@ -44,11 +44,9 @@ class UndiscoveredParents:
 
     def __init__(self, feed: Feed, lineage: Lineage) -> None:
         self._feed, self._lineage = feed, lineage
-        self._before: set[str] = set()
-        if lineage.audited is None:
-            while (child := self._oldest()) is not None and self._is_passed(child):
-                lineage.start(child.partition_id)
-            self._before = {child.partition_id for child in _waiting_for_undiscovered(lineage)}
+        while (child := self._oldest()) is not None and self._is_passed(child):
+            lineage.start(child.partition_id)
+        self._before = {child.partition_id for child in _waiting_for_undiscovered(lineage)}
 
     def settle(self) -> bool:
         """Start a child whose wait would never end.
@@ -84,10 +82,5 @@ class UndiscoveredParents:
 
 
 def _waiting_for_undiscovered(lineage: Lineage) -> list[Waiting]:
-    """Return the children without a parent in the lineage.
-
-    The result is empty if audits find the missed partitions of this feed.
-    """
-    if lineage.audited is not None:
-        return []
+    """Return the children without a parent in the lineage."""
     return [child for child in lineage.waiting() if not any(parent in lineage for parent in child.parents)]

@@ -20,7 +20,7 @@ from multiclouddb_spi.continuation.entry import AwaitingChildren
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
 
-__all__ = ["due", "is_due", "is_over", "looked", "pause_after", "settle"]
+__all__ = ["is_due", "is_over", "looked", "pause_after", "settle"]
 
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 120.0
@@ -68,16 +68,6 @@ def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
         looks = _looks.get(feed)
         last = None if looks is None else looks.get((entry.partition_id, entry.watched))
     return last is None or time.monotonic() - last >= pause_after(entry.watched)
-
-
-def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
-    """Return the partitions whose children the engine must search for now.
-
-    Args:
-        feed: The feed of the lineage.
-        lineage: The lineage.
-    """
-    return [entry for entry in lineage.awaiting_children() if is_due(feed, entry)]
 
 
 def is_over(entry: AwaitingChildren, seconds: float) -> bool:

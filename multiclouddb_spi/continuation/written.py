@@ -24,14 +24,14 @@ class Written:
 
     Attributes:
         envelope: The token without its state.
-        state: The state.
+        state: The state. Only the call that has taken the token may change it.
     """
 
     envelope: Envelope
     state: Lineage
 
     def lineage(self, join: Join) -> Lineage:
-        """Return the lineage as if it had been parsed from the token.
+        """Return the state, which is the same as if it were parsed from the token.
 
         Args:
             join: `Feed.join`.
@@ -39,9 +39,10 @@ class Written:
         Raises:
             InvalidCursor: Raised if partitions wait for each other, as for a parsed token.
         """
-        lineage = Lineage(self.state, join, self.state.audited)
-        check_waits(lineage)
-        return lineage
+        self.state.join = join
+        if self.state.waiting():
+            check_waits(self.state)
+        return self.state
 
 
 class WrittenTokens:
@@ -69,25 +70,20 @@ class WrittenTokens:
             lineage: The state in it.
         """
         with self._lock:
-            self._remove(token)
+            if token not in self._written:  # the same token has the same entries
+                self._entries += len(lineage)
             self._written[token] = Written(attrs.evolve(envelope, state=None), lineage)
-            self._entries += len(lineage)
             while len(self._written) > _MOST_TOKENS or self._entries > _MOST_ENTRIES:
-                self._remove(next(iter(self._written)))
+                self._entries -= len(self._written.popitem(last=False)[1].state)
 
     def take(self, token: str) -> Written | None:
         """Remove and return the lineage of a token; or None."""
         with self._lock:
-            written = self._remove(token)
+            written = self._written.pop(token, None)
+            if written is not None:
+                self._entries -= len(written.state)
         if written is not None and self.checks:
             _check(token, written)
-        return written
-
-    def _remove(self, token: str) -> Written | None:
-        """The caller holds the lock."""
-        written = self._written.pop(token, None)
-        if written is not None:
-            self._entries -= len(written.state)
         return written
 
 

@@ -36,6 +36,7 @@ from multiclouddb_spi.continuation.mover import Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.continuation.state import lineage_from_json
+from multiclouddb_spi.continuation.watching import is_due
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -217,7 +218,7 @@ class Planner:
         after = before.copy()
         self._skipped: list[str] = []
         mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
-        if entries := mover.due():
+        if entries := [entry for entry in after.awaiting_children() if is_due(self._feed, entry)]:
             mover.discover(entries, partial(_end, mover))
         late = self._audit(after, mover, deadline)
         heads = self._heads(mover, wanted, max_records, deadline, target)

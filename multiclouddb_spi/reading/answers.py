@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
@@ -15,6 +16,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.mover import Moved, Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.state import Retired, retired
+from multiclouddb_spi.continuation.watching import is_due
 from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import RecordFault
@@ -68,10 +70,14 @@ class Answers(Generic[T]):
     ) -> None:
         self._feed, self._lineage, self._turns, self._view = feed, lineage, turns, view
         self._fetcher, self._observing, self._deadline = context.fetcher, context.observing, deadline
-        self._on_expired, self._single = on_expired, single
-        self._mover = Mover(feed, lineage, context.fetcher.call, deadline, context.watch_seconds)
+        self._watch_seconds, self._on_expired, self._single = context.watch_seconds, on_expired, single
         self._discovered = set[str]()
         self.result: PollResult[T] = PollResult(turns, limit)
+
+    @cached_property
+    def _mover(self) -> Mover:
+        feed, deadline = self._feed, self._deadline
+        return Mover(feed, self._lineage, self._fetcher.call, deadline, self._watch_seconds)
 
     def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
         """Return the batch of a fetch, and add its cost to the result.
@@ -135,7 +141,8 @@ class Answers(Generic[T]):
 
     def discover(self) -> list[str]:
         """Ask once for more children of the ended partitions that are due."""
-        entries = self._mover.due()
+        ended = self._lineage.awaiting_children()
+        entries = [entry for entry in ended if is_due(self._feed, entry)] if ended else []
         if not entries:
             return []
         asked = [self._turns.of(entry.partition_id) for entry in entries]

@@ -97,7 +97,7 @@ class Fetcher:
 
     def start(self, live: PartitionReader, ask: Ask) -> None:
         """Start a fetch; its future is `live.future`."""
-        live.hold_ask(ask.reserve)
+        live.hold(ask.reserve)
         live.asked_at = time.monotonic()
         live.future = self._submit(self._fetch, live, ask)
 

@@ -63,7 +63,9 @@ class Fetches:
         """Return whether one more partition can be read now; this may change which partition comes first."""
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
-        return self._has_room() or self._may_ask_without()
+        reserve = max(self._share, self._budget.expected)
+        fits = self._budget.used + reserve <= self._budget.limit
+        return fits or self._make_room(reserve) or self._may_ask_without()
 
     def _full(self) -> bool:
         """Return whether enough partitions are being read.
@@ -79,15 +81,12 @@ class Fetches:
             self._slow_from = min(fresh, default=now) + HEAD_SECONDS
         return len(fresh) >= self._context.width
 
-    def _has_room(self) -> bool:
-        """Return whether enough bytes are left for one more answer.
+    def _make_room(self, reserve: int) -> bool:
+        """Evict other readers' records; return whether enough bytes are left then for one more answer.
 
         Records that this call or another consumer will return next are not evicted: waiting until they are
         returned costs less than fetching them again.
         """
-        reserve = max(self._share, self._budget.expected)
-        if self._budget.over(reserve) <= 0:
-            return True
         if not self._no_room:  # no room was found once, so there is none for the rest of this call
             self._no_room = not self._cache.make_room(reserve, self._in_use)
         return self._budget.over(reserve) <= 0

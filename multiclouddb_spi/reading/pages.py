@@ -189,12 +189,12 @@ class Pages:
         elif not len(lineage):
             raise ProviderFault(_NOTHING_LEFT)
         now = None if result.idle else self._feeds.soon(session.feed, deadline)
-        nearest = min(result.turns, key=attrgetter("headroom"), default=None)
-        if nearest is not None and nearest.headroom < self._headroom_warning:
+        nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
+        headroom = math.inf if nearest is None else nearest.headroom
+        if nearest is not None and headroom < self._headroom_warning:
             self._warn(session, nearest)
-        diagnostics = diagnose(
-            session.feed, self._fetcher, state, result, watermark, now, time.monotonic() - began
-        )
+        elapsed = time.monotonic() - began
+        diagnostics = diagnose(session.feed, self._fetcher, state, result, watermark, now, headroom, elapsed)
         return Reading(
             tuple(result.values),
             self._page(

@@ -113,21 +113,23 @@ class PartitionReader:
         self.proven = False
         self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
-    def hold_ask(self, nbytes: int) -> None:
-        """Reserve bytes for the running fetch, or for its batch until the fetch has finished."""
+    def hold(self, ask: int | None = None, batch: int | None = None) -> None:
+        """Change the bytes that this reader holds in the budget; None changes nothing.
+
+        Args:
+            ask: The bytes reserved for the running fetch, or of its batch until the fetch has landed.
+            batch: The bytes of the batch that has landed.
+        """
         with self._budget.lock:
-            self._budget.used += nbytes - self._held_ask
-            self._held_ask = nbytes
+            before = self._held_ask + self._held_batch
+            self._held_ask = self._held_ask if ask is None else ask
+            self._held_batch = self._held_batch if batch is None else batch
+            self._budget.used += self._held_ask + self._held_batch - before
 
     def fetched(self, asked: int, nbytes: int) -> None:
         """Record that the running fetch has received its answer."""
-        self.hold_ask(nbytes)
+        self.hold(nbytes)
         self._budget.learn(asked, nbytes)
-
-    def _hold_batch(self, nbytes: int) -> None:
-        with self._budget.lock:
-            self._budget.used += nbytes - self._held_batch
-            self._held_batch = nbytes
 
     def nbytes(self) -> int:
         """The bytes that this reader holds, including those of its running fetch."""
@@ -168,8 +170,7 @@ class PartitionReader:
         self.batch, self.taken = future.result(), 0
         self.fetches += 1
         self.position = self.batch.end
-        self.hold_ask(0)
-        self._hold_batch(self.batch.nbytes)
+        self.hold(ask=0, batch=self.batch.nbytes)
         return self.batch
 
     def has_more(self, batch: Batch) -> bool:
@@ -187,7 +188,7 @@ class PartitionReader:
     def used_up(self) -> None:
         """Record that all fetched records have been returned."""
         self.batch, self.taken = None, 0
-        self._hold_batch(0)
+        self.hold(batch=0)
 
     def discard(self) -> None:
         """Free everything; an unfinished fetch is cancelled, and the reader is closed when the fetch ends."""
@@ -204,4 +205,4 @@ class PartitionReader:
 
     def _ended(self) -> None:
         self.drop_reader()
-        self.hold_ask(0)
+        self.hold(ask=0)

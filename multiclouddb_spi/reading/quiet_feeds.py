@@ -21,7 +21,6 @@ from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.fetcher import closed_fault
 from multiclouddb_spi.reading.waiting import Waiting
 
 __all__ = ["Check", "QuietFeeds"]
@@ -94,7 +93,7 @@ class QuietFeeds:
             wait: The number of seconds to wait for a first event.
             deadline: The time limit of the call.
         """
-        known = self._known(request, spec)
+        known = self._known(request, spec) if self._idle else None
         if known is None:
             return Check(wait)
         with closing(self._open_feed(spec, deadline)) as opened:
@@ -102,7 +101,7 @@ class QuietFeeds:
             if feed is not known.feed:
                 return Check(wait)
             assert isinstance(feed, SupportsChangeMark)
-            ask, waiting, requests = feed.change_mark, Waiting(deadline, wait, feed.longest_wait()), 0
+            ask, waiting, requests = feed.change_mark, Waiting(deadline, wait), 0
             while True:
                 # Most of the call's time is left for the reading, in case the service does not answer.
                 soon = deadline.sooner(min(_MARK_SECONDS, deadline.remaining() / 4))
@@ -117,8 +116,7 @@ class QuietFeeds:
                     return Check(left, None, feed, mark)
                 if not left:
                     return Check(0.0, self._again(known, requests, time.monotonic() - waiting.began))
-                if self._context.closed.wait(waiting.before_round()):
-                    raise closed_fault()
+                self._context.pause(waiting.before_round())
                 waiting.begin_round()
 
     def note(
@@ -147,7 +145,7 @@ class QuietFeeds:
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
         """Return the idle page that ended with the token of a request, unless an audit is due."""
         position = request.start_position
-        if not self._idle or not isinstance(position, FromContinuationToken):
+        if not isinstance(position, FromContinuationToken):
             return None
         with self._lock:
             known = self._idle.get(position.token)

@@ -6,13 +6,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from random import Random
 from typing import Final, TypeAlias
 
 import orjson
 
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.reading.crowd import Crowd
 from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
 
 __all__ = ["ReaderCache"]
@@ -22,6 +22,8 @@ _IDLE_SECONDS: Final = 60.0
 _RESTING_SECONDS: Final = 10.0
 # New readers get one part in 32 of a full cache.
 _PASSING_PART: Final = 32
+# The sequence is always the same, so that two runs of one program keep the same readers.
+_dice: Final = Random(0)
 
 _Place: TypeAlias = tuple[int, str, bytes]
 
@@ -53,7 +55,7 @@ class ReaderCache:
         self._resident: OrderedDict[PartitionReader, _Place] = OrderedDict()
         self._passing: OrderedDict[PartitionReader, _Place] = OrderedDict()
         self._places: dict[_Place, list[PartitionReader]] = {}
-        self._crowds: dict[tuple[int, str], Crowd[PartitionReader]] = {}
+        self._crowds: dict[tuple[int, str], _Crowd] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -88,7 +90,7 @@ class ReaderCache:
         Readers named in `in_use` count as used now, because with many partitions one round takes longer than
         a minute.
         """
-        if self._budget.over() > 0:
+        if self._budget.used > self._budget.limit:
             self.make_room(0, in_use)
         now, gone = time.monotonic(), list[PartitionReader]()
         with self._lock:
@@ -151,10 +153,11 @@ class ReaderCache:
 
     def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
         """Add a reader; return the readers that are removed to make room."""
-        twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
-        gone = [self._taken(twin) for twin in twins]
+        gone = list[PartitionReader]()
+        if place in self._places and not reader.proven:
+            gone += [self._taken(twin) for twin in tuple(self._places[place]) if not twin.proven]
         self._places.setdefault(place, []).append(reader)
-        crowd = self._crowds.setdefault(place[:2], Crowd())
+        crowd = self._crowds.setdefault(place[:2], _Crowd())
         surplus = crowd.add(reader, self._most_of_one, proven=reader.proven)
         stays = reader.proven or len(self._resident) < self._residents
         (self._resident if stays else self._passing)[reader] = place
@@ -177,3 +180,35 @@ class ReaderCache:
                     break
                 found.append(reader)
         return found
+
+
+class _Crowd:
+    """The cached readers of one partition; a reader belongs to an active consumer, or its consumer has left.
+
+    A reader is called proven if its consumer has come back to it. A consumer that continues in another
+    process never comes back. So the cache first closes a random reader among those that are not proven. If
+    the cache closed the oldest reader first, consumers that take turns would always find their reader just
+    closed. At most seven eighths of the readers are proven, so there is room for new consumers when old
+    consumers have stopped.
+    """
+
+    __slots__ = ("_new", "_proven")
+
+    def __init__(self) -> None:
+        self._new: dict[PartitionReader, None] = {}
+        self._proven: OrderedDict[PartitionReader, None] = OrderedDict()
+
+    def add(self, reader: PartitionReader, most: int, *, proven: bool) -> PartitionReader | None:
+        """Cache one more reader; if there are more than `most`, return the reader to close."""
+        (self._proven if proven else self._new)[reader] = None
+        if len(self._new) + len(self._proven) <= most:
+            return None
+        while len(self._proven) > most * 7 // 8:
+            self._new[self._proven.popitem(last=False)[0]] = None
+        return _dice.choice(list(self._new))
+
+    def remove(self, reader: PartitionReader) -> bool:
+        """Remove a reader that is now in use or closed; return whether it was the last reader."""
+        self._new.pop(reader, None)
+        self._proven.pop(reader, None)
+        return not (self._new or self._proven)

@@ -68,11 +68,8 @@ class PollResult(Generic[T]):
 
     def full(self) -> bool:
         """True if the page has no place left."""
-        return self.count >= self.limit or self.ended or self.stopped()
-
-    def places(self) -> int:
-        """Return how many more records fit on the page."""
-        return self.limit - self.count
+        full = self.count >= self.limit or self.ended
+        return full or bool(self.failure or self.poison or self.retired or self.over)
 
     def in_hand(self) -> bool:
         """True if there is something to put on a page."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from enum import Enum, auto
 
@@ -93,6 +93,7 @@ class Turns:
         lineage: A function that returns the position of each partition.
 
     Attributes:
+        all: The partitions of the call in any stage.
         due: Partitions that are read when their turn comes.
         asked: Partitions that are being read.
         paced: Partitions that are read later.
@@ -104,7 +105,7 @@ class Turns:
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._turns: dict[str, Turn] = {}
+        self.all: dict[str, Turn] = {}
         self.due, self.asked = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.failed: dict[str, Turn] = {}
@@ -113,23 +114,16 @@ class Turns:
             Stage.DUE: self.due, Stage.ASKED: self.asked, Stage.PACED: self.paced, Stage.HELD: self.held,
         }  # fmt: skip
 
-    def __iter__(self) -> Iterator[Turn]:
-        return iter(self._turns.values())
-
     def of(self, partition_id: str) -> Turn:
         """Return the record of the partition; make a new record if there is none."""
-        turn = self._turns.get(partition_id)
+        turn = self.all.get(partition_id)
         if turn is None:
-            turn = self._turns[partition_id] = Turn(partition_id)
+            turn = self.all[partition_id] = Turn(partition_id)
         return turn
-
-    def find(self, partition_id: str) -> Turn | None:
-        """Return the record of the partition, or None."""
-        return self._turns.get(partition_id)
 
     def position(self, partition_id: str) -> Cursor | None:
         """Return the call's position in a partition; None if the call does not read the partition."""
-        turn = self._turns.get(partition_id)
+        turn = self.all.get(partition_id)
         if turn is None or turn.stage is Stage.UNASKED or partition_id not in self._lineage:
             return None
         return self._lineage.cursor(partition_id)
@@ -137,7 +131,7 @@ class Turns:
     def quiet(self) -> set[str]:
         """Return the partitions without records: the service said so, or a fetch waits for new records."""
         found = set[str]()
-        for name, turn in self._turns.items():
+        for name, turn in self.all.items():
             waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
             if turn.silent or waits:
                 found.add(name)
@@ -153,12 +147,12 @@ class Turns:
         for partition_id in partition_ids:
             turn = self.of(partition_id)
             if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
-                self._move(turn, Stage.DUE)
+                self.move(turn, Stage.DUE)
 
     def launched(self, turn: Turn, reader: PartitionReader, *, waits: bool) -> None:
         """Record that the fetch of a partition is running."""
         turn.reader, turn.awaited, turn.silent = reader, turn.silent and waits, False
-        self._move(turn, Stage.ASKED)
+        self.move(turn, Stage.ASKED)
 
     def landed(self, turn: Turn) -> PartitionReader:
         """Record that a fetch has an answer.
@@ -168,27 +162,19 @@ class Turns:
         reader = turn.reader
         assert reader is not None
         # The order matters: after an interruption in between, every asked partition must still have a reader.
-        self._move(turn, Stage.ANSWERED)
+        self.move(turn, Stage.ANSWERED)
         turn.reader, turn.awaited = None, False
         return reader
 
     def pace(self, turn: Turn, not_before: float) -> None:
         """Read the partition later, because reading is not useful before `not_before`."""
         turn.not_before = not_before
-        self._move(turn, Stage.PACED)
+        self.move(turn, Stage.PACED)
 
     def ask_paced(self) -> None:
         """Mark those paced partitions as due whose time has come."""
         now = time.monotonic()
         self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
-
-    def hold(self, turn: Turn) -> None:
-        """Leave the remaining records of the partition for a later page."""
-        self._move(turn, Stage.HELD)
-
-    def gone(self, turn: Turn) -> None:
-        """Record that the partition has left the lineage, so that it is not read any more."""
-        self._move(turn, Stage.ANSWERED)
 
     def fail(self, turn: Turn, error: Exception) -> None:
         """Record that the read of the partition has failed."""
@@ -205,7 +191,8 @@ class Turns:
         self.served.pop(turn.partition_id, None)
         self.served[turn.partition_id] = None
 
-    def _move(self, turn: Turn, stage: Stage) -> None:
+    def move(self, turn: Turn, stage: Stage) -> None:
+        """Move a partition to another stage, behind those that are there."""
         if turn.stage in self._at:
             self._at[turn.stage].pop(turn.partition_id)
         turn.stage = stage

@@ -26,7 +26,6 @@ class Waiting:
     Args:
         deadline: The time limit of the call.
         wait: The number of seconds to wait for a first record.
-        longest: The number of seconds that one fetch may wait.
 
     Attributes:
         began: The time at which the call began.
@@ -37,9 +36,9 @@ class Waiting:
         rounds: How often all partitions were read again.
     """
 
-    def __init__(self, deadline: Deadline, wait: float, longest: float) -> None:
+    def __init__(self, deadline: Deadline, wait: float) -> None:
         self.began = now = time.monotonic()
-        self._deadline, self._longest = deadline, longest
+        self._deadline = deadline
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
         self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
@@ -47,9 +46,13 @@ class Waiting:
         self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
         self._lingering: float | None = None
 
-    def of_fetch(self) -> float:
-        """Return how long a read may block for new records; 0 in the first round."""
-        return max(0.0, min(self._longest, self.until - time.monotonic())) if self.rounds else 0.0
+    def of_fetch(self, longest: float) -> float:
+        """Return how long a read may block for new records; never called in the first round.
+
+        Args:
+            longest: The number of seconds that one fetch may wait.
+        """
+        return max(0.0, min(longest, self.until - time.monotonic()))
 
     def for_head(self) -> float:
         """Return how much longer to wait for the first partition in the queue."""

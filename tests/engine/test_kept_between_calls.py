@@ -47,7 +47,7 @@ class TestReaders:
         reader.proven = True
         if nbytes:
             reader.batch = object()
-            reader.hold_ask(nbytes)
+            reader.hold(nbytes)
         return reader
 
     def test_of_two_at_one_position_the_one_that_comes_next_says_what_is_held(

@@ -382,21 +382,21 @@ class TestLive:
     def test_bytes_add_up_when_two_threads_account_at_once(self, live):
         def account():
             for number in range(3000):
-                live.hold_ask(number % 7)
+                live.hold(number % 7)
 
         together(*[account for _ in range(4)])
-        live.hold_ask(0)
+        live.hold(0)
         assert live._budget.used == 0
 
     def test_fetch_that_ends_while_it_is_discarded_gives_its_bytes_back(self, live):
         class JustDone(Future):
             def done(self):
                 if not super().done():
-                    live.hold_ask(500)
+                    live.hold(500)
                     self.set_result(None)
                 return True
 
-        live.hold_ask(100)
+        live.hold(100)
         live.future = JustDone()
         live.open()
         live.discard()
@@ -405,7 +405,7 @@ class TestLive:
         assert live.feed.calls.open_readers == 0
 
     def test_discarded_twice_is_fine(self, live):
-        live.hold_ask(100)
+        live.hold(100)
         live.open()
         live.discard()
         live.discard()
@@ -416,7 +416,7 @@ class TestLive:
         future = Future()
         future.set_running_or_notify_cancel()
         live.future = future
-        live.hold_ask(100)
+        live.hold(100)
         live.open()
         live.discard()
         assert live.feed.calls.cancels == 1

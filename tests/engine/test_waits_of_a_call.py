@@ -36,11 +36,11 @@ class TestRounds:
         return clock
 
     def test_the_pause_between_two_is_no_longer_than_the_call_waits(self, clock):
-        times = Waiting(Deadline(clock.now + 60), 0.001, 1.0)
+        times = Waiting(Deadline(clock.now + 60), 0.001)
         assert times.before_round() == pytest.approx(0.001)
 
     def test_the_time_that_a_round_took_is_part_of_the_pause(self, clock):
-        times = Waiting(Deadline(clock.now + 60), 30.0, 1.0)
+        times = Waiting(Deadline(clock.now + 60), 30.0)
         assert times.before_round() == pytest.approx(0.002)  # then most services wait themselves
         times.begin_round()
         assert times.before_round() == pytest.approx(0.02)

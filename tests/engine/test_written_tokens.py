@@ -1,16 +1,19 @@
 """Tests that a token that this process has written is not parsed again, and means the same as its text."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from multiclouddb_api import EntireCollection, ErrorCategory, MulticloudDbError, PhysicalPartition
 from multiclouddb_conformance.simulation import ServiceBehaviour
 from multiclouddb_conformance.simulation.view import View
-from multiclouddb_spi import session_opener
+from multiclouddb_spi import ProviderFault, session_opener
 from multiclouddb_spi.continuation import written as written_module
 from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.token import Envelope, decode_token
 from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.reading.pages import Pages
 
 
 @pytest.fixture
@@ -77,6 +80,31 @@ def test_partitions_that_wait_for_each_other_are_refused(make_bench, monkeypatch
     assert refused.value.category is ErrorCategory.INVALID_REQUEST
 
 
+def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, monkeypatch):
+    """The call changes the kept lineage itself, so no later call may find it under the same token."""
+    first = bench.page(size=7)
+
+    def fails(*_):
+        raise ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, "no page")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Pages, "reading", fails)
+        for _ in range(3):
+            bench.refused(ErrorCategory.PERMANENT_FAILURE, first.continuation_token, match="no page")
+    rest, _ = bench.drain(first.continuation_token, size=7)
+    assert sorted(event.event_id for event in [*first.events, *rest]) == sorted(bench.written())
+
+
+def test_two_calls_with_one_token_change_nothing_for_each_other(bench):
+    """Only the first of them gets the kept lineage."""
+    token = bench.page(size=7).continuation_token
+    with ThreadPoolExecutor(4) as pool:
+        pages = list(pool.map(lambda _: bench.page(token, size=7), range(12)))
+    for page in pages:
+        rest, _ = bench.drain(page.continuation_token, size=7)
+        assert len({event.event_id for event in [*page.events, *rest]}) == len(bench.written()) - 7
+
+
 def test_it_is_still_refused_where_it_does_not_belong(bench):
     token = bench.page(size=7).continuation_token
     scope = PhysicalPartition(bench.partitions()[0])
@@ -129,13 +157,6 @@ class TestWhatIsKept:
         tokens.keep(*self.made(1))
         assert tokens.take("token-1").lineage(max).cursor("p0") == 1
         assert tokens.take("token-1") is None
-
-    def test_a_change_of_the_lineage_does_not_change_what_is_kept(self):
-        tokens = WrittenTokens()
-        tokens.keep(*self.made(1))
-        written = tokens.take("token-1")
-        written.lineage(max).advance("p0", 7)
-        assert written.lineage(max).cursor("p0") == 1
 
     def test_the_oldest_go_first(self):
         tokens = WrittenTokens()

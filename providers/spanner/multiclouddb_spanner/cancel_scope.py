@@ -19,7 +19,7 @@ class CancelScope:
         self._call: Any = None
 
     def take(self, call: Any) -> None:
-        """Remember the call that is running now.
+        """Store the call that is running now.
 
         Args:
             call: The gRPC call.
@@ -29,7 +29,7 @@ class CancelScope:
             call.cancel()
 
     def cancel(self) -> None:
-        """Cancel the running call, and every later one."""
+        """Cancel the running call and every later call."""
         self._cancelled.set()
         call = self._call
         if call is not None:
@@ -39,7 +39,7 @@ class CancelScope:
         """Raise an error if the call was cancelled.
 
         Raises:
-            ProviderFault: `TRANSIENT_FAILURE`.
+            ProviderFault: `TRANSIENT_FAILURE` if the call was cancelled.
         """
         if self._cancelled.is_set():
             raise cancelled()

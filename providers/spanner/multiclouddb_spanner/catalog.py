@@ -35,7 +35,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
 _DEFAULT_CAPTURE: Final = "OLD_AND_NEW_VALUES"
 _WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
-# With the last option, the writer may keep a transaction out of the stream.
+# With the last option, a writer can exclude a transaction from the stream.
 _EXCLUDES: Final = (
     "exclude_insert",
     "exclude_update",

@@ -1,4 +1,4 @@
-"""The calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
+"""Makes the calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
 
 The vendor library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore
 queries use the transport of the vendor's client directly, with the same channel, credentials and
@@ -35,7 +35,8 @@ INT64: Final = int(TypeCode.INT64)
 STRING: Final = int(TypeCode.STRING)
 TIMESTAMP: Final = int(TypeCode.TIMESTAMP)
 
-_SESSION_SECONDS: Final = 20 * 3600  # the service keeps a session for 28 days, and asks for a new one weekly
+# The service keeps a session for 28 days, and asks for a new session every week.
+_SESSION_SECONDS: Final = 20 * 3600
 _LOOK_SECONDS: Final = 0.1
 _DELETE_SECONDS: Final = 0.5
 
@@ -77,7 +78,7 @@ class Answer:
             self._client.over(self._call)
 
     def cancel(self) -> None:
-        """Cancel the call; idempotent, from any thread."""
+        """Cancel the call. Any thread may call this, even twice."""
         self._call.cancel()
         self._client.over(self._call)
 
@@ -121,7 +122,7 @@ class DatabaseClient:
 
         Args:
             sql: The query.
-            parameters: Name → value.
+            parameters: Maps each name to its value.
             deadline: The time at which gRPC ends the call.
             scope: Through it, another thread can cancel the call.
             read_timestamp: True if the answer must contain the time of the read.
@@ -205,7 +206,7 @@ class DatabaseClient:
         parameters: Mapping[str, Parameter] | None = None,
         at: int | None = None,
     ) -> list[list[Any]]:
-        """Return all rows of a query; a value is a text, a bool or None.
+        """Return all rows of a query. A value is a text, a bool or None.
 
         Args:
             sql: The query.
@@ -286,8 +287,7 @@ class DatabaseClient:
     def _create(self, deadline: Deadline, scope: CancelScope) -> tuple[str, bool, float]:
         """Create a session.
 
-        If the server supports it, the session is multiplexed, for many
-        queries at the same time.
+        If the server supports this, the session is multiplexed, so many queries can use it at the same time.
         """
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True

@@ -16,7 +16,8 @@ __all__ = ["Clock"]
 
 _LOOK_SECONDS: Final = 0.1
 _KEPT_SECONDS: Final = 600.0
-# How much faster than this machine's clock the service's may run, and how far commits may be ahead of it.
+# The factor by which the service's clock may run faster than this machine's clock, and the microseconds by
+# which commits may be ahead of it.
 _DRIFT: Final = 1.0001
 _AHEAD: Final = 5_000
 
@@ -31,8 +32,8 @@ class _Turn:
 class Clock:
     """The service's clock.
 
-    The service's clock: no commit that was acknowledged before a request is later than the answer. Threads
-    that ask while a call is running share the next call.
+    No commit that was acknowledged before a request is later than the answer. Threads that ask while a call
+    is running share the next call.
 
     Args:
         asked: A function that asks the service; it returns microseconds since 1970.
@@ -100,9 +101,9 @@ class Clock:
     def ahead(self) -> int | None:
         """Return a time slightly ahead of the service's clock, without a call.
 
-        None if the last answer is too old. The answer of a call is the service's time at some point after the
-        call was sent. This machine's clock stops while the machine sleeps. A caller that waits for the
-        returned time detects this.
+        Return None if the last answer is too old. The answer of a call is the service's time at some point
+        after the call was sent. This machine's clock stops while the machine sleeps. A caller that waits for
+        the returned time detects this.
         """
         answer = self._answer
         if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:

@@ -2,8 +2,8 @@
 
 For a small table, the keys are counted and divided evenly. A large table is divided where the service would
 divide a read: at the first key of each part. The parts themselves are bound to a transaction, but a segment
-must be valid for days. Therefore only those first keys are used. Whatever these keys are, the ranges between
-them contain every key exactly once.
+must be valid for days. Therefore only the first keys of the parts are used. The ranges between any chosen
+keys contain every key exactly once.
 """
 
 from __future__ import annotations

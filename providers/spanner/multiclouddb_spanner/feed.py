@@ -61,7 +61,7 @@ class SpannerFeed(Feed):
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """Return the present time of the service."""
+        """Return the current time of the service."""
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
@@ -100,7 +100,7 @@ class SpannerFeed(Feed):
     def _alive_before(self, at: int, deadline: Deadline) -> list[str] | None:
         """Return the partitions that were alive just before a time.
 
-        None if the stream keeps no changes that old.
+        Return None if the stream no longer keeps changes of that time.
         """
         try:
             return self._source.partitions(at - 1, deadline, self._scope)
@@ -125,7 +125,7 @@ class SpannerFeed(Feed):
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """Return the partitions that are alive now.
 
-        The service does not report their parents, nor partitions that have ended.
+        The service reports neither their parents nor partitions that have ended.
         """
         names = self._listed(self._now(deadline), deadline)
         return [Partition(name, (), PartitionState.OPEN) for name in names]
@@ -133,7 +133,7 @@ class SpannerFeed(Feed):
     def longest_wait(self) -> float:
         """Return how long a query waits in the service until its window ends.
 
-        A long wait means few queries, at no cost.
+        A long wait needs fewer queries and costs nothing.
         """
         return 5.0
 
@@ -162,18 +162,18 @@ class SpannerFeed(Feed):
         )
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """See `SupportsSnapshot.snapshot`."""
+        """Plan a snapshot (see `SupportsSnapshot.snapshot`)."""
         seeds = self.start(Now(), None, deadline)
         return plan_scan(self._scans, seeds, segments, deadline, self._scope)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Return the next segments; the plan contains their bounds."""
+        """Return the next segments. The plan contains their bounds."""
         return cut(cursor, count)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the present end of each partition that is alive now.
+        """Return the current end of each partition that is alive now.
 
         The service cannot count or limit records. Therefore a head with a limit on its records, and the end
         of a partition, can only be found by reading, which the planner does. Without a limit, the partitions
@@ -222,19 +222,19 @@ class SpannerFeed(Feed):
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare commit timestamps, and if they are equal, the changes that were delivered."""
+        """Compare commit timestamps. If they are equal, compare which of their changes were delivered."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return the remaining part of these partitions.
+        """Return the positions at which reading of the given partitions can resume.
 
         For a partition that no longer exists, the result is all partitions that are alive at the oldest
         readable time.
 
-        The service does not tell which of them are descendants. Reading a partition that is not a descendant
-        repeats changes, but leaving out a descendant would lose changes.
+        The service does not report which of them are descendants. Reading a partition that is not a
+        descendant repeats changes, but leaving out a descendant would lose changes.
         """
         return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._scope)
 

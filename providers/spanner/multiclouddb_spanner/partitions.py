@@ -1,4 +1,4 @@
-"""Finds start positions for partitions that no parent has named: missed ones, and those left by retention."""
+"""Finds start positions for partitions that no parent has named: missed or left after expiry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def seeds_of_missed(
 ) -> list[Seed]:
     """Return where to start the partitions that an audit found, and their ancestors since the feed started.
 
-    If a parent had been read, it would have named them, so their ancestors were missed as well.
+    If a parent had been read, it would have named the missed partitions. So their ancestors were missed as
+    well.
 
     Args:
         source: The change stream.

@@ -79,7 +79,7 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class SpannerProvider(Provider):
-    """One instance.
+    """The provider for one Spanner instance.
 
     Args:
         client: The vendor's client.
@@ -112,7 +112,7 @@ class SpannerProvider(Provider):
         return SpannerFeed(source, spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the tables of a database, or of all databases of the instance; see `SupportsCollections`."""
+        """Return the tables of a database, or of all databases of the instance: see `SupportsCollections`."""
         names = self._database_names(deadline) if database is None else [database]
         return [
             ResourceAddress(name, table)
@@ -163,7 +163,7 @@ class SpannerProvider(Provider):
 
 
 class SpannerPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 

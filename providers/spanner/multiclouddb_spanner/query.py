@@ -33,8 +33,7 @@ def begin_query(
     Args:
         client: The database.
         info: The change stream.
-        token: The partition; The partition to read; The partition to read; None for the list of the
-            partitions that are alive at `start`.
+        token: The partition to read; None to list the partitions that are alive at `start`.
         start: The time from which to read.
         end: The time up to which to read.
         deadline: The time at which gRPC ends the call.
@@ -78,7 +77,7 @@ def list_partitions(
 
 
 def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
-    """The items of one message. They consist of many objects, and none of them can be garbage yet."""
+    """Return the items of one message. None of their many objects can be garbage yet."""
     with collector_paused():
         return list(parse_rows(rows, table, shapes))
 
@@ -87,7 +86,7 @@ class Window:
     """A query of one partition between two times, both included.
 
     Args:
-        answer: Its answer.
+        answer: The answer to the query.
         table: The table whose changes are requested.
         shapes: The columns of the feed's records, with their converters.
         end: All changes up to this time are returned.
@@ -109,9 +108,9 @@ class Window:
         return self._answer.expires
 
     def next(self) -> list[Item] | None:
-        """Return the records of the next message; None after the last message.
+        """Return the records of the next message, or None after the last message.
 
-        The method blocks until there is a message.
+        The method waits until a message arrives.
 
         Raises:
             Exception: The error that gRPC raised for the query.
@@ -119,5 +118,5 @@ class Window:
         return next(self._messages, None)
 
     def cancel(self) -> None:
-        """End the call; idempotent."""
+        """End the call. A second call does nothing."""
         self._answer.cancel()

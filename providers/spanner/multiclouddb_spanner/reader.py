@@ -38,8 +38,8 @@ _LEAST_SPAN: Final = _SECOND
 _MOST_SPAN: Final = 24 * 3600 * _SECOND
 _FEW: Final = 256
 _SPARE_SECONDS: Final = 0.25
-# Each small page of one partition would query all others again. Therefore an idle partition pauses for ten
-# times the duration of its query.
+# Otherwise each small page of one partition would query all other partitions again. Therefore an idle
+# partition pauses for ten times the duration of its query.
 _LEAST_PAUSE: Final = 0.05
 _MOST_PAUSE: Final = 1.0
 _REST: Final = 10
@@ -90,7 +90,7 @@ class SpannerReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next changes up to the service's present time, or up to `wait` seconds later.
+        """Return the next changes up to the service's current time, or up to `wait` seconds later.
 
         An answer with more changes than requested stays open for the next call, as long as its deadline
         allows.
@@ -144,7 +144,7 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _end_window(self) -> None:
-        """End the window; its changes that were not taken are requested again."""
+        """End the window. Changes that were not taken are requested again later."""
         window, self._window = self._window, None
         if window is not None:
             window.cancel()
@@ -195,7 +195,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes; return their size, and True if none is left."""
+        """Take the available changes. Return their size, and whether none is left."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -311,7 +311,7 @@ class SpannerReader(Reader):
         return attrs.evolve(record, shape=attrs.evolve(shape, whole=False))
 
     def _finish(self, window: Window, taken: list[Change]) -> bool | None:
-        """Handle the end of a window; return True if no change is left."""
+        """Handle the end of a window. Return True if no change is left."""
         children = tuple(self._children.values())
         few, took = self._count < _FEW, time.monotonic() - window.began
         self._end_window()

@@ -39,7 +39,7 @@ from multiclouddb_spi import (
 __all__ = ["SegmentReader"]
 
 Row: TypeAlias = Sequence[Any]
-"""A row: values of protobuf, in the order of the columns, with the key columns first."""
+"""A row: its values in protobuf, in the order of the columns, with the key columns first."""
 
 
 @attrs.frozen(eq=False)
@@ -55,15 +55,15 @@ class _Rows:
     width: int
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return len(self.values) // self.width
 
     def row(self, index: int) -> Row:
-        """One row."""
+        """Return one row."""
         return self.values[index * self.width : (index + 1) * self.width]
 
     def part(self, start: int, stop: int) -> _Rows:
-        """The rows from `start` to `stop`."""
+        """Return the rows from `start` to `stop`."""
         return _Rows(self.values[start * self.width : stop * self.width], self.width)
 
 
@@ -97,7 +97,7 @@ class _Columns:
         return cls(shape_of(kinds), tuple(kind["code"] for _, kind in kinds))
 
     def values(self, rows: _Rows) -> list[list[Any]]:
-        """Rows by column, as Python values."""
+        """Return the rows by column, as Python values."""
         return [self._converted(index, rows.values[index :: rows.width]) for index in range(rows.width)]
 
     def _converted(self, index: int, column: Sequence[Any]) -> list[Any]:
@@ -132,7 +132,7 @@ class _Mapper(Mapper):
 
     Attributes:
         view: The properties that all events of the segment share.
-        span: The segment. The position of the segment; its `after` has no meaning here.
+        span: The segment. Its `after` has no meaning here.
         columns: The columns of the rows.
     """
 
@@ -204,8 +204,7 @@ class SegmentReader(Reader):
         self._view, self._span = view, span
         self._scope = CancelScope()
         self._outcome: Outcome = Continue()
-        # The answer: the rows that were received, the number of them that were taken, their size, and the
-        # last key.
+        # The state of the answer: the received rows, the number of taken rows, their size, and the last key.
         self._answer: Answer | None = None
         self._messages: Iterator[_Rows] = iter(())
         self._kept = False
@@ -220,10 +219,9 @@ class SegmentReader(Reader):
         self._source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows.
+        """Return the next rows.
 
-        Return the next rows; an answer with more rows than requested stays open for the next call, as long as
-        its deadline allows.
+        An answer with more rows than requested stays open for the next call, as long as its deadline allows.
         """
         self._scope.check()
         begin = self._span.cursor()
@@ -261,7 +259,8 @@ class SegmentReader(Reader):
     def _look_at(self, *, whole: bool) -> None:
         """Check the stream.
 
-        If the stream does not watch all columns, its events have no rows, and then the scan has none either.
+        If the stream does not watch all columns, its events contain no rows, and the rows of a scan contain
+        none either.
         """
         if whole != self._view.whole:
             self._end_answer()
@@ -304,7 +303,7 @@ class SegmentReader(Reader):
                 self._end_answer()
 
     def _take(self, taken: list[Any], max_records: int, max_bytes: int, deadline: Deadline) -> int:
-        """Take the values of as many rows as there is room for; returns their size."""
+        """Take the values of as many rows as there is room for. Return their size."""
         nbytes = number = 0
         while True:
             left = len(self._rows) - self._used
@@ -323,7 +322,7 @@ class SegmentReader(Reader):
                 return nbytes
 
     def _receive(self, deadline: Deadline) -> _Rows | None:
-        """Wait for the next message; None after the last message."""
+        """Wait for the next message. Return None after the last message."""
         answer = self._answer
         if answer is not None and (
             answer.expires > deadline.at or answer.expires - time.monotonic() < _SPARE_SECONDS
@@ -342,7 +341,7 @@ class SegmentReader(Reader):
         return rows
 
     def _key(self, rows: _Rows) -> str:
-        """The key of the last row."""
+        """Return the key of the last row."""
         return key_text(rows.row(len(rows) - 1)[: len(self._view.key_names)])
 
     def _batch(self, begin: Cursor, taken: list[Any], nbytes: int) -> Batch:

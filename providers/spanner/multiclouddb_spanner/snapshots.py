@@ -77,7 +77,7 @@ class Span:
     """The content of the cursor of a segment.
 
     Attributes:
-        plan_id: The plan.
+        plan_id: The id of the plan.
         began: The time T of the snapshot.
         at: The time at which rows are read.
         after: The key after which to read; "" means to begin with the first key.
@@ -105,7 +105,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def span_of(cursor: Cursor) -> Span:
-    """Return the segment that `Span.cursor` encoded.
+    """Return the segment from its stored form; the inverse of `Span.cursor`.
 
     Raises:
         InvalidCursor: Raised if the cursor does not belong to a segment.
@@ -128,7 +128,7 @@ def _is_key(text: str) -> bool:
 
 
 class Scans:
-    """The objects that the scans of one feed share: recent information about the table.
+    """Contains recent information about the table, which the scans of one feed share.
 
     Args:
         source: The table and its change stream.
@@ -196,7 +196,7 @@ class Scans:
         """Return the columns that the table had at a given time, key columns first.
 
         Args:
-            at: The moment.
+            at: The given time, in microseconds since 1970.
             whole: False to return only the key columns.
             deadline: The time limit.
             scope: Through it, another thread can cancel the call.

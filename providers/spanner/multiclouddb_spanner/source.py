@@ -55,7 +55,7 @@ class Slots:
         self._free = threading.Semaphore(most)
 
     def take(self) -> bool:
-        """Take a slot; return False if no slot is free."""
+        """Take a slot. Return False if no slot is free."""
         return self._free.acquire(blocking=False)
 
     def give(self) -> None:
@@ -165,9 +165,9 @@ class Source:
         return after
 
     def is_recreated(self, earliest: int, now: int) -> bool:
-        """Return True if a position before the oldest time belongs to an earlier stream of the same name.
+        """Return True if a position before the oldest time belongs to an earlier stream with the same name.
 
-        Normally, the oldest time is the present time minus the retention period. If it is later, the stream
+        Normally, the oldest time is the current time minus the retention period. If it is later, the stream
         was created at that time.
         """
         return earliest > now - self.info.retention * _SECOND + _SLACK
@@ -177,8 +177,7 @@ class Source:
     ) -> tuple[int, int] | None:
         """Return the start and the end of a partition.
 
-        The end of an open partition is the present time. The result is None for a partition of another
-        stream.
+        The end of an open partition is the current time. Return None for a partition of another stream.
 
         The service reports start and end if a partition is read at a time outside its lifetime. If the
         service does not report them, the start is searched for within the retention of the stream.
@@ -213,7 +212,7 @@ class Source:
     def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
         """Return the reason why a partition cannot be read at a given time.
 
-        None if the partition can be read.
+        Return None if the partition can be read.
         """
         window = self.window(token, at, at, deadline, scope)
         try:
@@ -285,7 +284,7 @@ class Source:
     def translated(
         self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, token: str | None = None
     ) -> ProviderFault | None:
-        """Return the fault for an error of a read; None if `classify` knows the meaning of the error.
+        """Return the fault for an error of a read, or None if `classify` knows the meaning of the error.
 
         Args:
             error: The error that gRPC raised.

@@ -1,5 +1,7 @@
-"""A change stream in memory, for tests of the reader. Commits may have equal times, and an answer may end
-anywhere."""
+"""A change stream in memory, for tests of the reader.
+
+Commits may have equal times, and an answer may end anywhere.
+"""
 
 import time
 from weakref import WeakSet
@@ -72,10 +74,10 @@ class FakeWindow:
 
 
 class FakeStream:
-    """One partition.
+    """One partition of a change stream.
 
     Args:
-        records: Contains the changes of the partition, in the service's order.
+        records: The records of the partition, in the service's order.
         ends: The time at which the partition ends, or None.
         message: The number of records in a message.
     """

@@ -1,4 +1,4 @@
-"""Tests how the stream of a table is found in the catalogue, including cases that no emulator has."""
+"""Tests how the stream of a table is found in the catalogue, including cases that no emulator produces."""
 
 import attrs
 import pytest
@@ -17,10 +17,10 @@ class FakeClient:
 
     Args:
         tables: The rows: stream, schema, table, and whether the stream watches all columns.
-        options: Stream, option, value.
+        options: The rows: stream, option, value.
         streams: The rows: stream, and whether it watches everything.
-        dialect: The database's.
-        keys: Schema, table, column.
+        dialect: The dialect of the database.
+        keys: The rows: schema, table, column.
     """
 
     def __init__(self, tables=(WATCHED,), options=(), streams=(), dialect="", keys=(("", "orders", "id"),)):

@@ -1,6 +1,4 @@
-"""Tests that the model finds defects: each defect planted in the provider fails a run that passes without
-it.
-"""
+"""Tests that the model finds defects: each defect fails a run that passes without it."""
 
 from importlib import import_module
 from pathlib import Path
@@ -19,11 +17,11 @@ FOUND = (AssertionError, MulticloudDbError, pytest.fail.Exception)
 
 @attrs.frozen
 class Mutant:
-    """A defect.
+    """A defect of the provider.
 
     Attributes:
-        name: What goes wrong.
-        module: Where.
+        name: A description of the defect.
+        module: The module with the defect.
         before: A piece of the source that occurs exactly once.
         after: The text that replaces the piece.
     """

@@ -1,5 +1,4 @@
-"""Tests reads of one partition: nothing is lost and nothing comes twice, wherever a page or a process
-ends."""
+"""Tests reads of one partition: nothing is lost or comes twice, wherever a page or a process ends."""
 
 import json
 import time
@@ -23,7 +22,7 @@ def every_change(records):
 
 
 def stored(cursor):
-    """Through a token."""
+    """Return the position after encoding and decoding, as in a token."""
     return json.loads(json.dumps(cursor))
 
 
@@ -31,7 +30,7 @@ def stored(cursor):
 def logs(draw):
     """Generate commits, some with the same timestamp.
 
-    The records of transactions with the same timestamp come mixed.
+    The records of transactions with the same timestamp are mixed.
     """
     found = []
     for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
@@ -87,7 +86,7 @@ class TestEveryPlace:
         start = data.draw(st.integers(0, len(everything)))
         stop = data.draw(st.integers(start, len(everything)))
         cursors = [stored(batch.cursor_after(number)) for number in (start, stop)]
-        stream.ends = 70  # it is split meanwhile
+        stream.ends = 70  # the partition is split in the meantime
         stream.records = [*records, record(68, "later", 0, 2)]
         stream.client.time = 100
         reader, seen = stream.reader(*cursors), []
@@ -157,7 +156,7 @@ class TestWindows:
             assert stream.windows[-1] == (0, 10 + ahead)
 
     def test_a_wait_that_ends_too_early_proves_nothing(self):
-        """The machine was suspended, so the requested time had already passed."""
+        """An answer that ends too early proves nothing, because the machine may have been suspended."""
         stream = FakeStream([])
         assert fetch(stream.reader(BEGIN), wait=2.0).caught_up is False
 
@@ -262,7 +261,7 @@ class TestEnds:
         assert batch.outcome == Drained((Child("child", ("p", "q"), [ORIGIN + 9, ORIGIN + 20]),))
 
     def test_a_heartbeat_at_the_end_keeps_the_position_inside_the_partition(self):
-        """The answer breaks off between the heartbeat and the children, which come with the next answer."""
+        """An answer ends between the heartbeat and the children. The children come with the next answer."""
         stream = FakeStream([Heartbeat(ORIGIN + 9)], ends=9, message=1)
         stream.client.time, stream.breaks = 30, 2
         first = fetch(stream.reader(BEGIN))
@@ -332,7 +331,7 @@ class TestBoundsAtOnce:
         assert (len(batch), batch.outcome, stream.windows) == (0, Reached(), [])
 
     def test_changes_before_the_start_that_the_service_returns_again_are_left_out(self):
-        """The service may begin an answer earlier than it was asked to."""
+        """The service may begin an answer earlier than requested. Changes before the start are left out."""
         stream = FakeStream([record(3, "a", 0, 2), record(5, "b", 0, 3)])
         asked = stream.window
 
