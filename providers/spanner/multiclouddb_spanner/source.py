@@ -173,7 +173,7 @@ class Source:
         return earliest > now - self.info.retention * _SECOND + _SLACK
 
     def interval(
-        self, token: str, now: int, deadline: Deadline, scope: CancelScope
+        self, token: str, now: int, deadline: Deadline, scope: CancelScope, alive_at: int | None = None
     ) -> tuple[int, int] | None:
         """Return the start and the end of a partition.
 
@@ -187,6 +187,8 @@ class Source:
             now: The service's time.
             deadline: The time limit.
             scope: Through it, another thread can cancel the call.
+            alive_at: A time at which the partition was alive, or None. If the service does not report the
+                end of a partition, this time is returned as its end.
         """
         earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):
@@ -198,16 +200,17 @@ class Source:
             named = interval_of(error) if error is not None else None
             if named is not None:
                 return micros_of(named[0], up=True), micros_of(named[1])
-        if error is not None:
+        last = now if error is None else alive_at
+        if last is None:
             return None
-        before, after = earliest, now
+        before, after = earliest, last
         while after - before > 1:
             middle = (before + after) // 2
             if self._refusal(token, middle, deadline, scope) is None:
                 after = middle
             else:
                 before = middle
-        return after, now
+        return after, last
 
     def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
         """Return the reason why a partition cannot be read at a given time.
