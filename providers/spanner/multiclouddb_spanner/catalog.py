@@ -155,8 +155,8 @@ def is_whole(
     deadline: Deadline,
     scope: CancelScope,
     at: int | None = None,
-) -> bool:
-    """Return True if a change stream watches all columns of its table.
+) -> bool | None:
+    """Return True if a change stream watches all columns of its table, None if it does not watch the table.
 
     Args:
         client: The database.
@@ -167,7 +167,7 @@ def is_whole(
     """
     schema, _, name = info.table.rpartition(".")
     watching = _watching(client, schema, name, deadline, scope, postgres=info.postgres, at=at)
-    return watching.get(info.stream, False)
+    return watching.get(info.stream)
 
 
 def retention_of(

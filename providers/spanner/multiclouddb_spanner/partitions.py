@@ -36,15 +36,15 @@ def seeds_of_missed(
     now = source.client.now(deadline, scope)
     bound = max(since, source.earliest(now, deadline, scope))
     seeds: dict[str, Seed] = {}
-    pending = list(missed)
+    pending = [(name, at) for name in missed]
     while pending and len(seeds) < _MOST_ANCESTORS:
-        name = pending.pop()
+        name, alive_at = pending.pop()
         if name in seeds:
             continue
-        begin, _ = source.interval(name, now, deadline, scope) or (at, at)
+        begin, _ = source.interval(name, now, deadline, scope, alive_at) or (alive_at, alive_at)
         parents = _parents(source, name, begin, deadline, scope) if begin > bound else ()
         seeds[name] = Seed(name, parents, cursor_of(Place.at(max(begin, bound))))
-        pending += parents
+        pending += [(parent, begin - 1) for parent in parents]
     return list(seeds.values())
 
 

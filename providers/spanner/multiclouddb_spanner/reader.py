@@ -165,6 +165,7 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _open_window(self, wait: float, deadline: Deadline) -> Window:
+        self._source.check_watched(deadline, self._scope)
         client, start = self._source.client, self._place.cut.at
         last = start + self._span if self._until is None else min(start + self._span, _last_of(self._until))
         waits, current = 0.0, False

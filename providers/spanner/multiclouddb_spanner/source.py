@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from weakref import WeakKeyDictionary, WeakSet
 
 import attrs
@@ -23,7 +24,7 @@ from multiclouddb_spanner.errors import (
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.query import Window, begin_query, list_partitions
 from multiclouddb_spanner.records import DataRecord, Shape, Shapes
-from multiclouddb_spanner.statements import how_to_create
+from multiclouddb_spanner.statements import how_to_create, how_to_watch
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
 __all__ = ["Slots", "Source"]
@@ -35,7 +36,8 @@ _SLACK = 60 * _SECOND
 # the partitions are read for the first time, so the distance is also at least twice the time that the call
 # may take.
 _MARGIN = 60 * _SECOND
-_MOST_MOVES = 3
+# How often the service is asked whether the stream still watches the table.
+_CHECK_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 
 
@@ -76,6 +78,7 @@ class Source:
         self.readers: WeakSet[Reader] = WeakSet()
         self._whole: WeakKeyDictionary[Shape, bool] = WeakKeyDictionary()
         self._checking = threading.Lock()
+        self._watched_at = time.monotonic()
 
     def partitions(self, at: int, deadline: Deadline, scope: CancelScope) -> list[str]:
         """Return the partitions that are alive at a given time."""
@@ -138,16 +141,15 @@ class Source:
         kept = self.info.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
         at = max(self.earliest(now, deadline, scope), now - kept + margin)
-        for _ in range(_MOST_MOVES):
+        while True:
             try:
                 return at, self.partitions(at, deadline, scope)
             except Exception as error:
-                if not is_past(error):
+                if not is_past(error) or deadline.passed():
                     raise
                 # The retention period was made shorter.
                 named = earliest_of(error)
                 at = (at if named is None else micros_of(named, up=True)) + margin
-        return at, self.partitions(at, deadline, scope)
 
     def _search(self, before: int, after: int, deadline: Deadline, scope: CancelScope) -> int:
         """Find the oldest time by binary search, to the microsecond, if the service does not report it."""
@@ -171,7 +173,7 @@ class Source:
         return earliest > now - self.info.retention * _SECOND + _SLACK
 
     def interval(
-        self, token: str, now: int, deadline: Deadline, scope: CancelScope
+        self, token: str, now: int, deadline: Deadline, scope: CancelScope, alive_at: int | None = None
     ) -> tuple[int, int] | None:
         """Return the start and the end of a partition.
 
@@ -185,6 +187,8 @@ class Source:
             now: The service's time.
             deadline: The time limit.
             scope: Through it, another thread can cancel the call.
+            alive_at: A time at which the partition was alive, or None. If the service does not report the
+                end of a partition, this time is returned as its end.
         """
         earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):
@@ -196,16 +200,17 @@ class Source:
             named = interval_of(error) if error is not None else None
             if named is not None:
                 return micros_of(named[0], up=True), micros_of(named[1])
-        if error is not None:
+        last = now if error is None else alive_at
+        if last is None:
             return None
-        before, after = earliest, now
+        before, after = earliest, last
         while after - before > 1:
             middle = (before + after) // 2
             if self._refusal(token, middle, deadline, scope) is None:
                 after = middle
             else:
                 before = middle
-        return after, now
+        return after, last
 
     def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
         """Return the reason why a partition cannot be read at a given time.
@@ -248,11 +253,34 @@ class Source:
 
     def _was_whole(self, at: int, deadline: Deadline, scope: CancelScope) -> bool:
         try:
-            return is_whole(self.client, self.info, deadline, scope, at)
+            return is_whole(self.client, self.info, deadline, scope, at) is True
         except Exception as error:
             if not is_lost_version(error):
                 raise
-            return is_whole(self.client, self.info, deadline, scope)
+            return is_whole(self.client, self.info, deadline, scope) is True
+
+    def check_watched(self, deadline: Deadline, scope: CancelScope) -> None:
+        """Check, once a minute, that the stream still watches the table.
+
+        Otherwise the feed of a table that the stream no longer watches would look idle for ever.
+
+        Raises:
+            ProviderFault: `NOT_FOUND` with a message that names the statement to run.
+        """
+        now = time.monotonic()
+        if now - self._watched_at < _CHECK_SECONDS or not self._checking.acquire(blocking=False):
+            return
+        try:
+            if is_whole(self.client, self.info, deadline, scope) is None:
+                statement = how_to_watch(self.info.stream, self.info.table, postgres=self.info.postgres)
+                raise ProviderFault.of(
+                    ErrorCategory.NOT_FOUND,
+                    f"change stream {self.info.stream!r} no longer watches table {self.info.table!r}, so its "
+                    f"changes since then are not recorded; run {statement} to record later changes",
+                )
+            self._watched_at = now
+        finally:
+            self._checking.release()
 
     # -- Errors whose meaning depends on the call
 

@@ -100,6 +100,9 @@ class FakeStream:
             items.append(Heartbeat(end))
         return FakeWindow(self, items, end, waits, current, deadline)
 
+    def check_watched(self, deadline, scope):
+        pass
+
     def watched_whole(self, record, deadline, scope):
         return self.whole
 

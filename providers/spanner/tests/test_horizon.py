@@ -61,6 +61,15 @@ class TestBeginning:
                 expired(lambda name=name, token=token: items.page(token, scope=PhysicalPartition(name)))
             assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
 
+    def test_a_call_that_may_take_hours_leaves_out_a_tenth_of_the_retention(self):
+        with feed(initial_partitions=1) as items:
+            items.server.advance(2 * DAY)
+            items.fill(1)
+            items.server.advance(100)
+            items.fill(1, start=1)
+            items.server.advance(DAY - DAY / 10 - 50)
+            assert numbers(items.page(Beginning(), timeout=50_000).events) == [1]
+
     def test_a_first_read_that_comes_much_too_late_is_told(self):
         with feed() as items:
             items.server.advance(2 * DAY)

@@ -183,6 +183,25 @@ class TestWindows:
             assert stream.open == 0
         assert seen + names(batch) == every_change(stream.records)
 
+    def test_without_a_place_windows_become_shorter(self):
+        hour = 3_600_000_000
+        stream = FakeStream([record(at * hour // 4, "t", 0, 5) for at in range(1, 12)], slots=0)
+        reader = stream.reader(BEGIN)
+        for _ in range(4):
+            assert len(fetch(reader, 2)) == 2
+        lengths = [end - start for start, end in stream.windows]
+        assert lengths == [hour, hour // 2, hour // 4, hour // 8]
+
+    def test_transactions_of_one_time_come_once_with_a_new_process_for_each_change(self):
+        records = [record(5, name, number, 2) for number in range(2) for name in "abc"]
+        stream = FakeStream([record(3, "a", 0, 1), *records, record(7, "a", 0, 1)])
+        cursor, seen = BEGIN, []
+        for _ in range(14):
+            batch = fetch(stream.reader(stored(cursor)), 1)
+            cursor, seen = batch.cursor_after(1), seen + names(batch)
+        assert seen == every_change(stream.records)
+        assert set(cursor[1]) == {"a"}
+
     def test_places_are_given_back(self):
         stream = FakeStream([record(at, "t", 0, 1) for at in range(1, 20)], slots=1)
         for _ in range(5):
@@ -220,6 +239,21 @@ class TestPauses:
 
         stream.window = slow
         assert fetch(stream.reader(BEGIN)).poll_after == pytest.approx(pause)
+
+    @pytest.mark.parametrize(("took", "proven"), [(0.9, False), (1.2, True)])
+    def test_a_wait_of_more_than_half_its_time_proves_that_nothing_is_there(self, took, proven, monkeypatch):
+        stream, clock = FakeStream([]), Stopwatch()
+        monkeypatch.setattr("multiclouddb_spanner.reader.time", clock)
+        asked = stream.window
+
+        def slow(*arguments, **settings):
+            window = asked(*arguments, **settings)
+            window.began = clock.now
+            clock.now += took
+            return window
+
+        stream.window = slow
+        assert fetch(stream.reader(BEGIN), wait=2.0).caught_up is proven
 
     def test_nothing_pauses_after_a_change_or_a_wait(self):
         stream = FakeStream([record(5, "t", 0, 1)])
@@ -300,6 +334,8 @@ class TestRequired:
             assert caught.value.fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY
             assert "ALTER CHANGE STREAM s" in caught.value.fault.message
             assert "INCLUDE_IF_AVAILABLE" in caught.value.fault.message
+            states = {"require_new": "new_item_state_mode", "require_old": "old_item_state_mode"}
+            assert f"{states[field]}=REQUIRE" in caught.value.fault.message
 
     @pytest.mark.parametrize("kind", ["INSERT", "DELETE"])
     def test_an_insert_has_its_row_and_a_delete_has_none(self, kind):

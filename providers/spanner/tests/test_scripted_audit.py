@@ -20,10 +20,10 @@ from multiclouddb_conformance.open_client import open_client
 from multiclouddb_spanner.partitions import oldest_left
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.provider import PLUGIN
-from multiclouddb_spi import Deadline, Seed
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Seed
 
 from .fake import ORIGIN
-from .test_scripted_attacks import feed, in_order, once
+from .test_scripted_attacks import feed, in_order, numbers, once
 
 COUNT = 30
 TOLD = pytest.mark.parametrize("told", [True, False], ids=["told", "searched"])
@@ -36,7 +36,7 @@ def left_out(items):
         return items.page(Now(), client=client).continuation_token
 
 
-def audited(items, token):
+def audited(items, token, count=COUNT):
     """Read all that was written, with an audit at each page; return the events and the late partitions."""
     config = attrs.evolve(ClientConfig("spanner", {"url": items.scripted.url}), coverage_audit_seconds=0)
     events, late = [], []
@@ -47,7 +47,7 @@ def audited(items, token):
             events += page.events
             late += [notice for notice in page.notices if isinstance(notice, PartitionFoundLate)]
             token = page.continuation_token
-            if len(events) == COUNT and page.idle:
+            if len(events) >= count and page.idle:
                 break
     return events, late
 
@@ -78,6 +78,36 @@ class TestAudit:
             once(events, COUNT)
             assert late
 
+    @TOLD
+    @pytest.mark.parametrize("shape", ["split", "split again", "merged"])
+    def test_what_was_missed_is_found_through_its_ancestors(self, shape, told):
+        """The partition that was missed has ended before the audit, so only its descendants are listed."""
+        with feed(initial_partitions=3, life_is_told=told, horizon_is_told=told) as items:
+            items.server.advance(3600)  # what was written before the start is not needed
+            fill(items, 5)
+            token = left_out(items)
+            missed = items.open_partitions()[-1]
+            fill(items, 0)
+            first, second = items.server.split(missed)
+            fill(items, 1)
+            if shape == "split again":
+                items.server.split(first)
+            if shape == "merged":
+                items.server.merge(first, second)
+            fill(items, 2)
+            early, late = [], []
+            for _ in range(50):
+                page = items.page(token)
+                early += page.events
+                token = page.continuation_token
+                if page.idle:
+                    break
+            assert len(early) < COUNT
+            events, late = audited(items, token, COUNT - len(early))
+            once([*early, *events], COUNT)
+            assert sorted(numbers([*early, *events])) == list(range(COUNT))
+            assert late
+
 
 class TestAlone:
     @TOLD
@@ -103,6 +133,20 @@ class TestAlone:
                 items.page(Beginning(), scope=PhysicalPartition(other))
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
             assert "does not belong" in str(caught.value)
+
+
+def test_a_stored_position_in_a_partition_of_another_stream_is_told():
+    """The stream was recreated, and its oldest time does not tell so."""
+    with feed(initial_partitions=1) as items:
+        provider = PLUGIN.connect(ClientConfig("spanner", {"url": items.scripted.url}), None)
+        try:
+            soon = Deadline.after(20)
+            opened = provider.open_feed(FeedSpec(items.address), soon)
+            (seed,) = opened.start(Now(), None, soon)
+            with pytest.raises(ProviderFault, match="does not belong to change stream 'items_stream'"):
+                opened.open("another", seed.cursor).fetch(10, 1 << 20, 0.0, soon)
+        finally:
+            provider.close()
 
 
 class FakeSource:

@@ -150,7 +150,7 @@ def bounded(opened, name, cursor, until, size):
     reader = opened.open(name, cursor, until)
     for _ in range(500):
         try:
-            batch = reader.fetch(size, 1 << 20, 0.0, Deadline.after(10))
+            batch = reader.fetch(size, 1 << 20, 0.0, Deadline.after(60))
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise

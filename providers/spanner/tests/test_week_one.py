@@ -16,7 +16,7 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 
-from .test_scripted_attacks import DAY, Feed, feed, in_order, numbers, once
+from .test_scripted_attacks import DAY, STREAM, TABLE, Feed, feed, in_order, numbers, once
 
 KEEP = "ALTER CHANGE STREAM items_stream SET OPTIONS (retention_period = '{}d')"
 
@@ -69,6 +69,37 @@ class TestRetention:
             items.server.advance(2 * DAY)
             items.fill(2, start=2)
             assert sorted(numbers(items.drain(token))) in ([2, 3], [0, 1, 2, 3])
+
+
+class TestUnwatched:
+    """A client that has been reading for long notices that its table is no longer watched."""
+
+    @pytest.mark.parametrize("watch", ["DROP FOR ALL", "SET FOR other"])
+    def test_a_stream_that_no_longer_watches_the_table_is_told(self, watch, monkeypatch):
+        monkeypatch.setattr("multiclouddb_spanner.source._CHECK_SECONDS", 0.0)
+        with feed(TABLE, TABLE.replace("items", "other"), STREAM) as items:
+            token = items.token()
+            items.fill(3)
+            events = items.drain(token)
+            once(events, 3)
+            run(items, f"ALTER CHANGE STREAM items_stream {watch}")
+            items.fill(3, start=3)
+            for statement in ("ALTER CHANGE STREAM items_stream SET FOR items", "CREATE CHANGE STREAM"):
+                with pytest.raises(MulticloudDbError) as caught:
+                    items.drain(token)
+                assert caught.value.category == ErrorCategory.NOT_FOUND
+                assert statement in str(caught.value)
+            run(items, "ALTER CHANGE STREAM items_stream SET FOR items")
+            once(items.drain(token), 3)
+
+    def test_it_is_asked_seldom(self):
+        with feed(initial_partitions=4) as items:
+            token = items.token()
+            items.drain(token)
+            items.server.journal.clear()
+            for _ in range(20):
+                items.page(token)
+            assert [call for call in items.server.journal.calls if "information_schema" in call.sql] == []
 
 
 class TestMerged:
