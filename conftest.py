@@ -2,6 +2,7 @@
 
 import gc
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -25,9 +26,9 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 
-# In a test, Spark runs for only seconds, so a compiler that starts quickly halves the work. Programs on pages
-# do not contain this setting; their JVM takes it from here.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# Makes the settings of Spark's JVM for tests. Programs on pages do not contain these settings. Their JVM
+# takes them from the environment.
+JVM_SETTINGS = Path(__file__).parent / "spark" / "tests" / "jvm_settings.py"
 
 # The public key of Cosmos DB emulators. Spark's workers also take it from here, because their JVM outlives a
 # test.
@@ -193,6 +194,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if is_quick(item.nodeid)]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection():
+    """Collect no garbage while tests are collected, because nearly all objects then stay until the end."""
+    gc.disable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
     """Exclude the collected tests and their modules from garbage collection, because they stay until the
@@ -200,15 +207,23 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if starts_jvm(item.nodeid) and "SPARK_SUBMIT_OPTS" not in os.environ:
+        os.environ.update(runpy.run_path(str(JVM_SETTINGS))["environment"]())
 
 
 def is_quick(nodeid):
-    """Return whether `make check` runs a test."""
-    return not (
-        is_waiting(nodeid)
-        or nodeid.startswith((*LONG, *JVM_TESTS, *JVM_TESTS_APART, *TOGETHER))
-        or nodeid.endswith(JVM_PAGE)
-    )
+    """Return whether `make check` runs a test of its folders."""
+    return not (is_waiting(nodeid) or starts_jvm(nodeid) or nodeid.startswith((*LONG, *TOGETHER)))
+
+
+def starts_jvm(nodeid):
+    """Return whether a test is in a group of tests that start Spark."""
+    return nodeid.startswith((*JVM_TESTS, *JVM_TESTS_APART)) or nodeid.endswith(JVM_PAGE)
 
 
 def by_kind(units):
@@ -250,14 +265,14 @@ def pytest_xdist_auto_num_workers(config):
 
 @pytest.fixture(scope="session")
 def spark():
-    """Provide the one Spark session of a process.
-
-    Code is compiled by the first compiler stage only, because each test runs for only seconds.
-    """
+    """Provide the one Spark session of a process."""
     from pyspark_multiclouddb import local_session
 
-    session = local_session("tests", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
-    # A query that fails on purpose would print a stack of a hundred lines.
+    session = local_session(
+        "tests",
+        **{"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+    )
+    # A query that is meant to fail prints a stack of a hundred lines.
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

@@ -11,11 +11,13 @@ from benchmarks.record import Record
 from benchmarks.result import Result
 from benchmarks.row import load_rows
 
-__all__ = ["draw"]
+__all__ = ["TEXTS", "THEMES", "Theme", "draw"]
 
 
 @attrs.frozen
-class _Theme:
+class Theme:
+    """The colours of a chart for one theme of the documentation."""
+
     text: str
     grid: str
     met: str
@@ -23,11 +25,11 @@ class _Theme:
 
 
 # The colours of the documentation's themes, without red and green; the background is transparent.
-_THEMES: Final = {
-    "light": _Theme("#212529", "#d5dbdc", "#0e8f86", "#c2620f"),
-    "dark": _Theme("#dfe7e9", "#3b484c", "#5fd4c4", "#f0a35c"),
+THEMES: Final = {
+    "light": Theme("#212529", "#d5dbdc", "#0e8f86", "#c2620f"),
+    "dark": Theme("#dfe7e9", "#3b484c", "#5fd4c4", "#f0a35c"),
 }
-_TEXTS: Final = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+TEXTS: Final = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
 _TICKS: Final = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000)
 _WIDEST: Final = 1000.0
 
@@ -39,9 +41,9 @@ def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    colors, rows = _THEMES[theme], load_rows()
+    colors, rows = THEMES[theme], load_rows()
     results = [result for name, result in record.results.items() if name in rows and result.score]
-    with plt.rc_context(dict.fromkeys(_TEXTS, colors.text)):
+    with plt.rc_context(dict.fromkeys(TEXTS, colors.text)):
         figure, axes = plt.subplots(figsize=(5, 1.0 + 0.48 * len(results)), layout="constrained")
         _bars(axes, results, colors)
         for place, result in enumerate(results):
@@ -57,7 +59,7 @@ def _score(result: Result) -> float:
     return min(_WIDEST, result.score or 0.0)
 
 
-def _bars(axes: Any, results: list[Result], colors: _Theme) -> None:
+def _bars(axes: Any, results: list[Result], colors: Theme) -> None:
     axes.barh(
         range(len(results)),
         [_score(result) - 1.0 for result in results],
@@ -76,7 +78,7 @@ def _bars(axes: Any, results: list[Result], colors: _Theme) -> None:
         )
 
 
-def _frame(axes: Any, results: list[Result], colors: _Theme) -> None:
+def _frame(axes: Any, results: list[Result], colors: Theme) -> None:
     scores = [_score(result) for result in results]
     low, high = 0.8 * min([0.5, *scores]), max([2.0, *scores])
     axes.set_yticks([])

@@ -35,15 +35,12 @@ app = typer.Typer(
 @app.command()
 def bench(
     only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Run only this row; may be repeated."),
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this row; may be repeated.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
         bool,
-        typer.Option(
-            "--record", help="Write the figures into the documentation: its page, charts and JSON file."
-        ),
+        typer.Option("--record", help="Write the figures into the docs: page, charts and JSON file."),
     ] = False,
     redraw: Annotated[
         bool,
@@ -74,7 +71,7 @@ def bench(
     try:
         if record:
             _keep(kept, results)
-    finally:  # refuse now, not after minutes of measurements
+    finally:  # even after a refusal, the measurements are printed
         _tell(rows, results, as_json=as_json)
     if any(result.failed for result in results):
         raise typer.Exit(1)

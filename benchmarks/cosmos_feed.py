@@ -120,7 +120,7 @@ def bare_loop(container: Any, continuation: str) -> int:
 
 @contextmanager
 def account(ranges: int) -> Iterator[Account]:
-    """Start an emulator with one empty container of the given number of ranges.
+    """Start an emulator with one empty container that has the given number of ranges.
 
     Args:
         ranges: The number of ranges.

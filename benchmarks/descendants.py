@@ -12,8 +12,8 @@ __all__ = ["cpu_of_descendants"]
 def cpu_of_descendants() -> float:
     """Return the CPU seconds of all living descendants, and of the children that they have waited for.
 
-    The result is 0 without `/proc`. One such descendant is the JVM of a local Spark session; its children are
-    Python workers. These processes stay alive between jobs.
+    The result is 0 without `/proc`. For example, the JVM of a local Spark session is a descendant, and its
+    children are Python workers. These processes stay alive between jobs.
     """
     mine, total, parents = {os.getpid()}, 0, {}
     ticks: dict[int, int] = {}

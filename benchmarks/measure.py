@@ -53,7 +53,7 @@ def checksum(ids: Iterable[str] | int) -> int:
 def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
     """For each pair, return True if the library's side runs first.
 
-    The order alternates, and includes the warm-up pair.
+    The order alternates, starting with the warm-up pair.
     """
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 

@@ -14,7 +14,9 @@ from typing import Any, Final
 import griffe
 from markdown.extensions.toc import slugify
 
-_WARNINGS: Final = re.compile(r"Warnings?\s+(\d+(?:,\s+\d+)*(?:\s+and\s+\d+)?)\s+in\s+docs/configuration\.md")
+_WARNINGS: Final = re.compile(
+    r"[Ww]arnings?\s+(\d+(?:,\s+\d+)*(?:\s+and\s+\d+)?)\s+in\s+docs/configuration\.md"
+)
 _SECTION: Final = re.compile(r"^(Raises|Examples|Portability):$", re.MULTILINE)
 _HEADING: Final = re.compile(r"^### ((\d+)\. .*)$", re.MULTILINE)
 _CONFIGURATION: Final = Path(__file__).with_name("configuration.md").read_text(encoding="utf-8")

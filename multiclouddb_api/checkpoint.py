@@ -275,7 +275,7 @@ def newer(path: Path, version: int, known: int, distribution: str) -> Multicloud
     """Make the error for a file that was written in a later format."""
     return invalid_request(
         f"checkpoint file {path}",
-        f"is of format version {version}, newer than {known}",
+        f"has format version {version}, newer than {known}",
         f"read it with the {distribution} version that wrote it, or a later one",
     )
 
@@ -295,7 +295,7 @@ def broken(
     """
     advice = "try again" if busy else "fix the disk or the permissions and continue"
     return MulticloudDbError(
-        f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the position before stays valid",
+        f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the previous position stays valid",
         ErrorDetail(
             ErrorCategory.TRANSIENT_FAILURE if busy else ErrorCategory.PERMANENT_FAILURE,
             operation="checkpoint",

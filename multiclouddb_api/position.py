@@ -57,9 +57,9 @@ class AtTime:
             service's clock, `CHECKPOINT_EXPIRED` if it is older than the service's retention.
 
     Portability:
-        `AtTime` does not work on DynamoDB. On Cosmos DB it needs the backfill opt-in. Cosmos DB and MongoDB
-        round to whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from
-        that token. See warnings 2, 8 and 9 in docs/configuration.md.
+        `AtTime` does not work on DynamoDB. On Cosmos DB, `AtTime` needs the opt-in to the backfill. Cosmos DB
+        and MongoDB round to whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and
+        start from that token. See warnings 2, 8 and 9 in docs/configuration.md.
     """
 
     utc: datetime = attrs.field(converter=_utc)

@@ -34,7 +34,7 @@ __all__ = [
 
 @attrs.frozen
 class Child:
-    """A partition that continues after one of its parent partitions has been read to its end.
+    """A partition that starts after its parent partitions have been read to their end.
 
     Attributes:
         partition_id: The child.

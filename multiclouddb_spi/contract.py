@@ -323,7 +323,7 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Return the scope's open partitions and the closed ones still listed, by the `deadline`.
+        """By the `deadline`, return the scope's open partitions, and closed partitions that are still listed.
 
         With the scope of one partition key, the answer contains the partitions that may contain the key. A
         partition's parents may be left out, and a new partition may be listed late. So a partition that is

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Cut", "Mark"]
 
 Mark: TypeAlias = tuple[str | int, ...]
-"""Marks how far an order was delivered.
+"""A mark: it shows how far an order (a sequence of changes) was delivered.
 
 All marks of an order have the same length, and they sort like its changes.
 """

@@ -169,7 +169,7 @@ class OpenFeed:
 
 def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
     """Make the error for a token or an id of another incarnation, as `OpenFeed.check_resumes` raises it."""
-    problem = f"is of an earlier {feed.spec.address} that was recreated under the same name"
+    problem = f"belongs to an earlier {feed.spec.address}, which was recreated under the same name"
     return invalid_request(field, problem, way_out)
 
 

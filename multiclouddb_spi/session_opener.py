@@ -168,9 +168,9 @@ class SessionOpener:
         envelope = decode_token(position.token) if written is None else written.envelope
         ours = self._provider.provider_id
         if envelope.provider_id != ours:
-            raise _foreign(f"is of provider {envelope.provider_id!r}, not {ours!r}")
+            raise _foreign(f"belongs to provider {envelope.provider_id!r}, not to {ours!r}")
         if envelope.address != spec.address:
-            raise _foreign(f"is of {envelope.address}, not of {spec.address}")
+            raise _foreign(f"belongs to {envelope.address}, not to {spec.address}")
         if envelope.scope != scope:
             raise _other_scope(envelope.scope, scope)
         if envelope.options_digest != digest:
@@ -214,5 +214,5 @@ def _other_scope(theirs: str, ours: str) -> MulticloudDbError:
         is_of_all = kind == "descendants"
         what = "with its descendants" if is_of_all else "without its descendants"
         way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all})"
-        return _foreign(f"is of the partition {one} {what}", f"{way_out}, or start again")
+        return _foreign(f"was made for the partition {one} {what}", f"{way_out}, or start again")
     return _foreign(f"was made for the scope {theirs!r}, not {ours!r}")

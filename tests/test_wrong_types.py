@@ -1,4 +1,4 @@
-"""Tests that a value of a wrong type is refused with the argument, the type and the way out.
+"""Tests that values of wrong types are refused; messages name the argument, the type and the way out.
 
 Introspection finds every parameter of every public function, class and method, and each parameter gets values
 of all wrong types. So a new parameter is tested automatically. If its call needs a value that is unknown

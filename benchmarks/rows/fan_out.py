@@ -98,7 +98,7 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
         "The ideal lets waiting and computing overlap without a gap. In this row, waiting and computing "
         "take about the same time. "
         "An answer that has arrived waits for the interpreter's lock while events of another answer are "
-        "mapped, and only then can the next read of its partition begin."
+        "mapped. Only then can the next read of its partition begin."
     ),
 )
 def fan_out_100(bench: Bench) -> Iterator[Sides]:

@@ -224,7 +224,7 @@ def _check_provider(config: ClientConfig, envelope: Envelope, options: ProviderO
     if envelope.provider_id != config.provider:
         raise invalid_request(
             "continuation_token",
-            f"is of provider {envelope.provider_id!r}, not {config.provider!r}",
+            f"belongs to provider {envelope.provider_id!r}, not to {config.provider!r}",
             "give the URL of the database that it came from",
         )
     if envelope.options_digest and options is None:

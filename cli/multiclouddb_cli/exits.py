@@ -35,7 +35,7 @@ TABLE: Final = {
     7: "UNSUPPORTED_CAPABILITY",
     8: "THROTTLED, TRANSIENT_FAILURE: try again later",
     OTHER: "any other category",
-    NOT_COVERED: "token check: the token resumes, but does not cover every partition",
+    NOT_COVERED: "token check: the token can be resumed, but does not cover every partition",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help and the README show this table."""

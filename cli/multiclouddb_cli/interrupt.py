@@ -45,7 +45,7 @@ class Interrupt:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Mark a block in which an interrupt loses nothing."""
+        """Mark a block that may be interrupted, because an interrupt there loses nothing."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self._reading = True

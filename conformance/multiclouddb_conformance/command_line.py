@@ -1,5 +1,7 @@
 """Runs the `multiclouddb` command in a separate process, to its end or with kills and restarts.
 
+Every process is a fork of a helper that has imported the command, see `command_process.py`.
+
 The command must be installed: `pip install "multiclouddb[cli]"`.
 """
 
@@ -9,22 +11,21 @@ import os
 import re
 import signal
 import subprocess
-import sys
+import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from multiclouddb_api import ChangeEvent, event_from_json
+from multiclouddb_conformance.command_process import CommandProcess
 from multiclouddb_conformance.loss.life import plain_key
 from multiclouddb_conformance.waiting import SOON, wait_until
 
 __all__ = ["Tail", "Writer", "apart_from_silence", "assert_refused", "facts", "follow", "run", "said"]
-
-_PROGRAM: Final = (sys.executable, "-m", "multiclouddb_cli")
 
 
 def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,14 +35,11 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
         words: The arguments after `multiclouddb`.
         environment: Additional environment variables for the command.
     """
-    return subprocess.run(
-        [*_PROGRAM, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SOON,
-        env={**os.environ, **environment},
-    )
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = CommandProcess([*map(str, words)], stdout, stderr, {**os.environ, **environment})
+        status = process.wait(SOON)
+        printed = [(file.seek(0), file.read())[1] for file in (stdout, stderr)]
+    return subprocess.CompletedProcess(words, status, *printed)
 
 
 def said(*words: object) -> str:
@@ -111,18 +109,21 @@ class Tail:
         The events of the process come in a queue as they are printed.
         """
         events: Queue[ChangeEvent] = Queue()
-        process = subprocess.Popen(
-            [*_PROGRAM, *self._words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        reader = threading.Thread(target=self._read, args=(process.stdout, events), name="reader")
-        reader.start()
-        try:
-            yield events
-        finally:
-            process.kill()
-            reader.join(SOON)
-            _, complaint = process.communicate()
-        assert (process.returncode, re.findall("^error.*", complaint, re.MULTILINE)) == (-signal.SIGKILL, [])
+        ends = os.pipe()
+        with open(ends[0]) as lines, tempfile.TemporaryFile("w+") as stderr:
+            with open(ends[1], "w") as stdout:
+                process = CommandProcess(self._words, stdout, stderr, os.environ)
+            reader = threading.Thread(target=self._read, args=(lines, events), name="reader")
+            reader.start()
+            try:
+                yield events
+            finally:
+                process.kill()
+                reader.join(SOON)
+                status = process.wait(SOON)
+            stderr.seek(0)
+            complaint = stderr.read()
+        assert (status, re.findall("^error.*", complaint, re.MULTILINE)) == (-signal.SIGKILL, [])
 
     def _read(self, lines: Iterable[str], events: Queue[ChangeEvent]) -> None:
         for line in lines:

@@ -122,7 +122,7 @@ class CommandOptions:
         return json.dumps(dict(list(shown_key.items())[:1]))
 
     def test_times_bound_what_is_printed(self, shown: Shown) -> None:
-        """Tests `--since`, `--to`, `--from` with a time and an age, and `--last`."""
+        """Tests `--since`, `--to`, `--last`, and `--from` with a time or an age."""
         shown.fill()
         assert len(self.tail(shown, "--since", "-1h")) == 4
         assert self.tail(shown, "--to", "-1h") == []

@@ -29,7 +29,7 @@ MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
 
 class Answer(str):
-    """The answer or the argument of a call; also a feed or a provider that a wrapper may wrap."""
+    """Stands for an answer or an argument of a call, or for a feed or provider that a wrapper wraps."""
 
     spec = identity = provider_id = options_type = page_records = None
 

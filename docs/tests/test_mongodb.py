@@ -625,7 +625,7 @@ class TestOptions:
 
     def test_the_page_says_which_ones_a_token_is_bound_to(self):
         bound = {field.name for field in attrs.fields(MongoOptions) if field.metadata.get("positions")}
-        said = re.search(r"the options (.*?), and refused", " ".join(PAGE.text.split()))[1]
+        said = re.search(r"its values of the options (.*?)\. A request", " ".join(PAGE.text.split()))[1]
         assert set(words_of(said)) == bound
 
     def opened(self, one, database, options):
@@ -672,7 +672,8 @@ class TestOptions:
                 request = ChangeFeedRequest(address, FromContinuationToken(token))
                 client.read_changes(request, OperationOptions(wait_seconds=wait))
         sizes = [command["cursor"]["batchSize"] for _, command in monitor.streams()]
-        least, most = re.fullmatch(r"what a page takes, (\d+) to ([\d,]+)", rows["batch_size"]).groups()
+        said = re.fullmatch(r"the size of a page, .* least (\d+) and at most ([\d,]+)", rows["batch_size"])
+        least, most = said.groups()
         assert {int(least), int(most.replace(",", ""))} <= set(sizes)
         awaited = {command.get("maxTimeMS") for command in monitor.sent if "getMore" in command}
         assert rows["max_await_time_ms"] == "10, or 500 in a long poll (`wait_seconds`)"

@@ -55,4 +55,4 @@ def test_a_generated_page_says_so_at_its_end(page):
 def test_some_pages_are_generated():
     generated = {page.name for page in PAGES if is_generated(page)}
     assert {"us8.md", "mutants.md", "options.md", "databases.md", "benchmarks.md"} <= generated
-    assert len(generated) == 8
+    assert len(generated - {"peers.md"}) == 8  # that one has a record only where it was measured

@@ -72,6 +72,7 @@ class TestGeneratedPages:
         kept = read("reference/command-line.md")
         assert "Traceback" not in kept
         assert re.findall(r"\(exit code (\d+)\)", kept) == ["2", "2", "4", "6", "6"]
+        assert kept.count("$ multiclouddb ") == 29
 
     def test_the_promises_are_those_of_today(self):
         assert read("reference/us8.md") == GENERATE["us8_page"](), AGAIN

@@ -138,9 +138,9 @@ def missed_by_parents(
     """Return the partitions that a token neither contains nor leads to, found through the listed parents.
 
     Pure. The search begins at each open partition, and at each parent for which a partition of the token
-    still waits. It then goes from partition to parent. If the search reaches a partition of the token, the
-    start is covered. If it reaches an ancestor of an entry of the token, the ancestor was read, and
-    everything found below this ancestor was missed.
+    still waits. From there, the search goes from each partition to its parents. If the search reaches a
+    partition of the token, the start is covered. If it reaches an ancestor of an entry of the token, the
+    ancestor was read, and everything found below this ancestor was missed.
 
     Args:
         tracked: Every partition in the token.
@@ -180,8 +180,8 @@ def ancestors_read(
     """Return the ancestors of a token's partitions, all of which have been read.
 
     Returns:
-        The ancestors, and the ancestors and token partitions that the service does not list. The ancestors of
-        an unlisted partition are not known.
+        Two collections: the ancestors; and the unlisted partitions, which are those ancestors and token
+        partitions that the service does not list. The ancestors of an unlisted partition are not known.
     """
     named_by = (
         parent

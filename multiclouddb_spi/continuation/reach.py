@@ -16,8 +16,8 @@ def reach(
 
     Args:
         starts: The partitions at which the search begins.
-        edges: Maps a partition to the next ones: its parents, its children, or the partitions for which it
-            waits.
+        edges: Maps a partition to the next partitions: its parents, its children, or the partitions for which
+            it waits.
         ends: Partitions at which the search stops when it reaches them.
     """
     found: set[str] = set()

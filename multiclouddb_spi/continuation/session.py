@@ -20,7 +20,7 @@ __all__ = ["Finished", "Session"]
 class Finished:
     """The content of a token that no change can follow.
 
-    For such a token, the engine does not ask the service.
+    If a token has this content, the engine does not ask the service.
 
     Attributes:
         token: The request's token.

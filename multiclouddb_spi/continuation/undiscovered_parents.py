@@ -8,7 +8,7 @@ been read to its end. In most cases the service's listing shows which case appli
 a parent that another reader reads (`Retention.named`). If the listing does not show this, the following rule
 decides:
 
-An undiscovered parent existed before its child was made, so its ancestors had ended by then. So if a
+An undiscovered parent existed before its child was made, so the parent's ancestors had already ended. So if a
 partition was read past the time at which the child was named, and has not ended, it leads to no undiscovered
 parent. Nor does a partition that was asked after that time and had no more records.
 

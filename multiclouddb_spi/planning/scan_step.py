@@ -3,9 +3,9 @@
 A step is the difference between two lineages. So the lineage before a step must contain the segments that the
 step reads, because dividing the plan again could result in other segments. While the plan holds the change
 stream, a step reads only segments; `AUTO` releases the stream when half of the retention time of one of its
-positions has passed. From then on, and with `INTERLEAVED`, a step reads the stream and segments. The stream
-goes first: at least a quarter of a limited step is reserved for it. The scan gets at most three quarters, and
-less if the stream needs more.
+positions has passed. Once the stream is released, and always with `INTERLEAVED`, a step reads both the stream
+and segments. The stream goes first: at least a quarter of a limited step is reserved for it. The scan gets at
+most three quarters, and less if the stream needs more.
 """
 
 from __future__ import annotations

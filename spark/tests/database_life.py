@@ -1,11 +1,11 @@
-"""Runs short queries on databases with secrets, and keeps everything that Spark shows or writes.
+"""Runs short queries on databases with secrets; it keeps everything that Spark shows or writes about them.
 
     python database_life.py FOLDER OPTIONS COUNT
 
 OPTIONS contains the options of each query by its name, as JSON; COUNT is the number of events in each
 database. The program fixes the start of each query and leaves the file `pinned`. When the file `written`
-exists, it continues until all events have arrived. FOLDER receives the files of the rows and everything that
-was shown.
+exists, it continues until all events have arrived. The files of the rows and everything that was shown are in
+the folder. It also reads the source of `foreign.py`.
 """
 
 import contextlib
@@ -22,12 +22,14 @@ folder, databases, count = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.a
 for name in ("shown", "events"):
     (folder / name).mkdir()
 conf = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    # Each task needs a Python process of its own.
+    "spark.master": "local[2]",
+    "spark.sql.shuffle.partitions": "2",
     "spark.eventLog.enabled": "true",
     "spark.eventLog.dir": str(folder / "events"),
     "spark.ui.enabled": "true",
     "spark.ui.port": "0",
-    # The output of workers goes to the standard error of this program.
+    # What workers say goes to the standard error of this program.
     "spark.log.level": "INFO",
 }
 spark = local_session("database", **conf)
@@ -85,6 +87,8 @@ def printed(print_it):
     return out.getvalue()
 
 
+[row] = spark.read.format("foreign").load().collect()
+show("foreign", row.n)
 lives = [Life(*each) for each in databases.items()]
 for life in lives:
     life.run()

@@ -13,7 +13,8 @@ from pathlib import Path
 from pyspark_multiclouddb import local_session, merge_into_delta
 
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-spark = local_session("delta", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+# Each task needs a Python process of its own.
+spark = local_session("delta", **{"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2})
 (folder / "jvm").write_text(str(spark.sparkContext._gateway.proc.pid))
 checkpoint = folder / "checkpoint"
 

@@ -5,16 +5,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-PROGRAM = Path(__file__).with_name("follower.py")
 SECONDS = 300
 
 
 class Follower:
     """The running program, and its progress."""
 
-    def __init__(self, folder, argument="", program=PROGRAM):
+    def __init__(self, folder, argument, program):
         self.folder = folder
         with (folder / "log").open("a") as log:
             self.printed = log.tell()
@@ -35,20 +33,15 @@ class Follower:
             assert time.monotonic() < deadline, f"{name} does not come"
             time.sleep(0.002)
 
-    def files(self):
-        """Return the number of files for commits and marks, which shows the progress of a run."""
-        places = ("table/_delta_log/*.json", "checkpoint/offsets/*", "checkpoint/commits/*")
-        return sum(len(list(self.folder.glob(place))) for place in places)
-
     def wait_for_files(self, more):
-        deadline, wanted = time.monotonic() + SECONDS, self.files() + more
-        while self.files() < wanted:
+        deadline, wanted = time.monotonic() + SECONDS, files(self.folder) + more
+        while files(self.folder) < wanted:
             assert self.process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < deadline, "it makes no progress"
             time.sleep(0.001)
 
     def kill(self):
-        # Both processes are stopped first, so that neither runs after the other was killed.
+        # Both are stopped first, so that neither runs while the other one is dead.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in (self.process.pid, int((self.folder / "jvm").read_text())):
                 os.kill(pid, number)
@@ -57,3 +50,9 @@ class Follower:
     def end(self, code):
         found = self.process.wait(SECONDS)
         assert found == code, (self.folder / "log").read_text()
+
+
+def files(folder):
+    """Return the number of commits and marks, which show the progress of a query."""
+    places = ("table/_delta_log/*.json", "checkpoint/offsets/*", "checkpoint/commits/*")
+    return sum(len(list(folder.glob(place))) for place in places)

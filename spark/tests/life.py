@@ -2,9 +2,9 @@
 
     python life.py FOLDER PART
 
-PART is `found` (a batch of this source and a batch of another source), `first` (the same, then streams that
-end and a replay; the program dies in a batch of a stream that does not end) or `second` (the program resumes
-after the death, and ends when all events have arrived).
+PART is `first` (a batch of this source and a batch of another source, then streams that end and a replay; the
+program dies in a batch of a stream that does not end) or `second` (the program resumes after the death, and
+ends when all events have arrived).
 """
 
 import json
@@ -111,17 +111,17 @@ def unknown_position():
     note(refused=refused, offsets_stay=before == sorted(file.name for file in path.iterdir()))
 
 
-spark = local_session("life", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+# Each task needs a Python process of its own.
+spark = local_session("life", **{"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2})
 spark.sparkContext.setLogLevel("OFF")
-if part != "second":
+if part == "first":
     foreign = [row.n for row in spark.read.format("foreign").load().collect()]
     batch = spark.read.format("multiclouddb").options(url=options["url"], collection="orders").load()
     note(version=spark.version, foreign=foreign, batch=[row.event_id for row in batch.collect()])
-if part == "first":
     ended_runs()
     unknown_position()
     follow(Rows("followed", die_in=1))
-elif part == "second":
+else:
     rows = Rows("followed")
     follow(rows)
     note(followed=rows.all())

@@ -1,4 +1,4 @@
-"""Runs queries over several databases in one driver that a test kills."""
+"""Runs queries over several databases in one driver, which a test kills."""
 
 import json
 import os
@@ -21,36 +21,47 @@ class Queries:
     """Runs a query over each of several feeds.
 
     Attributes:
-        folder: The folder with all files of the queries.
-        feeds: The feeds that the queries read.
+        folder: Return everything that is left of the queries.
+        feeds: What they read.
         process: The driver; None before `start`.
     """
 
-    def __init__(self, folder, feeds, master="local[8,2]"):
+    def __init__(self, folder, feeds, master="local[4,2]"):
         self.folder, self.feeds, self.master = folder, feeds, master
         folder.mkdir()
         self.process = None
-        given = {feed.name: {**feed.options(), "maxRecordsPerTrigger": str(LIMIT)} for feed in feeds}
-        (folder / "queries").write_text(json.dumps(given))
         for feed in feeds:
             feed.mark()
 
-    def start(self, moment="none"):
+    def start(self, moment="none", names=None, followed=None):
+        """Start the driver.
+
+        Args:
+            moment: Where each query stops.
+            names: The databases that have a query in this run; None for all.
+            followed: The options of one more query, which never stops, or None.
+        """
         self.moment = moment
+        self.running = [feed for feed in self.feeds if names is None or feed.name in names]
+        given = {feed.name: {**feed.options(), "maxRecordsPerTrigger": str(LIMIT)} for feed in self.running}
+        if followed is not None:
+            given["followed"] = followed
+        (self.folder / "queries").write_text(json.dumps(given))
         (self.folder / "go").unlink(missing_ok=True)
         self.log = self.folder / f"log-{moment}"
         command = [sys.executable, str(PROGRAM), str(self.folder), self.master, str(EVENTS), moment]
         with self.log.open("a") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
-    def write(self, part=None):
-        """Change the databases after every query has fixed its start."""
+    def write(self, part=None, names=None):
+        """Every query has fixed its start, then the databases change."""
         self.wait(lambda place: (place / "checkpoint" / "commits" / "0").exists())
-        for feed in self.feeds:
-            feed.write(part)
+        for feed in self.running:
+            if names is None or feed.name in names:
+                feed.write(part)
 
     def places(self):
-        return [self.folder / feed.name for feed in self.feeds]
+        return [self.folder / feed.name for feed in self.running]
 
     def wait(self, condition):
         """Wait until a condition holds in the folder of every query."""
@@ -62,7 +73,7 @@ class Queries:
         wait_until(holds, seconds=SECONDS)
 
     def reach(self):
-        """Wait until every query has stopped at the chosen moment.
+        """Wait until every query has stopped at the moment.
 
         Return the processes in which the queries wait.
         """
@@ -72,12 +83,12 @@ class Queries:
     def kill(self):
         """Kill the driver and its JVM.
 
-        Both processes are stopped first, so that neither runs after the other was killed.
+        Both processes are stopped first, so that neither runs while the other is dead.
         """
         jvm = int((self.folder / "jvm").read_text())
         os.kill(jvm, signal.SIGSTOP)
         if self.moment == "commit":
-            # Each sink returns, but Spark is not informed.
+            # Each sink returns, and Spark does not learn of it.
             (self.folder / "go").touch()
             self.wait(lambda place: int((place / "returned").read_text()) == max(marks(place, "offsets")))
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -86,11 +97,11 @@ class Queries:
         self.clean()
 
     def wait_for_more(self, than):
-        """Wait until every query has delivered more events than the given number."""
+        """Every query has delivered more events."""
         self.wait(lambda place: len(rows_of(place)) > than)
 
     def clean(self):
-        """Kill everything that the driver has started. The driver leads its own session of processes."""
+        """End everything that the driver has started; the driver is the leader of a session."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):
@@ -101,7 +112,9 @@ class Queries:
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-5000:]
 
     def check(self):
-        """Check that each event came once, and that repeated batches had the same rows and kept the limit."""
+        """Check that each event came once, and that a repeated batch had the same rows and stayed within the
+        limit. All queries have run last.
+        """
         for feed, place in zip(self.feeds, self.places(), strict=True):
             rows = rows_of(place)
             assert sorted(rows) == feed.ids()

@@ -2,12 +2,15 @@
 
     python queries_life.py FOLDER MASTER EVENTS MOMENT
 
-`FOLDER/queries` contains the options of each query by its name. A query writes its checkpoint, its rows and
-each of its deliveries to `FOLDER/NAME`. The program ends when each query has received EVENTS events. At the
-given MOMENT, a query leaves the file `reached-MOMENT` and waits until the file `FOLDER/go` exists. The
-moments are `planning` (before planning), `planned`, `task`, `sink` (the sink has committed) and `commit`. At
-`commit`, the sink has also committed, and returns after Spark was stopped. The query stops in the second
-batch with rows of a run.
+`FOLDER/queries` contains the options of each query by its name. A query uses `FOLDER/NAME` for its
+checkpoint, its rows, and its earlier deliveries. The program ends when each query has this many events. At
+the given MOMENT, a query leaves the file `reached-MOMENT` and waits until the file `FOLDER/go` exists. The
+moments are `planning` (before it), `planned`, `task`, `sink` (it has committed) or `commit` (the same; then
+the test lets it return to a Spark that has stopped). The query does this in the second batch with rows of a
+run.
+
+The query `followed` merges into a Delta table. It stops nowhere, and reads all that there is when the file
+`FOLDER/last` exists.
 """
 
 import json
@@ -29,7 +32,7 @@ queries = json.loads((folder / "queries").read_text())
 conf = {
     "spark.master": master,
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
     "spark.executor.memory": "512m",
     "spark.excludeOnFailure.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
@@ -37,14 +40,16 @@ conf = {
 
 
 class Place:
-    """Represents the point that a query has reached. All processes of the query share it through files."""
+    """Represents the point that a query has reached, as seen from each of its processes."""
 
     def __init__(self, name, moment):
         self.folder, self.moment = folder / name, moment
         self.armed, self.plans = self.folder / "armed", self.folder / "plans"
 
     def reach(self, moment):
-        """At the chosen moment, wait until the test lets the query continue or the driver has ended."""
+        """Wait here, if this is the given moment, until the test allows the query to continue or the driver
+        has ended.
+        """
         if moment != self.moment or not self.armed.exists():
             return
         draft = self.folder / f"draft-{os.getpid()}-{threading.get_ident()}"
@@ -59,7 +64,7 @@ class Place:
 
 
 class Reader(ChangeFeedStreamReader):
-    """The source's stream reader, which stops at a given moment."""
+    """The source's own class, which stops at a given moment."""
 
     def __init__(self, settings, place):
         super().__init__(settings)
@@ -101,9 +106,8 @@ def source_of(place):
 
 
 class Sink:
-    """Keep each batch in a file, and each delivery of the batch in another file.
-
-    A query on the embedded store also merges the batch into a Delta table.
+    """Keep each batch in a file, and each delivery of the batch in another; a query on the embedded store
+    also merges the batch into a Delta table.
     """
 
     def __init__(self, place):
@@ -115,7 +119,7 @@ class Sink:
         frame = frame.persist()
         rows = json.dumps(sorted(row.event_id for row in frame.select("event_id").collect()))
         if self.folder.name == "embedded":
-            # Smaller than a batch, so that a batch takes several commits.
+            # Less than a batch, which so is several commits.
             merge_into_delta(frame, batch_id, self.folder / "table", "embedded", max_bytes=1500)
         frame.unpersist()
         (self.folder / "deliveries" / f"{batch_id}-{os.getpid()}").write_text(rows)
@@ -133,7 +137,9 @@ class Sink:
 
 
 class Query:
-    """Run one query that continues from its checkpoint."""
+    """Run one query, from its checkpoint."""
+
+    sink_of = Sink
 
     def __init__(self, name, options):
         self.place = Place(name, moment)
@@ -141,7 +147,7 @@ class Query:
         for left in (self.place.armed, self.place.plans):
             left.unlink(missing_ok=True)
         spark.dataSource.register(source_of(self.place))
-        self.sink = Sink(self.place)
+        self.sink = self.sink_of(self.place)
         stream = spark.readStream.format(f"multiclouddb_{name}").options(**options).load()
         writer = stream.writeStream.foreachBatch(self.sink)
         self.writer = writer.option("checkpointLocation", str(self.place.folder / "checkpoint"))
@@ -149,10 +155,8 @@ class Query:
         self.start()
 
     def start(self):
-        """Start the queries one after another.
-
-        Spark waits ten seconds for the process that plans a query. If the machine is too busy, Spark starts a
-        second process for the same query.
+        """Spark waits ten seconds for the process that plans a query. If the machine is too busy for this,
+        Spark starts the process again. Therefore the queries start one after another.
         """
         self.running = self.writer.start()
         while not self.place.plans.exists():
@@ -176,10 +180,29 @@ class Query:
         return True
 
 
+class Followed(Query):
+    """Run the query that is killed wherever it is."""
+
+    @staticmethod
+    def sink_of(place):
+        # Less than a batch, which so is several commits.
+        return lambda frame, batch_id: merge_into_delta(
+            frame, batch_id, place.folder / "table", "followed", max_bytes=1500
+        )
+
+    def is_done(self):
+        if not (folder / "last").exists():
+            self.wait()
+            return False
+        self.running.processAllAvailable()
+        self.running.stop()
+        return True
+
+
 spark = local_session("queries", **conf)
 spark.sparkContext.setLogLevel("OFF")
 (folder / "jvm").write_text(str(spark.sparkContext._gateway.proc.pid))
-running = [Query(*each) for each in queries.items()]
+running = [(Followed if name == "followed" else Query)(name, given) for name, given in queries.items()]
 while running:
     running = [query for query in running if not query.is_done()]
 spark.stop()

@@ -11,7 +11,8 @@ from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import latest_by_key, merge_into_delta
 from pyspark_multiclouddb.pieces import collected_in_pieces
 
-from .test_kill import Follower, marks, table_of
+from .following import Follower
+from .test_kill import marks, table_of
 from .test_sinks import apply, documents, random_changes, rows
 
 PROGRAM = Path(__file__).with_name("bounded.py")
@@ -40,7 +41,9 @@ def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source
     assert marks(tmp_path, "offsets") - marks(tmp_path, "commits") == {1}
     assert DeltaTable(tmp_path / "table").transaction_version("bounded") is None
 
-    Follower(tmp_path, RESULT_SIZE, PROGRAM).end(0)
+    last = Follower(tmp_path, RESULT_SIZE, PROGRAM)
+    last.end(0)
+    assert last.noise() == []
     assert marks(tmp_path, "offsets") == marks(tmp_path, "commits")
     assert table_of(tmp_path) == source.documents
     table = DeltaTable(tmp_path / "table")

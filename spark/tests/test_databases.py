@@ -13,6 +13,7 @@ from multiclouddb_conformance.waiting import wait_until
 
 from .databases import EVENTS
 from .environments import environment
+from .foreign import install
 
 PROGRAM = Path(__file__).with_name("database_life.py")
 SECONDS = 400
@@ -20,13 +21,14 @@ SECONDS = 400
 
 @pytest.mark.parametrize("version", [pyspark.__version__, "4.0.5"])
 def test_life(databases, tmp_path, version):
-    names = ["dynamo", "mongo", "cosmos"]
+    # One version is enough for a database whose emulator is this project's.
+    names = ["dynamo", "mongo", *(["cosmos"] if version == pyspark.__version__ else [])]
     feeds = list(databases(f"life{version[:3].replace('.', '')}", *names))
     for feed in feeds:
         feed.mark()
     given = {feed.name: {**feed.options(), "maxRecordsPerTrigger": str(EVENTS // 2)} for feed in feeds}
     path = [] if version == pyspark.__version__ else [str(environment(version))]
-    path += filter(None, [os.environ.get("PYTHONPATH")])
+    path += [str(install(tmp_path)), *filter(None, [os.environ.get("PYTHONPATH")])]
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -53,6 +55,7 @@ def test_life(databases, tmp_path, version):
         assert len(rows) == EVENTS
         shown = tmp_path / "shown" / f"{feed.name}-batch"
         assert feed.position == "now" or f"={EVENTS})" in shown.read_text()
+    assert (tmp_path / "shown" / "foreign").read_text() == "42"
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len([file for file in files if "page-" in file.name]) >= 10
     assert any("events" in file.parts for file in files)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import time
+from itertools import repeat
 
 import pytest
 from deltalake import DeltaTable
@@ -11,8 +12,13 @@ from deltalake import DeltaTable
 from pyspark_multiclouddb import live_rows
 
 from .databases import EVENTS, KEYS
-from .following import Follower
+from .following import files
 from .queries import marks
+
+MOMENTS = ("planning", "planned", "task", "sink", "commit")
+# Other databases are killed at one moment, at which a whole batch comes again.
+MOMENT_OF_OTHERS = "sink"
+OTHERS = ("dynamo", "mongo")
 
 
 def table_of(folder):
@@ -26,46 +32,48 @@ def deleted_in(folder):
     return {json.loads(row["key"])["id"] for row in table.to_pylist() if row["_deleted_at"] is not None}
 
 
-@pytest.mark.timeout(900)  # this test starts Spark six times
-def test_every_moment_of_a_kill_gives_the_same_rows(databases, start_queries):
-    """The test uses three databases at once.
+def check_pending(queries, moment):
+    """Check which batches are not done after a kill at a moment."""
+    for place in queries.places():
+        pending = marks(place, "offsets") - marks(place, "commits")
+        # Where a batch was planned, it is not done; past the sink, its rows are there.
+        assert len(pending) == (moment != "planning")
+        kept = {number for number in pending if (place / "rows" / str(number)).exists()}
+        assert kept == (pending if moment in ("sink", "commit") else set())
 
-    Each start begins with the batch that the last kill interrupted.
+
+@pytest.mark.timeout(900)  # it starts Spark six times
+def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, start_queries, source):
+    """One query is killed at each moment, in the same drivers as a query that is killed wherever it is.
+
+    Each start begins with the batches that the last kill interrupted.
     """
-    queries = start_queries(list(databases("killed", "embedded", "dynamo", "mongo")))
-    for moment in ("planning", "planned", "task", "sink", "commit"):
-        queries.start(moment)
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
+    dice = random.Random(seed)
+    queries = start_queries(list(databases("killed", "embedded", *OTHERS)))
+    followed = source.options(maxRecordsPerTrigger="30", pollInterval="50 ms")
+    folder = queries.folder / "followed"
+    further = int(os.environ.get("MULTICLOUDDB_KILLS", "5")) - len(MOMENTS)
+    for number, moment in enumerate([*MOMENTS, *repeat(None, further)]):
+        others = OTHERS if moment == MOMENT_OF_OTHERS else ()
+        queries.start(moment or "none", ["embedded", *others] if moment else [], followed)
         if moment == "planning":
-            queries.write()
+            queries.write(names=["embedded"])
+        elif others:
+            queries.write(names=others)
         queries.reach()
+        before, more = files(folder), dice.randint(1, 12)
+        source.write(150, seed=f"{seed} {number}")
+        queries.wait(lambda _: files(folder) >= before + more)  # noqa: B023 - it is called here alone
+        time.sleep(dice.random() / 10)
         queries.kill()
-        for place in queries.places():
-            pending = marks(place, "offsets") - marks(place, "commits")
-            # A batch that was planned is not completed. If the kill comes after the sink's commit, the rows
-            # are there.
-            assert len(pending) == (moment != "planning")
-            kept = {number for number in pending if (place / "rows" / str(number)).exists()}
-            assert kept == (pending if moment in ("sink", "commit") else set())
-    queries.start()
+        check_pending(queries, moment)
+    (queries.folder / "last").touch()
+    queries.start(followed=followed)
     queries.end()
     queries.check()
     table = table_of(queries.folder / "embedded")
     assert table == {f"k{number % KEYS}": {"n": number} for number in range(EVENTS - KEYS, EVENTS)}
-
-
-@pytest.mark.timeout(900)  # this test starts Spark three times
-def test_table_equals_the_source_after_kills_at_random_moments(source, tmp_path):
-    seed = random.randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
-    dice = random.Random(seed)
-    for number in range(int(os.environ.get("MULTICLOUDDB_KILLS", "5"))):
-        source.write(150, seed=f"{seed} {number}")
-        follower = Follower(tmp_path)
-        follower.wait_for_files(dice.randint(1, 12))
-        time.sleep(dice.random() / 10)
-        follower.kill()
-    last = Follower(tmp_path)
-    last.end(0)
-    assert last.noise() == []
-    assert table_of(tmp_path) == source.documents
-    assert deleted_in(tmp_path) == {key for _, key, _ in source.truth} - source.documents.keys()
+    assert table_of(folder) == source.documents
+    assert deleted_in(folder) == {key for _, key, _ in source.truth} - source.documents.keys()

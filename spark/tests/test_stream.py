@@ -542,7 +542,9 @@ class TestRefusals:
         (task, *_) = reader.partitions(pinned, end)
         source.store.create_collection("orders", recreate=True)
         connection.close_connections()
-        recreated = r"\[MULTICLOUDDB:INVALID_REQUEST\] checkpoint: is of an earlier orders that was recreated"
+        recreated = (
+            r"\[MULTICLOUDDB:INVALID_REQUEST\] checkpoint: belongs to an earlier orders, which was rec"
+        )
         with pytest.raises(SourceError, match=recreated):
             reader.latestOffset(end, ALL)
         with pytest.raises(SourceError, match=recreated):

@@ -1,4 +1,7 @@
-"""Tests the source on every minor version of Spark 4, together with another source, in separate processes."""
+"""Tests the source on older minor versions of Spark 4, beside another source, in separate processes.
+
+`test_databases.py` has the other source on the version of all other tests.
+"""
 
 import json
 import os
@@ -7,37 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from multiclouddb_embedded import EmbeddedStore
 
 from .conftest import Source
 from .environments import DIGESTS, build_in_background, environment
+from .foreign import install
 from .test_source import through_the_client
 
 PROGRAM = Path(__file__).with_name("life.py")
 SECONDS = 400
-FOREIGN = """
-from pyspark.sql.datasource import DataSource, DataSourceReader
-
-
-class Reader(DataSourceReader):
-    def read(self, partition):
-        yield (42,)
-
-
-class DefaultSource(DataSource):
-    @classmethod
-    def name(cls):
-        return "foreign"
-
-    def schema(self):
-        return "n INT"
-
-    def reader(self, schema):
-        return Reader()
-"""
 
 
 class Life:
@@ -45,15 +28,13 @@ class Life:
 
     Attributes:
         version: The version of PySpark that was used.
-        facts: The values that the program recorded.
-        written: The ids of all events, read by this process.
+        facts: The results that the program recorded.
+        written: The ids of all events, as this process reads them.
     """
 
     def __init__(self, version, folder):
         self.version, self.folder = version, folder
-        package = folder / "foreign" / "pyspark_foreign"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text(FOREIGN)
+        self.foreign = install(folder)
         with EmbeddedStore(folder / "store.db", durable=False) as store:
             source = Source(store)
             source.write(70)
@@ -63,20 +44,14 @@ class Life:
             source.write(30)
             self.written = sorted(row["event_id"] for row in through_the_client(source))
         (folder / "count").write_text(str(len(self.written)))
-        if version == pyspark.__version__:
-            # All other tests run on this version.
-            self.run("found", 0)
-        else:
-            self.run("first", -signal.SIGKILL)
-            self.run("second", 0)
+        self.run("first", -signal.SIGKILL)
+        self.run("second", 0)
         self.facts = {}
         for line in (folder / "facts").read_text().splitlines():
             self.facts |= json.loads(line)
 
     def run(self, part, status):
-        folders = [self.folder / "foreign", *filter(None, [os.environ.get("PYTHONPATH")])]
-        if self.version != pyspark.__version__:
-            folders.insert(0, environment(self.version))
+        folders = [environment(self.version), self.foreign, *filter(None, [os.environ.get("PYTHONPATH")])]
         path = os.pathsep.join(map(str, folders))
         ran = subprocess.run(
             [sys.executable, str(PROGRAM), str(self.folder), part],
@@ -91,16 +66,10 @@ class Life:
 
 @pytest.fixture(scope="module")
 def building():
-    """Fetch the other versions while the first version runs."""
+    """Fetch the later versions while the first version runs."""
     with build_in_background() as process:
         yield
         process.wait()
-
-
-def test_both_sources_are_found_on_the_version_of_all_other_tests(tmp_path):
-    facts = Life(pyspark.__version__, tmp_path).facts
-    assert facts["version"] == pyspark.__version__
-    assert facts["foreign"] == [42]
 
 
 @pytest.fixture(scope="module", params=DIGESTS)
@@ -118,7 +87,7 @@ def test_streams_that_end_deliver_every_event_once_within_the_limit(life):
     assert sorted(life.facts["ended"]) == life.written
     sizes = [len(json.loads(file.read_text())) for file in (life.folder / "ended").iterdir()]
     assert max(sizes) == 60
-    # From version 4.2 on, one run reads everything. In earlier versions, each run is one batch.
+    # From 4.2 on one run reads all; before, each run is one batch.
     assert (life.facts["runs"] == 1) == (life.version >= "4.2")
 
 

@@ -452,10 +452,10 @@ class TestTokens:
         made = self.tokens(bench)
         (alone, one), (whole, all_of_it) = made["alone"], made["branch"]
         error = bench.refused(ErrorCategory.INVALID_REQUEST, alone, scope=all_of_it)
-        assert "is of the partition p0 without its descendants" in error.message
+        assert "was made for the partition p0 without its descendants" in error.message
         assert "with_descendants=False" in error.message
         error = bench.refused(ErrorCategory.INVALID_REQUEST, whole, scope=one)
-        assert "is of the partition p0 with its descendants" in error.message
+        assert "was made for the partition p0 with its descendants" in error.message
         assert "with_descendants=True" in error.message
 
     def test_tokens_of_the_two_plans_are_told_apart(self, make_bench):

@@ -130,7 +130,7 @@ class TestIncarnation:
             with pytest.raises(MulticloudDbError) as caught:
                 opened.check_resumes(earlier, *self.WAY_OUT)
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
-            problem = f"is of an earlier {sim.address} that was recreated under the same name"
+            problem = f"belongs to an earlier {sim.address}, which was recreated under the same name"
             assert caught.value.message == f"checkpoint: {problem}; use another"
             assert opened.provider.calls.feeds == count
 

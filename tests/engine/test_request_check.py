@@ -293,16 +293,16 @@ class TestForeignTokens:
         class Elsewhere(SimulationProvider):
             provider_id = "elsewhere"
 
-        calls = refused(token, "provider 'simulation', not 'elsewhere'", provider=Elsewhere(bench.sim))
+        calls = refused(token, "provider 'simulation', not to 'elsewhere'", provider=Elsewhere(bench.sim))
         assert calls.feeds == 0
 
     def test_of_another_resource(self, refused, token):
         other = Simulation(address=ResourceAddress("sim", "others"))
-        assert refused(token, "of sim/items, not of sim/others", sim=other).feeds == 0
+        assert refused(token, "to sim/items, not to sim/others", sim=other).feeds == 0
 
     def test_of_another_database(self, refused, token):
         other = Simulation(address=ResourceAddress("mis", "items"))
-        assert refused(token, "of sim/items, not of mis/items", sim=other).feeds == 0
+        assert refused(token, "to sim/items, not to mis/items", sim=other).feeds == 0
 
     @pytest.mark.parametrize(
         "scope", [KEY, PhysicalPartition(encode_partition_id("simulation", Simulation().address, "i1", "p0"))]

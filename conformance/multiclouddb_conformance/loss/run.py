@@ -115,7 +115,7 @@ class Run(Generic[W]):
                         self._read(pages)
                     case ReadUntilIdle():
                         self._read_until_idle()
-            self._where = "the end of life"
+            self._where = "the end of the script"
             self._read_until_idle()
 
     def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:

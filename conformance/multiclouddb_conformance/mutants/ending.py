@@ -160,7 +160,7 @@ class ForgetsWatchAtRestart(Mutant):
 
 
 class NeverAudits(Mutant):
-    """A feed reports without a check that all partitions are covered."""
+    """A feed reports that all partitions are covered, without checking this."""
 
     caught_by = ("TestUncovered::test_a_partition_that_a_start_left_out_is_found_late",)
 

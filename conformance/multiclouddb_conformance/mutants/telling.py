@@ -100,7 +100,7 @@ class DeletesWithDocument(_ChangesEvents):
 
 
 class WatermarkRunsAhead(Mutant):
-    """The watermark is later than the times of later events."""
+    """The watermark is later than the times of events that follow."""
 
     caught_by = ("TestWatermark::test_no_later_event_is_older[3]",)
 

@@ -120,7 +120,7 @@ class TestTrouble:
 
 
 class TestEndlessTrouble:
-    """A fault that does not end is reported, and has no other effect."""
+    """Tests a fault that does not end, and its effect on the reader."""
 
     def test_a_service_that_fails_for_ever_is_reported_and_the_token_stays_good(
         self, collection: Collection

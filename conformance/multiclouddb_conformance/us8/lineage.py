@@ -254,7 +254,7 @@ class TestSplit:
 
 @pytest.mark.needs("split", "merge")
 class TestMerge:
-    """Two partitions are merged into one."""
+    """A feed is read while two partitions are merged into one."""
 
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])

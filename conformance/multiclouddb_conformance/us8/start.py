@@ -40,7 +40,7 @@ _SCOPES = (
 
 
 class TestBeginning:
-    """The feed starts at the oldest change that is still kept."""
+    """With `Beginning()`, the feed starts at the oldest change that is still kept."""
 
     @pytest.mark.requires(_BEGINNING)
     def test_the_beginning_has_everything(self, collection: Collection) -> None:

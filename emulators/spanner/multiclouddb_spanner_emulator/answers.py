@@ -26,7 +26,7 @@ from multiclouddb_spanner_emulator.world import World
 __all__ = ["Meet", "answered", "read", "stream_query"]
 
 Meet = Callable[[Call, "int | None"], None]
-"""A function that applies faults to a call after so many rows were sent."""
+"""A function that applies faults to a call after a given number of sent rows."""
 
 _NAME: Final = r"[`\"]?(\w+)[`\"]?"
 _GOOGLE: Final = re.compile(
@@ -60,7 +60,7 @@ def _params(request: Any) -> dict[str, Any]:
 
 
 def stream_query(database: Database, sql: str, params: dict[str, Any]) -> StreamQuery | None:
-    """Return the arguments of a change stream query; None for any other statement."""
+    """Return the arguments of a change stream query, or None for any other statement."""
     found = (_POSTGRES if database.postgres else _GOOGLE).fullmatch(sql)
     if found is None:
         if re.search(r"\bread_(json_)?\w+\s*\(", sql, re.IGNORECASE):
@@ -184,7 +184,7 @@ def _stream_rows(
     is_active: Callable[[], bool],
     meet: Meet,
 ) -> Iterator[list[list[Value]]]:
-    """Yield rows in batches that are sent immediately. A fault may happen between any two batches."""
+    """Yield rows in batches that are sent immediately. A fault may happen between two batches."""
     mix = random.Random(len(world.journal.calls)) if world.habits.mixes_equal_timestamps else None
     reading = Reading(query, stream, world.clock, world.changed, is_active, mix=mix)
     for records in reading.records():

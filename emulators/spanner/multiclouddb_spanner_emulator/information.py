@@ -1,4 +1,4 @@
-"""INFORMATION_SCHEMA: the description of a database, and the queries on it.
+"""Answers queries on INFORMATION_SCHEMA, which describes a database.
 
 SQLite runs each query on tables that are filled for that query, so joins, parameters and ordering work.
 """
@@ -17,7 +17,7 @@ from multiclouddb_spanner_emulator.schema import Column, Table
 __all__ = ["Answer", "ask"]
 
 Answer = tuple[list[tuple[str, str]], list[list[Any]]]
-"""The name and type code of each column, and the rows."""
+"""An answer: the name and type code of each column, and the rows."""
 
 _STREAM: Final = "CHANGE_STREAM_CATALOG CHANGE_STREAM_SCHEMA CHANGE_STREAM_NAME"
 _TABLE: Final = "TABLE_CATALOG TABLE_SCHEMA TABLE_NAME"
@@ -92,7 +92,7 @@ def _indexed(table: Table, column: Column, number: int) -> list[Any]:
 
 def _fill(connection: sqlite3.Connection, database: Database, name: str, moment: int) -> None:
     columns = [piece.split(":") for piece in _TABLES[name].split()]
-    # The PostgreSQL dialect has text instead of booleans.
+    # The PostgreSQL dialect uses text instead of booleans here.
     types = [
         "TEXT" if database.postgres and each[1:] == ["BOOLEAN"] else (each[1:] or ["TEXT"])[0]
         for each in columns
@@ -124,7 +124,9 @@ def ask(database: Database, sql: str, params: Mapping[str, Any], moment: int) ->
         connection.execute("ATTACH ':memory:' AS information_schema")
         for name in {found.upper() for found in _MENTIONED.findall(sql)}:
             if name not in _TABLES:
-                raise invalid(f"Table not found: INFORMATION_SCHEMA.{name}, or the scripted server has none")
+                raise invalid(
+                    f"Table not found: INFORMATION_SCHEMA.{name}, or the scripted server does not have it"
+                )
             _fill(connection, database, name, moment)
         bound = {re.sub(r"^p(?=\d+$)", "", key) if database.postgres else key: params[key] for key in params}
         # ALL is a reserved word of SQLite, even after a dot.

@@ -1,4 +1,4 @@
-"""Runs the change stream query, which checks its arguments and yields records as time passes."""
+"""Runs change stream queries: checks the arguments, and yields records as time passes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StreamQuery:
         start: The start time.
         end: The end time; None to read as long as the partition is alive.
         token: The partition; None for the list of the partitions that are alive at `start`.
-        heartbeat: Milliseconds.
+        heartbeat: The interval of heartbeats in milliseconds.
     """
 
     stream: str
@@ -99,10 +99,11 @@ class Reading:
     """One running change stream query.
 
     Args:
-        query: Its arguments, checked.
+        query: The checked arguments of the query.
         stream: The stream.
         clock: The server's clock.
-        changed: The condition that a thread must hold to read or change the server; every change notifies it.
+        changed: The condition that a thread must hold to read or change the server. Every change notifies the
+            condition.
         is_active: A function that returns False if no client is listening any more.
         mix: A random generator that mixes transactions with the same commit timestamp; None to keep their
             order.
@@ -130,7 +131,7 @@ class Reading:
         self._anything = False
 
     def records(self) -> Iterator[list[Record]]:
-        """Yield batches of records, until the end of the window or the partition."""
+        """Yield batches of records until the end time of the query or the end of the partition."""
         if self._query.token is None:
             self._wait_for(self._start)
             with self._changed:
@@ -150,7 +151,7 @@ class Reading:
                 return
 
     def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
-        """Return the records up to now, the place of the next record, and True if the answer ends."""
+        """Return the records up to now, the index of the next record, and whether the answer ends."""
         now, end = self._clock.nanoseconds(), self._query.end
         bound = now if end is None else min(now, end)
         stop = at
@@ -195,10 +196,7 @@ class Reading:
 
 
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
-    """Return the records.
-
-    Return the records; those of transactions with the same commit timestamp are mixed at random.
-    """
+    """Return the records, with transactions of the same commit timestamp mixed at random."""
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}
         for record in same:

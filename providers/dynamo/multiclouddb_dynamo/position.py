@@ -3,12 +3,13 @@
     [seq, t]               after the record `seq`, whose time was `t`
     ["s", t]               at the start of an unread child shard, which has no older record
     ["h", t]               at the oldest record: `Beginning` at time `t`
-    [.., t, it, looks]     each of these, with the iterator `it` of an answer without records after the
-    position ["n", t]               at the end as of time `t`: `Now` ["n", t, it]           the same, and the
-    iterator `it` points there until it expires ["n", t, it, looks]    the same, with answers without records
-    so far ["n", t, null, seq]    the same, with everything up to `seq` scanned without an iterator ["w", t,
-    it, looks]    as `["n", t]`, and `it` is the progress of a scan from the oldest record ["w", t, it, looks,
-    seq]    as `["n", t, null, seq]`, in the same way
+    [.., t, it, looks]     each of these, with the iterator `it` of a later answer without records
+    ["n", t]               at the end as of time `t`: `Now`
+    ["n", t, it]           the same, and the iterator `it` points there until it expires
+    ["n", t, it, looks]    the same, with answers without records so far
+    ["n", t, null, seq]    the same, with everything up to `seq` scanned without an iterator
+    ["w", t, it, looks]    as `["n", t]`, and `it` is the progress of a scan from the oldest record
+    ["w", t, it, looks, seq]    as `["n", t, null, seq]`, in the same way
 
 `t` is in whole seconds since 1970 (None if the service gave no time), and sequence numbers are texts of
 digits. `looks` is the number of consecutive readers that have found no record. It decides how far the next

@@ -1,8 +1,7 @@
 """Defines profiles, which make a store behave like one of the services when its feed is read.
 
-Portable code that reads a store with `profile="dynamo"` gets the same refusals as from DynamoDB, even on a
-laptop. A profile limits the requests that the store accepts. A profile changes neither the file nor the
-content of the log.
+With `profile="dynamo"`, code that reads a store gets the same refusals as from DynamoDB, even on a laptop. A
+profile limits the requests that the store accepts. It changes neither the file nor the content of the log.
 
 Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
 `spanner`, `cosmos` or no profile is valid under the others, if the rest of the request is allowed there.
@@ -74,7 +73,7 @@ class Profile:
         name: The value of `profile=`; empty for no limits.
         capabilities: The capabilities of the provider under this profile.
         precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded time may be
-            early by less than that, and is never late.
+            early by less than this number, and is never late.
         whole: True if a collection is shown as one partition, `0`, regardless of the store's splits and
             merges.
     """

@@ -12,8 +12,8 @@
                                                               a NaN with a payload, a padded significand
 
 The library's JSON has one kind of integer: `Int64` is written like `int` and read back as an `int`, which
-BSON stores in 32 bits if it fits. The JSON has only one NaN for a `float`, without its bits. Values that are
-equal stay equal.
+BSON stores in 32 bits if it fits. All NaN values of a `float` have the same JSON. Values that are equal stay
+equal.
 
 Importing this module registers these types with `encode_json` and `decode_json`.
 """

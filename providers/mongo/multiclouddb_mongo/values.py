@@ -216,7 +216,7 @@ def _to_known(value: Tagged, depth: int) -> Any:
 
 
 def _no_set(_: Any, __: int) -> Any:
-    raise _refused("a set", "BSON has none: use a list, in the order that is stored")
+    raise _refused("a set", "BSON has no sets: use a list, and choose its order")
 
 
 # The first match counts: Code is also text.

@@ -1,4 +1,4 @@
-"""Maps changes of rows to events and to Arrow; pure."""
+"""Maps changes of rows to events and to Arrow. The functions are pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, Attribut
 
 
 class Change(NamedTuple):
-    """One change of a row, which is one record of the contract.
+    """One change of a row. Each change becomes one event.
 
     Attributes:
         record: The service's record that contains the change.
@@ -88,12 +88,12 @@ class View:
 
 
 def has_new(record: DataRecord) -> bool:
-    """Return True if a record contains the whole new rows, and for a delete, which has no new row."""
+    """Return True if a record contains the whole new rows, or is a delete, which has no new row."""
     return record.kind != "UPDATE" or record.capture in _WITH_ROW
 
 
 def has_old(record: DataRecord) -> bool:
-    """Return True if a record contains the whole old rows, and for an insert, which has no old row."""
+    """Return True if a record contains the whole old rows, or is an insert, which has no old row."""
     if record.kind == "UPDATE":
         return record.capture == "NEW_ROW_AND_OLD_VALUES"
     return record.kind == "INSERT" or record.capture in _WITH_OLD
@@ -105,7 +105,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
     Args:
         begin: The position before the first change.
         changes: The changes that follow this position.
-        count: At least one.
+        count: The number of changes, at least one.
     """
     at = changes[count - 1].record.at
     delivered = dict(begin.cut.delivered) if begin.cut.at == at else {}
@@ -122,7 +122,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
 def _first_of(changes: Sequence[Change], index: int) -> int:
     """Return the first of these changes in the same record.
 
-    Earlier changes of the record may have been delivered.
+    Earlier changes of the record may already have been delivered.
     """
     record, nth = changes[index]
     return bisect_left(changes, True, max(0, index - nth), index, key=lambda each: each.record is record)
@@ -132,7 +132,7 @@ def _first_of(changes: Sequence[Change], index: int) -> int:
 
 
 def _loaded(texts: Any) -> dict[str, Any]:
-    """Return the values of a row by column; the result is a copy if the service sent the values parsed."""
+    """Return the values of a row by column. If the service sent the values parsed, the result is a copy."""
     found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
     if type(found) is not dict:
         raise TypeError("no row")
@@ -168,7 +168,7 @@ def _old_row(
     old = _converted(_loaded(mod.old), converters)
     if record.kind == "DELETE":
         return {**key, **old}
-    # For a column that has not changed, the new row contains the value.
+    # If a column has not changed, only the new row contains its value.
     return {**key, **_converted(_loaded(mod.new), converters), **old}
 
 
@@ -198,7 +198,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
 
 
 def _moments(changes: Iterable[Change]) -> list[datetime]:
-    """Return the times of changes; the changes of a record share one object."""
+    """Return the times of changes. The changes of a record share one object."""
     previous: int | None = None
     moments: list[datetime] = []
     for record, _ in changes:
@@ -212,7 +212,7 @@ def _moments(changes: Iterable[Change]) -> list[datetime]:
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # By column, with one call per event and no call for data that the request leaves out.
+    # The events are made by column, with one call per event and no call for data that the request leaves out.
     ids, orders = _names(changes)
     mods = list(_mods(changes))
     keys = [_key(mod, view, record.shape.python) for record, mod in mods]

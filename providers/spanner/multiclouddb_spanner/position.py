@@ -1,7 +1,7 @@
-"""Defines positions in a partition, and their form in a token; pure.
+"""Defines positions in a partition, and their form in a token. The functions are pure.
 
-    [at]                    at a commit timestamp, its changes included
-    [at, {name: mark}]      the same, after some of the changes at it (`multiclouddb_spi.cut`)
+    [at]                    at a commit timestamp, before its changes
+    [at, {name: mark}]      the same, after some of its changes (`multiclouddb_spi.cut`)
     [at, since]             at a moment `at`; changes committed before `since` are not wanted
 
 `at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps. The changes
@@ -72,7 +72,7 @@ def cursor_of(place: Place) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Return the position that was passed to `cursor_of`.
+    """Return the position from its stored form; the inverse of `cursor_of`.
 
     Raises:
         InvalidCursor: Raised if the cursor is not a position in a change stream.

@@ -1,9 +1,21 @@
 """Tests change streams that are altered to watch other columns while they are read: no row is partial."""
 
 import pytest
+from google.cloud.spanner_admin_database_v1 import DatabaseDialect
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, NewItemStateMode
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    NewItemStateMode,
+    Now,
+    ResourceAddress,
+    connect,
+)
 
+from .servers.emulator import STILL
+from .table import Table
 from .test_scripted_attacks import STREAM, TABLE, feed, numbers, once
 
 NARROW = "ALTER CHANGE STREAM items_stream SET FOR items(n)"
@@ -111,3 +123,22 @@ class TestCost:
                 put(items, f"k{number}", number)
             once(items.drain(token, 7), 40)
             assert schema_reads(items) == 1
+
+
+@pytest.mark.emulator(*STILL)
+@pytest.mark.parametrize("dialect", [None, DatabaseDialect.POSTGRESQL], ids=["googlesql", "postgresql"])
+def test_on_google_s_emulator_a_time_without_some_columns_has_no_rows(still, dialect):
+    columns = None if dialect is None else "id varchar NOT NULL, n bigint, text varchar"
+    table = Table(still, dialect=dialect, **({} if columns is None else {"columns": columns}))
+    here = ResourceAddress(table.database.database_id, table.name)
+    with connect(still.url) as client:
+        token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+        table.put(["a", 1, "x"])
+        table.ddl(NARROW)
+        table.put(["a", 2, "x"])
+        table.ddl(WIDE)
+        table.put(["a", 3, "x"])
+        request = ChangeFeedRequest(here, FromContinuationToken(token))
+        found = [event.new_item_state for event in client.iterate_changes(request, until_idle=True)]
+    assert found == [{"id": "a", "n": 1, "text": "x"}, None, {"id": "a", "n": 3, "text": "x"}]
+    table.drop()

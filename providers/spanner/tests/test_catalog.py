@@ -1,26 +1,26 @@
-"""Tests how the stream of a table is found in the catalogue, including cases that no emulator has."""
+"""Tests how the stream of a table is found in the catalogue, including cases that no emulator produces."""
 
 import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import check_provisioned, find, is_whole
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 HERE = ResourceAddress("shop", "orders")
 WATCHED = ["s", "", "orders", True]
 
 
-class FakeCalls:
+class FakeClient:
     """Answers queries on the catalogue.
 
     Args:
         tables: The rows: stream, schema, table, and whether the stream watches all columns.
-        options: Stream, option, value.
+        options: The rows: stream, option, value.
         streams: The rows: stream, and whether it watches everything.
-        dialect: The database's.
-        keys: Schema, table, column.
+        dialect: The dialect of the database.
+        keys: The rows: schema, table, column.
     """
 
     def __init__(self, tables=(WATCHED,), options=(), streams=(), dialect="", keys=(("", "orders", "id"),)):
@@ -33,14 +33,14 @@ class FakeCalls:
             "change_stream_options": [list(each) for each in options],
         }
 
-    def rows(self, sql, columns, deadline, hold, at=None):
+    def rows(self, sql, columns, deadline, scope, at=None):
         table = sql.partition("information_schema.")[2].split()[0]
         assert all(len(row) == columns for row in self.answers[table])
         return self.answers[table]
 
 
 def found(address=HERE, configured=None, **settings):
-    return find(FakeCalls(**settings), address, configured, Deadline.after(5), Hold())
+    return find(FakeClient(**settings), address, configured, Deadline.after(5), CancelScope())
 
 
 def refused(category, *arguments, **settings):
@@ -96,9 +96,11 @@ class TestFound:
 
     def test_whether_all_columns_are_watched_is_asked_again(self):
         stream = found()
-        assert is_whole(FakeCalls(), stream, Deadline.after(5), Hold())
-        assert not is_whole(FakeCalls(tables=[["s", "", "orders", False]]), stream, Deadline.after(5), Hold())
-        assert not is_whole(FakeCalls(tables=[]), stream, Deadline.after(5), Hold())
+        assert is_whole(FakeClient(), stream, Deadline.after(5), CancelScope())
+        assert not is_whole(
+            FakeClient(tables=[["s", "", "orders", False]]), stream, Deadline.after(5), CancelScope()
+        )
+        assert not is_whole(FakeClient(tables=[]), stream, Deadline.after(5), CancelScope())
 
 
 class TestRefused:

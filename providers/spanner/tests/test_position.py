@@ -1,4 +1,4 @@
-"""Positions: their order, their form in a token, and moments as texts."""
+"""Tests positions: their order, their form in a token, and times as texts."""
 
 import itertools
 

@@ -111,10 +111,10 @@ class FakeSource:
     def __init__(self, **lives):
         self.lives = lives
 
-    def oldest(self, now, deadline, hold):
+    def oldest(self, now, deadline, scope):
         return ORIGIN, [name for name, (begin, end) in self.lives.items() if begin <= ORIGIN < end]
 
-    def interval(self, name, now, deadline, hold):
+    def interval(self, name, now, deadline, scope):
         return self.lives.get(name)
 
 

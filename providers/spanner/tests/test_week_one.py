@@ -76,8 +76,8 @@ class TestMerged:
     def test_a_stored_token_of_partitions_that_merged_goes_on_in_the_child(self, size):
         with feed(initial_partitions=6) as items:
             items.fill(12)
-            token = items.page(Beginning(), 3).continuation_token
-            read = 3
+            page = items.page(Beginning(), 3)
+            token, read = page.continuation_token, len(page.events)
             for _ in range(3):
                 items.server.merge(*items.open_partitions()[:2])
                 items.fill(12, start=100)

@@ -107,7 +107,7 @@ class ReplicaSet:
             auth: True to require a user and a password: `USER` and `PASSWORD`, with all rights.
             proxied: True if clients reach each member only through a proxy. Members and `client` also use the
                 proxy, but it never disturbs them.
-            election_ms: The time without news from the primary after which the others elect a new one.
+            election_ms: If the primary is silent for this time, the other members elect a new primary.
             parameters: Further parameters of the server.
 
         Raises:
