@@ -23,11 +23,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check test lint format mutate demo bench docs wheels lock clean
+.PHONY: help setup check test lint format mutate demo bench bench-peers docs wheels lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
 
 setup: $(VENV)/.workspace ## build .venv; a repeat does only what has changed
 
@@ -56,6 +56,9 @@ demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, 
 
 bench: setup ## measure us beside doing it by hand; ARGS="--only NAME", ARGS=--record renews the page in docs/
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: setup ## measure us beside Debezium, drivers and SDKs; ARGS="--only NAME", ARGS=--record writes a page
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 docs: setup ## build the documentation into site/
 	@# mkdocs-material announces MkDocs 2 in every build unless it is told not to.

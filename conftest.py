@@ -1,4 +1,4 @@
-"""Settings for the tests of every distribution."""
+"""Contains the pytest settings and fixtures for every distribution."""
 
 import gc
 import os
@@ -15,8 +15,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
 
-# A busy machine puts no limit on the time of one example. With CI set, Hypothesis would try the same examples
-# in every run: new ones are wanted there, too, and how to repeat what has failed is printed.
+# Examples have no time limit, because the machine may be busy. If CI is set, Hypothesis would try the same
+# examples in every run, but new examples are wanted there too; it prints how to repeat a failed example.
 settings.register_profile(
     "busy",
     deadline=None,
@@ -26,14 +26,15 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 
-# Makes the settings of Spark's JVM for tests. Programs on pages say nothing of them, and their JVM takes them
-# from the environment.
+# Makes the settings of Spark's JVM for tests. Programs on pages do not contain these settings; their JVM takes
+# them from the environment.
 JVM_SETTINGS = Path(__file__).parent / "spark" / "tests" / "jvm_settings.py"
 
-# The public key of Cosmos DB emulators. Workers of Spark take it from here, too: their JVM outlives a test.
+# The public key of Cosmos DB emulators. Spark's workers also take it from here, because their JVM outlives a
+# test.
 os.environ.setdefault("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
 
-# How the node ids of tests that start a JVM begin.
+# The beginnings of the node ids of tests that start a JVM.
 JVM_TESTS = (
     "demo/",
     "spark/",
@@ -44,11 +45,11 @@ JVM_TESTS = (
     "providers/mongo/tests/test_spark_idle.py",
     "providers/spanner/tests/test_spark.py",
 )
-# Pages of the documentation that do, see docs/tests/test_blocks.py.
+# Pages of the documentation that start a JVM, see docs/tests/test_blocks.py.
 JVM_PAGE = "-jvm]"
-# All of them together.
+# All tests that start a JVM.
 JVM = "jvm"
-# Those that start Spark in processes of their own, one after the other: they go to another worker.
+# Tests that start Spark in separate processes, one after the other; they run in another worker.
 JVM_TESTS_APART = (
     "docs/tests/test_printed_blocks.py",
     "providers/dynamo/tests/test_spark_delta.py",
@@ -57,12 +58,12 @@ JVM_TESTS_APART = (
     "spark/tests/test_connect.py",
     "spark/tests/test_databases.py",
     "spark/tests/test_versions.py",
-    # It starts none: it goes where the other one is that needs all wheels.
+    # This test starts no JVM, but it shares the wheels with the other test of this group.
     "tests/test_wheels.py",
 )
 JVM_APART = "jvm apart"
 JVMS = (JVM, JVM_APART)
-# Files whose tests share what takes long to make: the site, a server or three.
+# Files whose tests share objects that take long to make, such as the site or servers.
 TOGETHER = frozenset(
     {
         "docs/tests/test_mongodb.py",
@@ -75,7 +76,7 @@ TOGETHER = frozenset(
 )
 
 
-# What waits most of its time, for a server, a JVM or a clock: how node ids begin.
+# The beginnings of the node ids of tests that mostly wait for a server, a JVM or a clock.
 WAITING = (
     "docs/tests/test_dynamodb.py",
     "docs/tests/test_mongodb.py",
@@ -93,7 +94,7 @@ WAITING = (
     "tests/engine/test_time.py",
     "tests/engine/test_waiting.py",
 )
-# Among it, what needs no server.
+# Tests among these that need no server.
 COMPUTING = (
     "providers/mongo/tests/test_config.py",
     "providers/mongo/tests/test_errors.py",
@@ -112,9 +113,9 @@ COMPUTING = (
     "providers/spanner/tests/test_scripted_nasty.py",
     "providers/spanner/tests/test_scripted_us8.py",
 )
-# Classes of the conformance suite that wait, whatever they run on.
+# Classes of the conformance suite that wait with every harness.
 WAITING_CLASSES = ("::TestDeadline::", "::TestEndlessTrouble::", "::TestLongPoll::", "::TestTrouble::")
-# What takes ten seconds and longer begins first: begun last, it would run alone when all others are done.
+# Tests of ten seconds or more start first; otherwise they would run alone after all others are done.
 LONG = (
     "cli/tests/test_commands.py::TestProgram",
     "providers/mongo/tests/test_loss.py",
@@ -133,7 +134,7 @@ LONG = (
     "tests/engine/test_stateful.py",
     "tests/engine/test_token_bounds.py",
 )
-# Workers that wait: each starts servers of its own, which take about a gigabyte.
+# The number of workers that wait; the servers of each worker take about a gigabyte.
 MOST_WAITING = 3
 MOST_COMPUTING = 6
 
@@ -141,9 +142,9 @@ MOST_COMPUTING = 6
 class TwoKindsScheduling(LoadScopeScheduling):
     """Runs tests that wait at the same time as tests that compute.
 
-    Tests that share something run in one worker. Half of the workers, at most three, begin with tests that
-    wait, and the others with tests that compute. So no core is idle while there is something to compute. A
-    worker that has no tests of its own kind left runs tests of the other kind.
+    Tests that share something run in one worker. Half of the workers, but at most three, start with tests
+    that wait; the other workers start with tests that compute. So no core is idle while there is something to
+    compute. A worker that has no tests of its own kind left runs tests of the other kind.
 
     All tests that need a JVM run in two workers, because more JVMs at a time do not fit on a small machine.
     The tests of a file in `TOGETHER` also run in one worker, which then makes their shared objects only once.
@@ -164,12 +165,12 @@ class TwoKindsScheduling(LoadScopeScheduling):
         return file if file in TOGETHER else nodeid
 
     def _assign_work_unit(self, node):
-        """Put a unit of the kind that the worker wants first in the queue, from which xdist takes it."""
+        """Move a unit of the kind that the worker wants to the front of xdist's queue."""
         if self._queues is None:
             self._queues = by_kind(self.workqueue)
         waits = int(node.gateway.id.removeprefix("gw")) < waiting_workers(self.numnodes)
         for queue in (self._queues[waits], self._queues[not waits]):
-            # What is no longer in xdist's queue was given to a worker, before another one died.
+            # A unit that is no longer in xdist's queue was given to a worker before another worker died.
             while queue and queue[0] not in self.workqueue:
                 queue.popleft()
             if queue:
@@ -182,7 +183,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--quick",
         action="store_true",
-        help="leave out what waits, needs a JVM or takes long: for `make check`",
+        help="omit tests that wait, need a JVM or take long; for `make check`",
     )
 
 
@@ -193,11 +194,20 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if is_quick(item.nodeid)]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection():
+    """Collect no garbage while tests are collected, because nearly all objects then stay until the end."""
+    gc.disable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-    """Exclude thousands of tests and their modules, which stay until the end, from garbage collection."""
+    """Exclude the collected tests and their modules from garbage collection, because they stay until the
+    end.
+    """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -229,14 +239,14 @@ def by_kind(units):
 
 
 def is_waiting(unit):
-    """Return whether a test, or a group of tests, waits rather than computes."""
+    """Return whether a test, or a group of tests, mostly waits."""
     if unit in JVMS or any(name in unit for name in WAITING_CLASSES):
         return True
     return unit.startswith(WAITING) and not unit.startswith(COMPUTING)
 
 
 def waiting_workers(count):
-    """Return how many of the given number of workers begin with tests that wait."""
+    """Return how many of the given number of workers start with tests that wait."""
     return min(count // 2, MOST_WAITING)
 
 
@@ -247,7 +257,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Return the number of workers: one that computes for each core, and as many that wait, up to a limit."""
+    """Return the number of workers: one per core that computes, and as many that wait, up to a limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     computing = min(cores or 1, MOST_COMPUTING)
     return computing + min(computing, MOST_WAITING)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`."""
+"""Runs the command as `python -m benchmarks`."""
 
 from benchmarks.command import app
 

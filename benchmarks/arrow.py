@@ -1,4 +1,4 @@
-"""Reads pages as the Spark source does: events are in Arrow batches, with documents as JSON text."""
+"""Reads pages as the Spark source does, with events in Arrow batches and documents as JSON text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ArrowReader:
     """Reads pages, and collects the ids of their events.
 
     Attributes:
-        count: Events so far.
+        count: The number of events so far.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -28,7 +28,7 @@ class ArrowReader:
         self._ids: list[Any] = []
 
     def read(self, request: ChangeFeedRequest) -> ChangeFeedPage:
-        """Read the next page, whose events are only counted."""
+        """Read the next page, and only count its events."""
         reading = self._engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
         for arrow in reading.values:
             if arrow is not None:
@@ -43,7 +43,7 @@ class ArrowReader:
 
 @contextmanager
 def arrow_reader(config: ClientConfig) -> Iterator[ArrowReader]:
-    """Provide an engine that is open while pages are read."""
+    """Open an engine, and provide a reader that uses it."""
     from multiclouddb_spi import open_provider
     from multiclouddb_spi.engine import Engine
 

@@ -11,23 +11,25 @@ from benchmarks.record import Record
 from benchmarks.result import Result
 from benchmarks.row import load_rows
 
-__all__ = ["draw"]
+__all__ = ["TEXTS", "THEMES", "Theme", "draw"]
 
 
 @attrs.frozen
-class _Theme:
+class Theme:
+    """The colours of a chart for one theme of the documentation."""
+
     text: str
     grid: str
     met: str
     missed: str
 
 
-# The colours of the documentation's themes, which do not need red and green; the page shows through.
-_THEMES: Final = {
-    "light": _Theme("#212529", "#d5dbdc", "#0e8f86", "#c2620f"),
-    "dark": _Theme("#dfe7e9", "#3b484c", "#5fd4c4", "#f0a35c"),
+# The colours of the documentation's themes, without red and green; the background is transparent.
+THEMES: Final = {
+    "light": Theme("#212529", "#d5dbdc", "#0e8f86", "#c2620f"),
+    "dark": Theme("#dfe7e9", "#3b484c", "#5fd4c4", "#f0a35c"),
 }
-_TEXTS: Final = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+TEXTS: Final = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
 _TICKS: Final = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000)
 _WIDEST: Final = 1000.0
 
@@ -39,9 +41,9 @@ def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    colors, rows = _THEMES[theme], load_rows()
+    colors, rows = THEMES[theme], load_rows()
     results = [result for name, result in record.results.items() if name in rows and result.score]
-    with plt.rc_context(dict.fromkeys(_TEXTS, colors.text)):
+    with plt.rc_context(dict.fromkeys(TEXTS, colors.text)):
         figure, axes = plt.subplots(figsize=(5, 1.0 + 0.48 * len(results)), layout="constrained")
         _bars(axes, results, colors)
         for place, result in enumerate(results):
@@ -57,7 +59,7 @@ def _score(result: Result) -> float:
     return min(_WIDEST, result.score or 0.0)
 
 
-def _bars(axes: Any, results: list[Result], colors: _Theme) -> None:
+def _bars(axes: Any, results: list[Result], colors: Theme) -> None:
     axes.barh(
         range(len(results)),
         [_score(result) - 1.0 for result in results],
@@ -76,19 +78,19 @@ def _bars(axes: Any, results: list[Result], colors: _Theme) -> None:
         )
 
 
-def _frame(axes: Any, results: list[Result], colors: _Theme) -> None:
+def _frame(axes: Any, results: list[Result], colors: Theme) -> None:
     scores = [_score(result) for result in results]
     low, high = 0.8 * min([0.5, *scores]), max([2.0, *scores])
     axes.set_yticks([])
     axes.set_ylim(len(results) - 0.4, -0.8)
     axes.set_xscale("log")
-    # Room at the right of the bars for the text.
+    # Space for the text at the right of the bars.
     axes.set_xlim(low, high * (high / low) ** 0.75)
     ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, ["goal" if tick == 1 else f"{tick:g} x" for tick in ticks])
     axes.minorticks_off()
     axes.tick_params(axis="both", length=0)
-    places = range(len(results))  # a piece of the line for each bar, so that it crosses no text
+    places = range(len(results))  # one piece of the line for each bar, so that the line crosses no text
     axes.vlines([1.0] * len(results), [at - 0.2 for at in places], [at + 0.2 for at in places], colors.text)
     axes.grid(axis="x", color=colors.grid, linewidth=0.6)
     axes.set_axisbelow(True)

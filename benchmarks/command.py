@@ -22,7 +22,7 @@ __all__ = ["app", "choose", "run_all"]
 
 _QUICK: Final = 0.01
 _QUIET: Final = 0.25
-"""The highest load per core at which figures are useful."""
+"""The highest load per core at which the figures are useful."""
 
 app = typer.Typer(
     add_completion=False,
@@ -35,14 +35,12 @@ app = typer.Typer(
 @app.command()
 def bench(
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run only this row; repeat it for more.")
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this row; may be repeated.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
         bool,
-        typer.Option(
-            "--record", help="Write the figures into the documentation: its page, charts and JSON file."
-        ),
+        typer.Option("--record", help="Write the figures into the docs: page, charts and JSON file."),
     ] = False,
     redraw: Annotated[
         bool,
@@ -56,7 +54,7 @@ def bench(
 ) -> None:
     """Measure multiclouddb and compare it with hand-written code; takes some minutes.
 
-    The exit code is 0 if all rows ran, whether they met their goals or not, and 1 if a row failed.
+    The exit code is 0 if all rows ran, even if they missed their goals, and 1 if a row failed.
     """
     if redraw:
         _redraw()
@@ -73,7 +71,7 @@ def bench(
     try:
         if record:
             _keep(kept, results)
-    finally:  # a refusal must not lose minutes of measurements
+    finally:  # even after a refusal, the measurements are printed
         _tell(rows, results, as_json=as_json)
     if any(result.failed for result in results):
         raise typer.Exit(1)
@@ -129,7 +127,7 @@ def _keep(kept: Record | None, results: Sequence[Result]) -> None:
     new = Record(setting(), dated)
     try:
         write_docs((kept or Record(new.setting)).merged(new, load_rows()))
-    except SettingError as error:  # a row failed: new rows would be mixed with an old one
+    except SettingError as error:  # a row failed: new rows would be mixed with an old row
         raise _refused(str(error)) from None
 
 

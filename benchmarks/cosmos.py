@@ -1,4 +1,4 @@
-"""Starts the Cosmos emulator and a server with a fixed answer, and provides a client for both."""
+"""Starts the Cosmos emulator and a server with one fixed answer, and provides a client for both."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str,
             raise TimeoutError("the server did not start")
         yield ours.recv()
     finally:
-        ours.close()  # it ends at that
+        ours.close()  # the process ends when its stdin is closed
         process.join()
 
 
@@ -85,7 +85,7 @@ def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str,
 def emulator(items: int) -> Iterator[tuple[str, str]]:
     """Start an emulator whose container `CONTAINER` has this many items of 400 bytes.
 
-    The server's endpoint and key are provided.
+    It yields the server's endpoint and key.
     """
     with _started(_serve_emulator, items) as found:
         yield found
@@ -101,15 +101,15 @@ def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
         yield made
 
 
-# -- A client that needs almost no CPU time, because the row measures the server
+# -- A client that needs almost no CPU time, because the rows measure the server
 
 
 class Wire:
-    """One connection for requests that are signed once.
+    """A connection for requests that are signed in advance.
 
     Args:
-        endpoint: The server.
-        key: The key of the account; empty for a server that does not check it.
+        endpoint: The address of the server.
+        key: The key of the account; empty for a server that does not check keys.
     """
 
     def __init__(self, endpoint: str, key: str) -> None:
@@ -121,7 +121,7 @@ class Wire:
         self._unread = b""
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def request(self, path: str, kind: str, link: str, **headers: str) -> bytes:
@@ -142,7 +142,7 @@ class Wire:
         return f"GET /{path} HTTP/1.1\r\n{lines}\r\n".encode()
 
     def answer(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of the answer."""
+        """Return the status, headers and body of an answer."""
         self._socket.sendall(request)
         head, body = self._read()
         first, *lines = head.decode().split("\r\n")
@@ -150,7 +150,7 @@ class Wire:
         return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}, body
 
     def repeat(self, request: bytes, times: int) -> int:
-        """Send one request many times, some at the same time; return the number of answers with 200."""
+        """Send one request many times, several at a time; return the number of answers with status 200."""
         good = 0
         for first in range(0, times, PIPELINED):
             count = min(PIPELINED, times - first)
@@ -159,7 +159,7 @@ class Wire:
         return good
 
     def _read(self) -> tuple[bytes, bytes]:
-        """Read the head and the body of one answer."""
+        """Read the headers and the body of one answer."""
         while (end := self._unread.find(b"\r\n\r\n")) < 0:
             self._unread += self._received()
         head, rest = self._unread[:end], self._unread[end + 4 :]

@@ -29,7 +29,7 @@ def _serve(pipe: Connection, ranges: int) -> None:
     from multiclouddb_cosmos_emulator.writes import Transaction
 
     def fill(items: int) -> None:
-        # Uses the emulator's own transactions, because this would take minutes over HTTP.
+        # This uses the emulator's own transactions, because it would take minutes over HTTP.
         with server._lock:
             container = server._container("shop", "orders")
             for number in range(items):
@@ -57,12 +57,12 @@ def _serve(pipe: Connection, ranges: int) -> None:
 
 @attrs.frozen
 class Account:
-    """The emulator.
+    """An account in the emulator.
 
     Attributes:
-        endpoint: Its address.
+        endpoint: The address of the emulator.
         key: The account's key.
-        pipe: To its process.
+        pipe: The pipe to the emulator's process.
     """
 
     endpoint: str
@@ -77,20 +77,20 @@ class Account:
             argument: The number of items, or of seconds.
 
         Returns:
-            The number of remembered reads of the feed.
+            The number of reads of the feed that the emulator has counted.
         """
         self.pipe.send((name, argument))
         counted: int = self.pipe.recv()
         return counted
 
     def config(self, concurrency: int = 32) -> ClientConfig:
-        """For our client."""
+        """Return the configuration for our client."""
         os.environ["AZURE_COSMOS_KEY"] = self.key
         host = self.endpoint.split("/")[2]
         return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls=false"}, max_concurrency=concurrency)
 
     def container(self) -> Any:
-        """Return the container of an azure-cosmos client made as in the provider, except its transport."""
+        """Return the container of an azure-cosmos client like the provider's, with another transport."""
         from azure.cosmos import CosmosClient
 
         client = CosmosClient(
@@ -100,7 +100,7 @@ class Account:
 
 
 def start_by_hand(container: Any) -> str:
-    """Return a continuation at the present time, over all ranges."""
+    """Return a continuation that starts now and covers all ranges."""
     seen: list[Any] = []
     pages = container.query_items_change_feed(
         mode="AllVersionsAndDeletes", start_time="Now", response_hook=lambda headers, _: seen.append(headers)
@@ -120,10 +120,10 @@ def bare_loop(container: Any, continuation: str) -> int:
 
 @contextmanager
 def account(ranges: int) -> Iterator[Account]:
-    """Start an emulator with one empty container of the given number of ranges.
+    """Start an emulator with one empty container that has the given number of ranges.
 
     Args:
-        ranges: How many.
+        ranges: The number of ranges.
     """
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, ranges))
@@ -136,5 +136,5 @@ def account(ranges: int) -> Iterator[Account]:
         endpoint, key = ours.recv()
         yield Account(endpoint, key, ours)
     finally:
-        ours.close()  # it ends at that
+        ours.close()  # the process ends when its stdin is closed
         process.join()

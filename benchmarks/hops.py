@@ -1,10 +1,10 @@
-"""Counts the steps of one page call in the calling thread: functions, module changes, and SPI frames.
+"""Counts the steps of one page call in the calling thread: functions, module changes and SPI frames.
 
     python -m benchmarks.hops
 
 The measured call reads the third page of 20 events from an embedded store with two partitions. A person who
-reads the code must follow each of these steps. A comprehension counts as a function: Python 3.11 executes it
-as a function.
+reads the code must follow each of these steps. A comprehension counts as a function, because Python 3.11
+executes it as a function.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Hops:
     """The counts of one call.
 
     Attributes:
-        functions: Different functions.
+        functions: The number of different functions.
         modules: The number of changes from one module to another.
         frames: The depth of the deepest stack, in frames of the SPI.
     """

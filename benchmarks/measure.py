@@ -28,8 +28,8 @@ class Sample:
     """The figures of one run of one side.
 
     Attributes:
-        value: Its figure.
-        seconds: Wall time.
+        value: The figure.
+        seconds: The wall time.
         cpu: The CPU time of this process, or the time that the side reports.
         done: The side's report.
         checksum: The checksum of the event ids that the side read.
@@ -43,7 +43,7 @@ class Sample:
 
 
 def checksum(ids: Iterable[str] | int) -> int:
-    """Return a checksum that is the same for the same ids in any order.
+    """Return a checksum of the ids that does not depend on their order.
 
     A repeated or missing id changes it.
     """
@@ -51,9 +51,9 @@ def checksum(ids: Iterable[str] | int) -> int:
 
 
 def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
-    """Return, for each pair, True if the library's side runs first.
+    """For each pair, return True if the library's side runs first.
 
-    The order alternates, and includes the warm-up pair.
+    The order alternates, starting with the warm-up pair.
     """
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 
@@ -82,7 +82,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
 
 
 def failure(row: Row, error: BaseException) -> Result:
-    """The table's line for a row that failed."""
+    """Return the table's line for a row that failed."""
     lines = str(error).strip().splitlines() or ["no message"]
     reason = f"{type(error).__name__}: {lines[0]}"
     return Result(row.name, row.unit, None, None, None, row.goal, row.at_most, False, reason, failed=True)

@@ -60,14 +60,14 @@ class Backlog:
 
 
 def _aggregates(server: Any) -> int:
-    # The server's own count, because a listener in this process would slow down every later row.
+    # This is the server's own count, because a listener in this process would slow down every later row.
     found: int = server.client().admin.command("serverStatus")["metrics"]["commands"]["aggregate"]["total"]
     return found
 
 
 @contextmanager
 def backlog(folder: Path, size: int) -> Iterator[Backlog]:
-    """Start a replica set of one node, on its own core, with this many inserts in `ADDRESS`.
+    """Start a replica set of one node, on its own core, with the given number of inserts in `ADDRESS`.
 
     Raises:
         ServerUnavailableError: Raised if the server could not be downloaded, or did not start.

@@ -17,9 +17,9 @@ hide: [toc]
 
 # Benchmarks
 
-What does reading through multiclouddb cost, compared with hand-written code? Each row runs our side and a
-baseline alternately on the same machine and compares them. A missed goal is shown as missed in the table, and
-a profile shows where the time goes; a missed goal does not block a release.
+The benchmarks show what reading through multiclouddb costs, compared with hand-written code. Each row runs
+our side (multiclouddb) and a baseline alternately on the same machine and compares the two. The table marks
+missed goals, and a profile shows where the time goes. A missed goal does not block a release.
 
 <div class="picture chart" markdown>
 ![Each row's figure beside its goal](../assets/benchmarks-light.png#only-light)
@@ -28,18 +28,20 @@ a profile shows where the time goes; a missed goal does not block a release.
 """
 _HOW: Final = """## How it is measured
 
-- Our side and the baseline run alternately: first one pair to warm up, which is not counted, then at least
-  five pairs that are. The side that goes first alternates. Figures are medians; the ratio is that of the
-  medians.
-- Wall time counts. The table also shows the CPU time of the client: the difference is waiting.
-- Both sides report how many events they read, and the ids. Where these differ, the row fails: a side cannot
-  be fast by reading less.
-- The garbage collector runs, as it does for users. Before each run the garbage of the other side is
+- Our side and the baseline run alternately. The first pair of runs warms up and does not count; at least five
+  pairs follow. The two sides take turns in going first. Figures are medians, and the ratio compares
+  the medians.
+- The figures use wall time. The table also shows the CPU time of the client. The difference between the two
+  is waiting time.
+- Both sides report the number and the ids of the events that they read. If these differ, the row fails, so no
+  side can be faster by reading less.
+- The garbage collector is on, as in an application. Before each run the garbage of the other side is
   collected.
-- Peak memory is that of one fresh process per side, and is not repeated. Tokens have a bound instead of a
-  baseline.
+- Peak memory is measured once, in one fresh process per side. For tokens, the goal is a number of bytes, and
+  there is no baseline.
 
-Absolute figures are those of one machine. Use the ratios, and measure the rest on your machine.
+Absolute figures are valid only for one machine. Rely on the ratios, and measure absolute figures on your
+machine.
 """
 _AGAIN: Final = """## Run it again
 
@@ -52,20 +54,21 @@ python -m benchmarks --record                  # write this page, its chart and 
 python -m benchmarks --redraw                  # page and chart again from the JSON
 ```
 
-The exit code is 0 when all rows ran, with any verdict, and 1 when one failed. `--record` with `--only`
-replaces those rows and keeps the others. On another machine, or with other versions, record all rows
+The exit code is 0 if all rows ran, even with missed goals, and 1 if a row failed. `--record` with `--only`
+replaces only the given rows. On another machine, or with other versions, record all rows
 together.
 
-To add a row, write one decorated function in a module of `benchmarks/rows`; `benchmarks/row.py` shows one.
+To add a row, write one decorated function in a module of `benchmarks/rows`. `benchmarks/row.py` shows an
+example.
 
 ---
 
-*Made by `python -m benchmarks --record`; table and chart are of the same run.*
+*Made by `python -m benchmarks --record`; table and chart show the same run.*
 """
 
 
 def page_text(record: Record) -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows = load_rows()
     shown = [(rows[name], result) for name, result in record.results.items() if name in rows]
     parts = [_HEAD, _table(shown), f"Machine: {record.setting}.{_days(shown)}\n"]
@@ -102,7 +105,7 @@ def _days(shown: list[tuple[Row, Result]]) -> str:
 
 def _missed(shown: list[tuple[Row, Result]]) -> list[str]:
     lines = [f"- **{row.title}**: {result.reason}" for row, result in shown if not result.ok]
-    return ["Why goals are missed:\n", "\n".join(lines) + "\n"] if lines else []
+    return ["Reasons for missed goals:\n", "\n".join(lines) + "\n"] if lines else []
 
 
 def _described(row: Row, result: Result) -> str:
@@ -112,7 +115,7 @@ def _described(row: Row, result: Result) -> str:
         parts.append(f"Baseline: {row.against}\n")
     if result.notes:
         notes = (f"{name} {figure(value, result.unit)}" for name, value in result.notes.items())
-        parts.append(f"Besides: {'; '.join(notes)}.\n")
+        parts.append(f"Additional figures: {'; '.join(notes)}.\n")
     # `py`, not `python`: it is shown, not run; the benchmark itself runs it.
     parts += [f"```py\n{inspect.getsource(function).rstrip()}\n```\n" for function in row.shown]
     return "\n".join(parts)

@@ -24,7 +24,7 @@ def where_time_goes(side: Callable[[], Any]) -> str:
 
     def begin(*_: object) -> None:
         profiles.append(cProfile.Profile(time.thread_time))
-        profiles[-1].enable()  # replaces this function as the thread's profiler
+        profiles[-1].enable()  # the real profiler replaces this function
 
     threading.setprofile(begin)
     try:
@@ -37,14 +37,14 @@ def where_time_goes(side: Callable[[], Any]) -> str:
             spent[name] = spent.get(name, 0.0) + own
     total = sum(spent.values()) or 1.0
     most = sorted(spent.items(), key=lambda item: -item[1])[:_SHOWN]
-    return f"Its CPU time goes to {', '.join(f'{name} {own / total:.0%}' for name, own in most)}."
+    return f"Most CPU time of our side: {', '.join(f'`{name}` {own / total:.0%}' for name, own in most)}."
 
 
 def _own_times(profile: cProfile.Profile) -> dict[str, float]:
     """Map each function to the CPU seconds spent in the function itself.
 
-    Calls that have not returned are ignored, because their threads still run and this thread cannot read
-    their clocks.
+    Calls that have not returned are ignored, because their threads are still running, and another thread
+    cannot read their clocks.
     """
     own: dict[str, float] = {}
     for entry in profile.getstats():

@@ -23,7 +23,7 @@ _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
 
 
 class SettingError(Exception):
-    """The record was made on another machine or with other versions, so it must not be extended."""
+    """Raised if a record must not be extended because its machine or versions differ."""
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class Record:
         return cls(value["setting"], {result.name: result for result in results})
 
     def write(self, root: Path = ROOT) -> None:
-        """Store it."""
+        """Store the record."""
         rows = [result.to_json() for result in self.results.values()]
         text = json.dumps({"setting": self.setting, "rows": rows}, indent=2)
         _file(root).parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ class Result:
     Attributes:
         name: The name of the row.
         unit: The unit of the value and the baseline.
-        value: Ours; None if the row failed.
+        value: The value of the library's side; None if the row failed.
         baseline: The value of the other side; None if there is no other side.
         ratio: The library's value divided by the baseline, or None.
         goal: The bound on the ratio, or on the value if there is no baseline.
@@ -54,7 +54,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """Return the verdict in one word."""
         return "failed" if self.failed else "met" if self.ok else "missed"
 
     @property
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def _measure(self) -> str:
-        # Without a figure, it is not known if there would have been a baseline.
+        # Without a figure, it is unknown whether there would have been a baseline.
         return "x" if self.ratio is not None or self.value is None else self.unit
 
     def to_json(self) -> dict[str, Any]:

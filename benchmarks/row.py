@@ -38,9 +38,9 @@ class Done:
     Attributes:
         count: The number of units that the side has processed, such as events or calls.
         ids: Ids of the events that the side read, in any order, or the checksum of these ids. The ids are
-        consumed after the clock has stopped.
+            consumed after the clock has stopped.
         value: The figure of the side, if it is not `count` per second.
-        seconds: The wall time, if the measured time is not used because an ideal is computed.
+        seconds: The wall time, if it is a computed ideal instead of the measured time.
         cpu: The CPU seconds, if another process did the work.
         notes: Further figures, as a mapping from name to number in the row's unit.
     """
@@ -62,7 +62,8 @@ class Sides:
 
     Attributes:
         ours: A function that does the work through this project.
-        baseline: A function that does the same work without this project; None if the goal is a plain number.
+        baseline: A function that does the same work without this project; None if the goal is an absolute
+            figure.
     """
 
     ours: Side
@@ -82,7 +83,7 @@ class Bench:
     scale: float = 1.0
 
     def size(self, full: int, least: int = 1) -> int:
-        """Return this amount, scaled down from that of a real run."""
+        """Return this amount of work, scaled down from a real run."""
         return max(least, round(full * self.scale))
 
 
@@ -97,13 +98,13 @@ class Row:
             baseline.
         about: The description of the measurement, in sentences.
         against: The description of the baseline, in sentences; empty if there is none.
-        setup: Prepares both sides. The preparation is not timed.
+        setup: The function that prepares both sides; the preparation is not timed.
         unit: The unit of the figures.
         at_most: True if less is better.
-        pairs: The number of runs that are counted.
+        pairs: The number of counted pairs of runs.
         warm_up: False if every run is a separate process.
         same_work: False if the two sides read different amounts on purpose. The sides then check their
-        amounts themselves.
+            amounts themselves.
         reason: The known cause of a missed goal, from a profile.
         shown: Functions whose code the documentation shows.
     """
@@ -129,7 +130,7 @@ _rows: dict[str, Row] = {}
 def row(
     name: str, **settings: Any
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
-    """Register a generator function as a row. It yields one `Sides`; the settings are the fields of `Row`."""
+    """Register a generator function as a row; it yields one `Sides`, and the settings are fields of `Row`."""
 
     def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
         if name in _rows:
@@ -141,7 +142,7 @@ def row(
 
 
 def load_rows() -> dict[str, Row]:
-    """Return every row of every module in `benchmarks/rows`, by name, in the order of modules and lines."""
+    """Return every row in `benchmarks/rows` by name, in the order of modules and lines."""
     from benchmarks import rows
 
     for module in sorted(pkgutil.iter_modules(rows.__path__), key=lambda module: module.name):

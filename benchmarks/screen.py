@@ -34,7 +34,7 @@ def progress(rows: Sequence[Row]) -> Iterator[Callable[[Row], Step]]:
     """Show progress on stderr: a bar in a terminal, one line per row elsewhere.
 
     Yields:
-        A function to call when a row begins; it returns a function to call after each pair.
+        A function to call when a row begins; its result is a function to call after each pair.
     """
     screen = console(stderr=True)
     columns = (

@@ -50,7 +50,7 @@ class Backlog:
         return ClientConfig("spanner", {"url": self.url})
 
     def write(self, first: int, count: int) -> None:
-        """Write one more transaction with this many rows."""
+        """Write one more transaction with this number of rows."""
         with self.database.batch() as batch:
             batch.insert_or_update("items", COLUMNS, [_row(first + number) for number in range(count)])
 
@@ -59,7 +59,7 @@ class Backlog:
         return [child[0] for record in self.query(None) for part in record[2] for child in part[2]]
 
     def query(self, token: str | None, start: Any = None, end: Any = None) -> Iterator[Any]:
-        """Run the library's change stream query, for the records of a partition or the list of partitions."""
+        """Run the library's change stream query, for a partition's records or the list of partitions."""
         from google.cloud.spanner_v1 import param_types
 
         sql = (
@@ -76,7 +76,7 @@ class Backlog:
                 yield from row[0]
 
     def now(self) -> Any:
-        """The service's clock."""
+        """Return the time of the service's clock."""
         with self.database.snapshot() as snapshot:
             ((moment,),) = snapshot.execute_sql("SELECT CURRENT_TIMESTAMP()")
         return moment
@@ -90,7 +90,7 @@ def _names_of(change_record: Any) -> list[str]:
 
 @contextmanager
 def backlog(size: int, at_once: int) -> Iterator[Backlog]:
-    """Start an emulator on its own core, with this many inserts in a table.
+    """Start an emulator on its own core, with the given number of inserts in a table.
 
     Args:
         size: The number of inserts.

@@ -1,4 +1,4 @@
-"""Stores and loops that several rows use."""
+"""Contains the stores and loops that several rows use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fill(
     make: Callable[[int], dict[str, Any]] = document,
     batch: int = 5000,
 ) -> None:
-    """Create a store with this many creates in `ADDRESS`, `batch` of them in each transaction."""
+    """Create a store with `events` creates in `ADDRESS`, `batch` of them in each transaction."""
     from multiclouddb_embedded import EmbeddedStore, Put
 
     assert ADDRESS.collection is not None
@@ -55,7 +55,7 @@ def fill(
 
 
 def grow(source: Path, path: Path, times: int) -> None:
-    """Copy a store and append its log to itself: `times` as many events, each with its own id.
+    """Copy a store and repeat its log, so that it contains `times` as many events, each with its own id.
 
     Writing millions of events one by one takes minutes, so the log is copied inside SQLite.
     """
@@ -65,7 +65,7 @@ def grow(source: Path, path: Path, times: int) -> None:
         connection.execute(_BIG_CACHE)
         (head,) = connection.execute("SELECT head_seq FROM store").fetchone()
         (index,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'log_hash'").fetchone()
-        connection.execute("DROP INDEX log_hash")  # created again afterwards: that takes a tenth of the time
+        connection.execute("DROP INDEX log_hash")  # created again below, in a tenth of the time
         for partition, written, volume in connection.execute("SELECT id, written, volume FROM partitions"):
             part = {"partition": partition, "written": written, "volume": volume, "head": head}
             for time in range(1, times):

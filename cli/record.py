@@ -18,51 +18,52 @@ from multiclouddb_embedded import EmbeddedStore
 
 _HEAD: Final = """# The command line at work
 
-`pip install "multiclouddb[embedded,cli]"`, or with `mongo` or `dynamo` instead of `embedded`. A URL is what
-`connect` takes, or the path of a [TOML file](../configuration.md#connect), where a password can come from the
-environment; other users of the machine can see what you type. [All options](#all-options) are at the end, and
-[Errors](errors.md) says what to do about each exit code.
+Install the command with `pip install "multiclouddb[embedded,cli]"`, or with `mongo` or `dynamo` instead of
+`embedded`. `URL` is a URL that `connect` accepts, or the path of a [TOML file](../configuration.md#connect).
+Other users of the machine can see the arguments of a command, so let a TOML file read the password from the
+environment. [All options](#all-options) are at the end of the page, and [Errors](errors.md) says what to do
+about each exit code.
 
-Made by `python cli/record.py`: a store with one split and one merge, and a consumer that stopped before the
-end. The options are the same on every database.
+Made by `python cli/record.py`. The examples on this page use a store with one split and one merge, and a
+consumer that stopped before the end. The options are the same on every database.
 """
 _SHOWN: Final = "/data/shop.db"
 _URL: Final = f"embedded://{_SHOWN}"
 _STEPS: Final = (
-    ("What there is to follow:",
+    ("The collections that can be followed:",
      f"multiclouddb collections {_URL}"),
-    ("Changes, and a second run that resumes at the checkpoint of the first one:",
+    ("The first run prints changes, and the second run resumes at the checkpoint of the first run:",
      f"multiclouddb tail {_URL} main/orders --from beginning --checkpoint orders.pos --max-events 6",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --state omit --max-events 4",
      f"multiclouddb tail {_URL} main/orders --from beginning --max-events 1 --json"),
-    ("The newest changes, a span of time, and one kind of change:",
+    ("Print the newest changes, the changes of a time span, or the changes of one key:",
      f"multiclouddb tail {_URL} main/orders --last 2 --until-idle",
      f"multiclouddb tail {_URL} main/orders --from -1h --to now --type delete --old-state include",
      f"multiclouddb tail {_URL} main/orders --from -1h --until-idle --only-key '{{\"id\": \"o-2\"}}'"),
-    ("Lines of your own form, as with kcat, and the exact form of JSON, which `event_from_json` reads:",
+    ("Choose your own line format, as with kcat, or the exact JSON that `event_from_json` reads:",
      f"multiclouddb tail {_URL} main/orders --last 3 --until-idle --format %y:%{{key.id}}:%{{new.total}}",
      f"multiclouddb tail {_URL} main/orders --last 1 --until-idle --exact"),
-    ("One partition, named as `partitions` prints it, and an option of the provider:",
+    ("Read one partition, with the id that `partitions` prints, or set an option of the provider:",
      f"multiclouddb tail {_URL} main/orders --from beginning --scope partition:p2 --max-events 1",
      f"multiclouddb tail {_URL} main/orders --until-idle --option poll_seconds=0.1"),
-    ("What cannot be meant is refused before anything is read, and a failed first connection ends soon "
-     "(`--wait` keeps trying):",
+    ("A wrong argument is refused before any event is read. A failed first connection ends soon, unless "
+     "you add `--wait`:",
      f"multiclouddb tail {_URL} main/orders --checkpoint no/such/folder/orders.pos",
      f"multiclouddb tail {_URL} main/orders --option poll=1",
      "multiclouddb tail embedded:///data/no-such.db main/orders"),
     ("The lineage of the partitions:",
      f"multiclouddb partitions {_URL} main/orders",
      f"multiclouddb partitions {_URL} main/orders --mermaid"),
-    ("What the consumer's checkpoint contains, and whether the store can still resume from it:",
+    ("Show the content of the consumer's checkpoint, and check whether a read can still resume from it:",
      "multiclouddb token inspect @orders.pos",
      f"multiclouddb token check {_URL} @orders.pos"),
-    ("The lag of the checkpoint, measured for a second:",
+    ("Measure the lag of the checkpoint for one second:",
      f"multiclouddb top {_URL} main/orders --from @orders.pos --once"),
-    ("When changes after the checkpoint are trimmed, the exit code is 6:",
+    ("If changes after the checkpoint were trimmed, the exit code is 6:",
      f"multiclouddb token check {_URL} @orders.pos",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --on-expired skip"),
-    ("What is installed, and what it can do:",
+    ("List the installed providers and their capabilities:",
      "multiclouddb providers",
      f"multiclouddb capabilities {_URL}"),
     ("## All options",

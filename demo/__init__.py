@@ -1,1 +1,1 @@
-"""Shows the main use on real data: 336,776 flights, from the embedded store into a Delta table."""
+"""Shows the main use case with real data: 336,776 flights go from the embedded store into a Delta table."""

@@ -1,4 +1,4 @@
-"""`make demo` copies flights from the embedded store into a Delta table, and once kills the pipeline.
+"""`make demo` copies flights from the embedded store into a Delta table, and kills the pipeline once.
 
 Half of the flights exist at the start: the pipeline reads them first, then every change.
 """
@@ -40,7 +40,8 @@ class _Run:
     def __init__(self, places: Places, rows: int) -> None:
         self._places, self._rows = places, rows
         self._log = (places.root / "pipeline.log").open("ab")
-        # The first half is there already: one row for a flight. It is counted when it is written.
+        # The first half of the flights exists already, with one row for each flight; rows are counted when
+        # they are written.
         self.total = rows // 2 + _EVENTS_PER_ROW * (rows - rows // 2)
         self.killed_at: float | None = None
 
@@ -99,7 +100,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; return 0 if the table is equal to its source."""
+    """Run the demo; return 0 if the table equals its source."""
     options = _options(arguments)
     places = Places(options.folder)
     shutil.rmtree(places.root, ignore_errors=True)
@@ -125,7 +126,10 @@ def _options(arguments: list[str] | None) -> Any:
         "--rows", type=_rows, default=os.environ.get("ROWS") or ALL_ROWS, help="flights to follow"
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path("demo-output"), help="where files go; emptied first"
+        "--folder",
+        type=Path,
+        default=Path("demo-output"),
+        help="folder for all files; is emptied first",
     )
     parser.add_argument("--tamper", action="store_true", help="change one row, to see the comparison fail")
     return parser.parse_args(arguments)

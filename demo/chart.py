@@ -61,7 +61,7 @@ def _summed(merged: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rate(lines: list[dict[str, Any]], name: str, began: float) -> tuple[list[float], list[float]]:
-    """Return the events per second between lines that are at least a second apart."""
+    """Return the rate in events per second, between lines that are at least one second apart."""
     times, rates = [], []
     at, total = began, 0
     for line in lines:

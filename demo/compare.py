@@ -25,7 +25,7 @@ class Verdict:
 
     Attributes:
         rows: The number of documents in the store.
-        missing: The number of keys that the table lacks.
+        missing: The number of keys that are missing in the table.
         extra: The number of keys that only the table has.
         different: The number of keys whose documents differ.
         examples: The first differences, one line each.

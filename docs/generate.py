@@ -21,13 +21,13 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _US8: Final = "conformance/multiclouddb_conformance/us8"
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
 GATES: Final = {
-    Capability.CHANGE_FEED: "every read: creates, updates and deletes, from a token or from now, of a "
-    "collection or of one physical partition.",
+    Capability.CHANGE_FEED: "every read. This capability alone allows reads of a collection or of one "
+    "physical partition, from a token or from now.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
     Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note gives the precision.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
-    Capability.CHANGE_FEED_OLD_ITEM_STATE: "any `old_item_state_mode` but `OMIT`.",
+    Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
     Capability.RUN_COMMAND: "`client.run_command(…)` and `client.run_cursor_command(…)`.",
@@ -39,12 +39,13 @@ def mutants_page() -> str:
     """Make the page with the table of mutants and its purpose."""
     return f"""# Mutants: broken readers, and the tests that catch them
 
-Does the conformance suite find defects? Each of these {len(MUTANTS)} readers has one defect; most of the
-defects are from the bug lists of real projects. The suite is run on each reader: at least the tests that are
-named here fail, and the same run without the defect passes (`pytest conformance -k mutant`).
+The mutants show that the conformance suite finds defects. Each of these {len(MUTANTS)} readers has one
+defect. Most of the defects come from the bug lists of real projects. The suite runs on each reader. With the
+defect, at least the tests in the table fail. Without the defect, the same run passes.
+Run them with `pytest conformance -k mutant`.
 
-As the author of a provider you can also use the table in the other direction: look for your failing tests,
-and read which defect makes them fail.
+If you write a provider, you can also use the table in the other direction: look for your failing tests, and
+read which defect makes them fail.
 
 {mutant_table()}
 
@@ -95,23 +96,23 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
 This page contains the note of every capability for every database. [Which database can do
 what](databases.md) shows the databases side by side.
 
-*As cosmos* is the embedded store opened with `?profile=cosmos`: it refuses what Cosmos DB refuses. So its
-notes say what that service can do, and what replaces it on a laptop. The column of an installed provider
-replaces the column of its profile; the notes below have both. MongoDB itself has the last three capabilities;
-the embedded store does not.
+*As cosmos* is the embedded store opened with `?profile=cosmos`. It refuses the same requests as Cosmos DB.
+Its notes say what the service can do, and what to use on a laptop instead. The table shows a profile only if
+the provider of the service is not installed; the notes below always show both. The last three capabilities
+exist on MongoDB itself, but not on the embedded store.
 
 {matrix}
 
-- *native*: the service itself does it.
-- *emulated*: this project does it, not the service. It is refused with `UNSUPPORTED_CAPABILITY` unless the
-  request opts in as the note says.
-- —: refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability); the note says what to do
-  instead.
+- *native*: the service itself has the feature.
+- *emulated*: multiclouddb emulates the feature on top of the service. The request is refused with
+  `UNSUPPORTED_CAPABILITY` unless it opts in as the note says.
+- —: the request is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability). The note says
+  what to do instead.
 
-In code: `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and
-`client.capabilities()[capability].note` for the text. At a terminal: `multiclouddb capabilities`. Gaps that
-are not a yes or a no, such as retention and precision, are among the [portability
-warnings](../configuration.md#portability-warnings).
+In code, call `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
+`client.capabilities()[capability].note` for the text. In a terminal, run `multiclouddb capabilities`. The
+[portability warnings](../configuration.md#portability-warnings) describe differences that are not a yes or a
+no, such as retention and precision.
 
 {notes}
 
@@ -128,9 +129,9 @@ def us8_data() -> dict[str, Any]:
 
 
 def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
-    """Return the node ids that `"us8/start.py::TestNow" = ["is_durable"]` means.
+    """Return the node ids for an entry such as `"us8/start.py::TestNow" = ["is_durable"]`.
 
-    For "all", the node id of the class.
+    If the value is "all", return the node id of the class.
     """
     for place, tests in shown.items():
         file = place.replace("us8/", f"{_US8}/", 1) if place.startswith("us8/") else place
@@ -156,7 +157,7 @@ def _entries(entries: list[dict[str, Any]]) -> str:
 
 
 def us8_page() -> str:
-    """Make the page from the data, with every `<!-- group -->` replaced by its entries."""
+    """Make the page of promises: replace every `<!-- group -->` with the group's entries."""
     data = us8_data()
     return re.sub(r"<!-- (\w+) -->", lambda mark: _entries(data[mark[1]]), data["page"])
 
@@ -185,7 +186,7 @@ def options_page() -> str:
 
 
 def command_line_page(file: Path) -> None:
-    """Make the page with the transcript of the command line; this takes some seconds."""
+    """Make the page with the transcript of the command line, which takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
 
 

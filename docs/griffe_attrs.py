@@ -1,7 +1,8 @@
-"""What the reference shows of our code, and griffe does not find itself.
+"""Adds to the reference what griffe does not find in our code by itself.
 
-griffe supports dataclasses and not attrs, so it is told how each attrs class is called. The docstrings of
-fields are shown with their class. The portability warnings that a docstring names become links to their text.
+griffe supports dataclasses but not attrs, so this extension adds the `__init__` of each attrs class. The
+docstrings of fields are shown with their class. The portability warnings that a docstring names become links
+to their text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any, Final
 import griffe
 from markdown.extensions.toc import slugify
 
-_WARNINGS: Final = re.compile(r"Warnings?\s+(\d+(?:,\s+\d+)*(?:\s+and\s+\d+)?)\s+in\s+docs/configuration\.md")
+_WARNINGS: Final = re.compile(
+    r"[Ww]arnings?\s+(\d+(?:,\s+\d+)*(?:\s+and\s+\d+)?)\s+in\s+docs/configuration\.md"
+)
 _SECTION: Final = re.compile(r"^(Raises|Examples|Portability):$", re.MULTILINE)
 _HEADING: Final = re.compile(r"^### ((\d+)\. .*)$", re.MULTILINE)
 _CONFIGURATION: Final = Path(__file__).with_name("configuration.md").read_text(encoding="utf-8")
@@ -24,7 +27,7 @@ _DECORATORS: Final = ("attrs.define", "attrs.frozen")
 
 
 class AttrsExtension(griffe.Extension):
-    """Gives each attrs class the `__init__` that attrs makes from its fields, and warnings their links."""
+    """Adds the `__init__` that attrs makes to each attrs class, and links to the warnings."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called when griffe has read an object."""
@@ -43,7 +46,7 @@ class AttrsExtension(griffe.Extension):
 
 
 def _linked(found: re.Match[str]) -> str:
-    """The numbers as links to the headings of these numbers; the first link has the word, too."""
+    """Return the numbers as links to their headings; the first link also contains the word."""
     first, *others = re.split(r"(?<=\d)(?=,|\s)", found[1])
     links = [f"[{found[0].split()[0]} {first}][{_ANCHORS[first]}]"]
     links += [re.sub(r"\d+", lambda number: f"[{number[0]}][{_ANCHORS[number[0]]}]", each) for each in others]
@@ -72,7 +75,7 @@ def _self() -> list[griffe.Parameter]:
 
 
 def _is_field(member: griffe.Object | griffe.Alias) -> bool:
-    labels = {"instance-attribute"}  # a ClassVar has not got it
+    labels = {"instance-attribute"}  # a ClassVar does not have it
     return isinstance(member, griffe.Attribute) and labels <= member.labels
 
 

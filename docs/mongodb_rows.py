@@ -1,6 +1,6 @@
-"""Makes the page of MongoDB's specifications from `docs/mongodb.toml` and the names of the tests.
+"""Makes the page about MongoDB's specifications from `docs/mongodb.toml` and the names of the tests.
 
-Called by `docs/generate.py`. The script finds a test by its name: `test_cs_07_…` shows the row CS-7.
+`docs/generate.py` calls this module. It finds a test by its name: `test_cs_07_…` shows the row CS-7.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _HEAD: Final = ("| row | requirement | by | tests |", "|---|---|---|---|")
 ROWS: Final = {"CS": 52, "RR": 28, "RC": 29}
 """The number of rows in each specification: change streams, retryable reads, run command."""
 PLACES: Final = ("providers/mongo/tests", "docs/tests/test_mongodb_rows.py")
-"""The folders that may contain tests of rows."""
+"""The folders that may contain tests for rows."""
 FULFILLERS: Final = ("server", "PyMongo", "provider", "documentation")
-"""The parts of the software that can fulfil a row."""
+"""The software that can fulfil a row."""
 
 
 @attrs.frozen
@@ -33,7 +33,7 @@ class Row:
         id: `"CS-7"`.
         asks: The requirement, in this project's words.
         by: The parts that fulfil it, from `FULFILLERS`.
-        gap: The behaviour of PyMongo, and the project's way around it; empty if PyMongo fulfils the
+        gap: The way in which PyMongo differs, and the project's way around this; empty if PyMongo fulfils the
             requirement.
         no_test: The reason why the available server cannot show the behaviour; empty if a test shows it.
     """
@@ -81,15 +81,15 @@ def problems(known: Iterable[Row], shown: Mapping[str, list[str]]) -> list[str]:
     known = list(known)
     there = [row.id for row in known]
     wanted = [f"{name}-{number}" for name, count in ROWS.items() for number in range(1, count + 1)]
-    wrong = [f"{name}: is not in the data once, in its place" for name in wanted if there.count(name) != 1]
-    wrong += [f"{name}: is no row, but is in the data or has a test" for name in {*there, *shown} - {*wanted}]
+    wrong = [f"{name}: must be in the data once, at its place" for name in wanted if there.count(name) != 1]
+    wrong += [f"{name}: is not a row, but has data or a test" for name in {*there, *shown} - {*wanted}]
     for row in known:
         if row.id in shown and row.no_test:
-            wrong.append(f"{row.id}: has a test, so that the reason for having none is wrong")
+            wrong.append(f"{row.id}: has a test, so the reason for having no test is wrong")
         if row.id not in shown and not row.no_test:
-            wrong.append(f"{row.id}: has neither a test nor a reason for having none")
+            wrong.append(f"{row.id}: has neither a test nor a reason for having no test")
         if not row.by or set(row.by) - set(FULFILLERS):
-            wrong.append(f"{row.id}: is fulfilled by {row.by}, not by some of {FULFILLERS}")
+            wrong.append(f"{row.id}: is fulfilled by {row.by}, but only {FULFILLERS} are known")
     return wrong
 
 
@@ -108,16 +108,17 @@ def _summary(known: list[Row]) -> str:
     without = [row.id for row in known if row.no_test]
     gaps = [row.id for row in known if row.gap]
     return (
-        f"{len(known)} rows: {len(known) - len(without)} have tests, {len(without)} have a reason instead "
-        f"({', '.join(without)}). In {len(gaps)} PyMongo differs from its specification ({', '.join(gaps)})."
+        f"Of {len(known)} rows, {len(known) - len(without)} have tests, and {len(without)} have a reason "
+        f"instead ({', '.join(without)}). In {len(gaps)} rows PyMongo differs from its specification "
+        f"({', '.join(gaps)})."
     )
 
 
 def page() -> str:
-    """The page.
+    """Return the page.
 
     Raises:
-        ValueError: Raised if a row has neither a test nor a reason, or has both, or is not a row.
+        ValueError: Raised if a row is unknown, has neither a test nor a reason, or has both.
     """
     raw, shown = data(), shown_rows()
     known = rows(raw)

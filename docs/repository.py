@@ -1,8 +1,8 @@
 """Writes the address of the repository to the files that use it: `python docs/repository.py [ADDRESS]`.
 
 The address is one setting, `[tool.multiclouddb] repository` in pyproject.toml; it is empty until there is an
-address. With an address, the metadata of every distribution and the foot of the site link to the repository
-and to its issues. Without the argument ADDRESS, the address in the setting is written again.
+address. If there is an address, the metadata of every distribution and the footer of the site link to the
+repository and its issues. Without the argument ADDRESS, the script writes the address from the setting again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _THEME: Final = re.compile(r"^theme:$", re.MULTILINE)
 
 
 def projects(root: Path = _ROOT) -> list[Path]:
-    """Return the pyproject.toml of every distribution, beginning with that of the main one."""
+    """Return the pyproject.toml of every distribution, starting with the main distribution."""
     first = root / "pyproject.toml"
     members = tomllib.loads(first.read_text(encoding="utf-8"))["tool"]["uv"]["workspace"]["members"]
     return [first, *sorted(file for each in members for file in root.glob(f"{each}/pyproject.toml"))]
@@ -51,7 +51,7 @@ def with_urls(text: str, repository: str) -> str:
 
 
 def with_links(text: str, repository: str) -> str:
-    """Return a mkdocs.yml with links at the foot of every page; they are only links, and load nothing."""
+    """Return a mkdocs.yml with links in the footer of every page, which load nothing."""
     text = _SOCIAL.sub("", text)
     if not repository:
         return text
@@ -64,7 +64,7 @@ def with_links(text: str, repository: str) -> str:
 
 
 def written(repository: str, root: Path = _ROOT) -> dict[Path, str]:
-    """Return the files that use the address, with their required content."""
+    """Return the files that use the address, each with its required content."""
     found = {file: with_urls(file.read_text(encoding="utf-8"), repository) for file in projects(root)}
     found[root / "pyproject.toml"] = _SETTING.sub(lambda _: repository, found[root / "pyproject.toml"])
     site = root / "mkdocs.yml"

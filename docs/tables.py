@@ -1,7 +1,7 @@
 """Makes two pages: which database can do what, and every option with its default.
 
-Called by `docs/generate.py`. Facts that the code knows come from the code; `docs/databases.toml` contains the
-rest.
+`docs/generate.py` calls this module. Facts in the code are taken from there; `docs/databases.toml` contains
+the rest.
 """
 
 from __future__ import annotations
@@ -103,26 +103,28 @@ hide: [toc]
 
 # Which database can do what
 
-This page shows the differences between the databases side by side. [Portability
-warnings](../configuration.md#portability-warnings) says what to do about each of them, and
+This page shows the differences between the databases side by side. The [portability
+warnings](../configuration.md#portability-warnings) say what to do about each difference, and
 [Capabilities](capabilities.md) contains every note.
 
 ## Capabilities
 
 {able}
 
-*yes*: the service does it. *opt-in*: this library does it over the service, if the request asks for it. —:
-refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability) and an alternative.
+*yes*: the service itself has the feature. *opt-in*: multiclouddb emulates the feature if the request asks for
+it. —: the request is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability), and the error
+names an alternative.
 
 ## Retention, order, precision and cost
 
 {facts}
 
-Figures about services come from the vendors' documentation. The last row names the servers of our tests.
+Figures about services come from the vendors' documentation. The last row names the servers that our tests
+use.
 
 ## Where a feed may start
 
-`Now()` and a stored token work everywhere.
+On every database, a feed may start at `Now()` or at a stored token.
 
 {starts}
 
@@ -204,7 +206,7 @@ top-level keys, and the names in [`connection`](#the-connection) are in the tabl
 
 ## The connection
 
-These names may be in `ClientConfig.connection`. Other names are refused.
+`ClientConfig.connection` may contain the following names. Other names are refused.
 
 {settings}
 

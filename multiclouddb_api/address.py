@@ -15,7 +15,7 @@ def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | Non
     utf8(f"{type(instance).__name__}.{attribute.name}", value or "")
 
 
-_NAME = [is_a(str, type(None)), not_blank("give its name, or None where the scope is wider"), _is_utf8]
+_NAME = [is_a(str, type(None)), not_blank("give its name, or None if the scope is wider"), _is_utf8]
 
 
 @attrs.frozen
@@ -23,10 +23,10 @@ class ResourceAddress:
     """A collection, table or container, and the database that contains it.
 
     Portability:
-        `database` is None on DynamoDB. On the other services `database` is a Spanner, Cosmos DB or MongoDB
-        database, and `"main"` by default on the embedded store. `collection` is DynamoDB's or Spanner's
-        table, Cosmos DB's container and MongoDB's or the embedded store's collection. Warning 21 in
-        docs/configuration.md.
+        `database` is None on DynamoDB. On Spanner, Cosmos DB and MongoDB, `database` is the name of a
+        database; on the embedded store it is `"main"` by default. `collection` is the name of a table
+        (DynamoDB, Spanner), a container (Cosmos DB) or a collection (MongoDB, embedded store). See warning 21
+        in docs/configuration.md.
     """
 
     database: str | None = attrs.field(default=None, validator=_NAME)

@@ -22,17 +22,17 @@ class Capability(Enum):
     CHANGE_FEED_POINT_IN_TIME = "change_feed_point_in_time"
     """Supports reading a feed from `AtTime(…)`."""
     CHANGE_FEED_LOGICAL_PARTITION_SCOPE = "change_feed_logical_partition_scope"
-    """The scope `LogicalPartition(…)`."""
+    """Supports the scope `LogicalPartition(…)`."""
     CHANGE_FEED_SNAPSHOT = "change_feed_snapshot"
     """Supports reading from `Snapshot()`, and `on_expired=Resnapshot()`."""
     CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
     """Supports `old_item_state`, which returns the document before the change."""
     CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"
-    """The scope `EntireDatabase()`."""
+    """Supports the scope `EntireDatabase()`."""
     CHANGE_FEED_CLUSTER_SCOPE = "change_feed_cluster_scope"
-    """The scope `EntireCluster()`."""
+    """Supports the scope `EntireCluster()`."""
     RUN_COMMAND = "run_command"
-    """`run_command` and `run_cursor_command`."""
+    """Supports `run_command` and `run_cursor_command`."""
 
 
 class Support(Enum):
@@ -51,12 +51,12 @@ class Support(Enum):
 
 @attrs.frozen
 class CapabilityNote:
-    """States how far a capability is supported, and its limits or the steps that it needs."""
+    """States how far a capability is supported, with its limits and setup steps."""
 
     support: Support = attrs.field(validator=is_a(Support))
     """Whether the capability is native, emulated or unsupported."""
     note: str = attrs.field(default="", validator=is_a(str))
-    """One line with the precision, the setup step, the opt-in or the alternative."""
+    """One line that states the precision, the setup step, the opt-in or the alternative."""
 
 
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:

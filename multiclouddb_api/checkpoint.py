@@ -28,7 +28,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @attrs.frozen
 class Checkpoint:
-    """A continuation token in the form in which a checkpoint store keeps it."""
+    """A continuation token as a checkpoint store keeps it."""
 
     token: str = attrs.field(
         repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
@@ -59,7 +59,7 @@ class CheckpointStore(Protocol):
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
         """Replace the checkpoint if it still has the expected version.
 
-        When the call returns, the new one is durable.
+        When the call returns, the new checkpoint is durable.
 
         Args:
             name: The name of the checkpoint.
@@ -182,9 +182,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, draft: Path, text: bytes) -> None:
-    """Replace a file.
+    """Replace a file atomically.
 
-    Replace a file so that, after a crash at any point, either the old or the new file exists and is complete.
+    After a crash at any point, either the old or the new file exists and is complete.
     """
     # The lock is held, so an existing draft comes from a crash.
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -275,7 +275,7 @@ def newer(path: Path, version: int, known: int, distribution: str) -> Multicloud
     """Make the error for a file that was written in a later format."""
     return invalid_request(
         f"checkpoint file {path}",
-        f"is of format version {version}, newer than {known}",
+        f"has format version {version}, newer than {known}",
         f"read it with the {distribution} version that wrote it, or a later one",
     )
 
@@ -295,7 +295,7 @@ def broken(
     """
     advice = "try again" if busy else "fix the disk or the permissions and continue"
     return MulticloudDbError(
-        f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the position before stays valid",
+        f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the previous position stays valid",
         ErrorDetail(
             ErrorCategory.TRANSIENT_FAILURE if busy else ErrorCategory.PERMANENT_FAILURE,
             operation="checkpoint",
@@ -315,10 +315,11 @@ def broken_disk(path: Path, verb: str, error: OSError) -> MulticloudDbError:
 
 def conflict(path: Path, name: str, expected: str | None, found: Checkpoint | None) -> MulticloudDbError:
     """Make the error for a checkpoint that another worker has changed since it was loaded."""
-    now = "it is gone" if found is None else f"it is version {found.version} by now"
-    before = "there should be none yet" if expected is None else f"expected was version {expected}"
+    now = "it is gone" if found is None else f"it is version {found.version} now"
+    before = "there should be none yet" if expected is None else f"version {expected} was expected"
     return MulticloudDbError(
-        f"checkpoint file {path}: somebody else has written {name!r} ({before}, {now}); let one worker use "
-        "this name, or give each a name of its own; then load it again to resume from what is stored",
+        f"checkpoint file {path}: another worker has written {name!r} ({before}, {now}); use this name in "
+        "one worker only, or give each worker its own name; then load it again to resume from the stored "
+        "position",
         ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
     )

@@ -177,8 +177,8 @@ class MulticloudDbClient:
         Portability:
             If the database does not support a request, the error is `UNSUPPORTED_CAPABILITY` and its message
             names the way out; see `capabilities`. `REQUIRE` needs the all-versions-and-deletes mode on Cosmos
-            DB, a stream with images on DynamoDB, and a change stream of full rows on Spanner. Warnings 1, 4
-            and 5 in docs/configuration.md.
+            DB, a stream with images on DynamoDB, and a change stream of full rows on Spanner. See warnings 1,
+            4 and 5 in docs/configuration.md.
         """
         check_type("request", request, ChangeFeedRequest)
         return self._live("read_changes").read_changes(request, _limits(options))
@@ -194,7 +194,7 @@ class MulticloudDbClient:
 
         Portability:
             Partition ids are valid only for the same provider and resource. MongoDB always has exactly one
-            partition. Warnings 7 and 11 in docs/configuration.md.
+            partition. See warnings 7 and 11 in docs/configuration.md.
         """
         check_type("address", address, ResourceAddress)
         return self._live("list_physical_partitions").list_physical_partitions(address, _limits(options))
@@ -230,7 +230,7 @@ class MulticloudDbClient:
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one
-            partition, so there is nothing to spread. Warnings 7, 11 and 22 in docs/configuration.md.
+            partition, so there is nothing to spread. See warnings 7, 11 and 22 in docs/configuration.md.
         """
         check_type("request", request, ChangeFeedRequest)
         check_type("with_descendants", with_descendants, bool)
@@ -258,7 +258,7 @@ class MulticloudDbClient:
                 `multiclouddb_mongo.RunCommandOptions`, or of `RunCursorCommandOptions` for a cursor.
 
         Portability:
-            MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
+            MongoDB only. Check `Capability.RUN_COMMAND`. See warning 14 in docs/configuration.md.
         """
         _check_command(database, command)
         return self._live("run_command").run_command(database, command, options)
@@ -269,7 +269,7 @@ class MulticloudDbClient:
         See also `run_command`.
 
         Portability:
-            MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
+            MongoDB only. Check `Capability.RUN_COMMAND`. See warning 14 in docs/configuration.md.
         """
         _check_command(database, command)
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
@@ -320,8 +320,8 @@ class MulticloudDbClient:
         if self._native_client is not None:
             raise self._error(
                 operation,
-                "this client was made from a native_client before the fork, which two processes cannot "
-                "share; connect again in the child with a client made there",
+                "this client was made from a native_client before the fork; two processes cannot share "
+                "that client: connect again in the child with a client made there",
             )
         with self._lock:
             if self._forked and not self._closed:

@@ -64,7 +64,7 @@ class ClientConfig:
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
-    """Provider id: One of `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`."""
+    """The provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`."""
     connection: Mapping[str, Any] = attrs.field(factory=dict, repr=_redacted, hash=False)
     """The provider's own settings, as a mapping from name to value. Every provider accepts the setting
     `url`, which contains the same URL that `connect` accepts."""
@@ -86,8 +86,8 @@ class ClientConfig:
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How long to keep looking for more children of a partition that has ended, in seconds while the
-    reader runs; ten minutes by default. This setting matters only for DynamoDB, which does not prove
+    """How long to keep looking for more children of an ended partition, in seconds of running
+    time; ten minutes by default. This setting matters only for DynamoDB, which does not prove
     that all children of a partition are known."""
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]

@@ -14,7 +14,7 @@ __all__ = ["OperationDiagnostics"]
 
 @attrs.frozen
 class OperationDiagnostics:
-    """Measurements of one call; each is None if the service does not report the value."""
+    """Measurements of one call; a value is None if the service does not report the value."""
 
     watermark: datetime | None = None
     """No later event is older than this time. The watermark is the minimum over every partition in the

@@ -128,8 +128,8 @@ _TEXTS: Final = tuple(
 class MulticloudDbError(Exception):
     """Raised for any failure of a call, with a message that says what to do about the failure.
 
-    If a vendor's exception caused the error, it is `__cause__` in the process that raised the error. The
-    vendor's exception is not pickled, but `detail` is. A note (PEP 678) makes a traceback end with
+    If a vendor's exception caused the error, that exception is `__cause__` in the process that raised the
+    error. The vendor's exception is not pickled, but `detail` is. A note (PEP 678) makes a traceback end with
     `help_url`; `str(error)` contains only the message.
 
     Args:

@@ -29,7 +29,7 @@ class ChangeType(Enum):
         Services differ in what they report as one change: Spanner reports the net effect of a transaction on
         a row, and reports a replaced row as `CREATE`. Cosmos DB distinguishes create, update and delete only
         in its all-versions-and-deletes mode. Consumers that upsert do not depend on these differences.
-        Warnings 1 and 18 in docs/configuration.md.
+        See warnings 1 and 18 in docs/configuration.md.
     """
 
     CREATE = "CREATE"
@@ -50,12 +50,12 @@ class ChangeEvent(Slotted):
     Portability:
         `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may go back
         there. Order the changes of one key by `order_key`. Only DynamoDB, Spanner and Cosmos DB report
-        `by_expiry`. `backfilled` is True only with `Snapshot()`, and on Cosmos DB with its opt-in. Warnings
-        8, 16, 17 and 23 in docs/configuration.md.
+        `by_expiry`. `backfilled` is True only with `Snapshot()`, and on Cosmos DB with its opt-in. See
+        warnings 8, 16, 17 and 23 in docs/configuration.md.
     """
 
     event_id: str = attrs.field(validator=is_a(str))
-    """The service's stable identity of this change. It is unique in the collection, and stays the same on
+    """The service's stable id for this change. It is unique in the collection, and stays the same on
     every redelivery, in every scope and after a split."""
     key: MulticloudDbKey = attrs.field(validator=is_a(MulticloudDbKey))
     """The document's key."""
@@ -92,8 +92,8 @@ class _Draft(Slotted):
 def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeEvent]:
     """Build events from columns, one column for each attribute in order.
 
-    Each column has at least `count` values. Use this only in `mapping` modules: a call of the class for each
-    event takes four times as long.
+    Each column has at least `count` values. Use this only in `mapping` modules, because calling the class for
+    each event takes four times as long.
 
     Raises:
         ValueError: Raised if the number of columns is wrong, or a column is too short.

@@ -79,8 +79,8 @@ def event_from_json(text: bytes | str) -> ChangeEvent:
         text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or has an unknown one; the
-            message names the field.
+        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or contains an unknown
+            field; the message names the field.
     """
     return _event_in("event", decode_json(text))
 
@@ -115,8 +115,8 @@ def page_from_json(text: bytes | str) -> ChangeFeedPage:
         text: The JSON, as text or as UTF-8 bytes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or has an unknown one; the
-            message names the field.
+        MulticloudDbError: `INVALID_REQUEST` if the text is damaged, lacks a field or contains an unknown
+            field; the message names the field.
     """
     page = _Fields("page", decode_json(text), ChangeFeedPage)
     return ChangeFeedPage(

@@ -55,9 +55,9 @@ class ChangeFeedIterator:
 
     Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page counts as
     done when the caller asks for the next event or page; an empty page is done at once. Only then does
-    `continuation_token` advance and the checkpoint get saved. So a crash, an exception or a `break` in the
-    loop body delivers the page again and never skips it. The next `for` over the same iterator, or a new
-    iterator with the same checkpoint, starts after the last page that is done. After a failed read, the
+    `continuation_token` advance and the checkpoint get saved. So after a crash, an exception or a `break` in
+    the loop body, the page is delivered again and never skipped. The next `for` over the same iterator, or a
+    new iterator with the same checkpoint, starts after the last page that is done. After a failed read, the
     iterator also continues from there.
 
     Retryable failures are retried with growing, jittered waits. An outage is reported within 2 seconds, and
@@ -80,15 +80,15 @@ class ChangeFeedIterator:
         ...         print(event.type, event.key)
 
     Portability:
-        The iterator works the same way on all databases. The partition of MongoDB never ends. Warning 11 in
-        docs/configuration.md.
+        The iterator works the same way on all databases. The partition of MongoDB never ends. See warning 11
+        in docs/configuration.md.
     """
 
     client: ReadsChanges = attrs.field(
         repr=False, validator=has_methods("read_changes", advice="pass a client")
     )
-    """Reads the pages. The client stays open when the iterator is closed. If it has an `observer`, as a
-    client does, outages are reported to the observer."""
+    """Reads the pages. The client stays open when the iterator is closed. If the client has an `observer`,
+    outages are reported to that observer."""
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
     """The request. A stored checkpoint takes precedence over the request's `start_position`."""
     timeout_seconds: float = attrs.field(
@@ -100,10 +100,10 @@ class ChangeFeedIterator:
     wait_seconds: float = attrs.field(
         default=0.0,
         kw_only=True,
-        validator=[is_a(int, float), at_least(0, "use 0 to be answered at once")],
+        validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")],
     )
     """How long a read may wait at the service for a first event (long poll), in seconds; 0 by default.
-    `stop` has to wait for such a read, so choose a time that stopping may take."""
+    `stop` has to wait for such a read, so choose a short time if the iterator must stop quickly."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     """True for a bounded run: end after the first idle page."""
     idle_backoff_seconds: float = attrs.field(
@@ -261,7 +261,7 @@ class ChangeFeedIterator:
         )
 
     def _next(self, schedule: PollSchedule) -> ChangeFeedPage | None:
-        """The next page; None when stopped."""
+        """Return the next page; None if the iterator was stopped."""
         while not self._timer.stopped:
             if self._wait_until(schedule.due):
                 page = self._read(schedule)
@@ -270,7 +270,7 @@ class ChangeFeedIterator:
         return None
 
     def _wait_until(self, due: float) -> bool:
-        """Wait, and report an outage during the wait; True if `stop` was not called."""
+        """Wait, and report an outage during the wait; return False if `stop` was called."""
         assert self._outage is not None
         while (step := self._outage.until_next()) < due - self._timer.now():
             if not self._timer.wait(step):
@@ -300,7 +300,7 @@ class ChangeFeedIterator:
         self._outage.ended()
         schedule.succeeded(page, min(wait, self._timer.now() - began))
         if isinstance(position, Now | Snapshot) and (page.events or page.notices):
-            # A second read at Now would begin later, so this page must be delivered without it.
+            # Another read at `Now` would begin later, so this page must be delivered without it.
             self._unrepeatable = page
         return page
 

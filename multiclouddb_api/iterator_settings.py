@@ -16,7 +16,7 @@ class IteratorSettings(TypedDict, total=False):
     """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float
     """How long a read may wait at the service for a first event (long poll), in seconds; 0 by default.
-    `stop` has to wait for such a read, so choose a time that stopping may take."""
+    `stop` has to wait for such a read, so choose a short time if the iterator must stop quickly."""
     until_idle: bool
     """True for a bounded run: end after the first idle page."""
     idle_backoff_seconds: float

@@ -38,7 +38,7 @@ def _check_name(name: object) -> None:
 
 @attrs.frozen(eq=False, hash=False)
 class MulticloudDbKey(Slotted):
-    """Ordered components that together identify one document; the first ones form the partition key.
+    """Ordered components that together identify one document; the first components form the partition key.
 
     Two keys are equal when their components have the same names, order, types and values: `True`, `1` and
     `1.0` are three different keys. MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` are two
@@ -50,10 +50,10 @@ class MulticloudDbKey(Slotted):
         ({'customer': 'c-1'}, {'order': 7})
 
     Portability:
-        Cosmos DB has up to three partition key components, followed by `id`; DynamoDB has one partition key
-        and at most one sort key; Spanner's primary key has no partition key, so the first component is used
-        as the partition key; MongoDB has `_id`, which may be of any type; in a sharded collection the shard
-        key comes before it. Warning 21 in docs/configuration.md.
+        Cosmos DB has up to three partition key components, followed by `id`. DynamoDB has one partition key
+        and at most one sort key. Spanner's primary key has no partition key, so the first component is used
+        as the partition key. MongoDB has `_id`, which may be of any type. In a sharded collection the shard
+        key comes before it. See warning 21 in docs/configuration.md.
     """
 
     components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)
@@ -76,7 +76,7 @@ class MulticloudDbKey(Slotted):
 
     @property
     def partition_key(self) -> dict[str, Any]:
-        """The first components, which form the partition key, as a mapping from name to value."""
+        """The components of the partition key, as a mapping from name to value."""
         return dict(list(self.components.items())[: self.partition_components])
 
     @property

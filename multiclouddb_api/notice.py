@@ -63,8 +63,8 @@ class Gap:
     Reading continued after them (`SkipToOldest`).
 
     Portability:
-        A gap is possible on every database; the service decides how soon changes expire. Warnings 3 and 10 in
-        docs/configuration.md.
+        A gap is possible on every database; the service decides how soon changes expire. See warnings 3 and
+        10 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
@@ -95,7 +95,7 @@ class PartitionFoundLate:
 
     Portability:
         This notice occurs only on DynamoDB, which may list shards late and does not prove that a listing is
-        complete. If a service names every child partition, no partition is found late. Warning 22 in
+        complete. If a service names every child partition, no partition is found late. See warning 22 in
         docs/configuration.md.
     """
 
@@ -109,13 +109,13 @@ class PartitionFoundLate:
 class SnapshotStarted:
     """A snapshot has begun.
 
-    Later changes are kept from here on, and the rows of the snapshot come on the next pages. Store the token
+    All later changes are kept, and the rows of the snapshot come on the next pages. Store the token
     of this notice's page before you read on. Only a read from this token or a later one continues the
     snapshot; any other read begins another snapshot.
 
     Portability:
-        Where `Capability.CHANGE_FEED_SNAPSHOT` is. On DynamoDB this floor is also less than the `order_key`
-        of some older changes. Warning 23 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB the floor is also less than the `order_key`
+        of some older changes. See warning 23 in docs/configuration.md.
     """
 
     floor: str = attrs.field(validator=is_a(str))
@@ -134,7 +134,8 @@ class BackfillDone:
 
     Portability:
         This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Otherwise it
-        occurs only on Cosmos DB, if you opt into its backfill. Warnings 8 and 23 in docs/configuration.md.
+        occurs only on Cosmos DB, if you opt into its backfill. See warnings 8 and 23 in
+        docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))

@@ -83,7 +83,7 @@ class Observer:
         """
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """Called when a scan with `SnapshotOrder.AUTO` takes long.
+        """Called when a scan with `SnapshotOrder.AUTO` takes a long time.
 
         From now on changes are read during the scan.
 

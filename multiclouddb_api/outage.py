@@ -22,7 +22,7 @@ _SILENCE: Final = "the service has not answered yet"
 
 
 class Outage:
-    """The outage of one feed, if there is one; only one thread uses this object.
+    """Tracks the outage of one feed; only one thread uses this object.
 
     A read that fails is reported at once. While a read is running, the engine reports that it is still
     waiting (`still_waiting`). A failed attempt is then reported after half a second, and a missing answer
@@ -31,7 +31,7 @@ class Outage:
     Args:
         address: The collection that is read.
         observer: The observer of the application, or None.
-        now: Return the seconds of a clock that never goes back.
+        now: A function that returns the seconds of a clock that never goes back.
     """
 
     def __init__(self, address: ResourceAddress, observer: Observer | None, now: Callable[[], float]) -> None:
@@ -44,7 +44,7 @@ class Outage:
 
     @contextmanager
     def watching(self, wait_seconds: float) -> Iterator[None]:
-        """A context for one read, which may wait this long for new records."""
+        """Return a context for one read, which may wait this long for new records."""
         self._wait = wait_seconds
         self._asked_at = self._silent_from = self._now()
         token = _current.set(self)
@@ -120,7 +120,7 @@ class Outage:
 
 
 def _log() -> Logger:
-    """The logger; imported only in an outage, because importing it takes milliseconds."""
+    """Return the logger; `logging` is imported only in an outage, because the import takes milliseconds."""
     import logging
 
     return logging.getLogger("multiclouddb.iterator")

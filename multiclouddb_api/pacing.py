@@ -36,7 +36,7 @@ class Timer:
         self._wakeup.send()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until the time has passed or `stop` is called; True if `stop` was not called."""
+        """Sleep until the time has passed or `stop` is called; return False if `stop` was called."""
         if seconds > 0 and not self.stopped:
             self._wakeup.wait(seconds)
         return not self.stopped
@@ -97,7 +97,10 @@ class PollSchedule:
         self._partition_failing_since: dict[str, float] = {}
 
     def failed(self) -> bool:
-        """Record that a read failed with a retryable error; False if reads have failed for too long."""
+        """Record that a read failed with a retryable error.
+
+        Return False if reads have failed for too long.
+        """
         now = self._timer.now()
         self.idle = False
         if self._failing_since is None:
@@ -105,7 +108,7 @@ class PollSchedule:
         left = self._failing_since + self._max_outage - now
         if left <= 0:
             return False
-        # The last try is made when the time ends, not one backoff later.
+        # The last attempt is made when the time ends, not one backoff later.
         self.due = now + min(self._retry_waits.next(), left)
         return True
 
@@ -137,8 +140,8 @@ class PollSchedule:
             if now - since > self._max_outage:
                 return MulticloudDbError(
                     f"partition {name} has failed on every page for {now - since:.0f} seconds: "
-                    f"{errors[name]}; the others were read, and nothing is lost within retention: "
-                    "fix the cause and iterate again, or raise max_outage_seconds",
+                    f"{errors[name]}; the other partitions were read, and nothing is lost within the "
+                    f"retention; fix the cause and iterate again, or raise max_outage_seconds",
                     ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, operation="iterate_changes", retryable=True),
                 )
         return None

@@ -23,7 +23,8 @@ class ChildPartition:
 
     Portability:
         Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
-        the embedded store; MongoDB's only partition never ends. Warnings 7 and 11 in docs/configuration.md.
+        the embedded store; MongoDB's only partition never ends. See warnings 7 and 11 in
+        docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
@@ -57,10 +58,10 @@ class ChangeFeedPage:
     """Facts that are not changes of a document. Each notice has a place in the order of its partition:
     after the partition's last event on this page, and before its first event on a later page. So this
     page contains no event of the partition that comes after the notice. It also contains no event that
-    is read as a consequence of the notice. For example, with a `Gap` it contains none from the
-    partitions that replace the lost one. The page may contain events of other partitions. A read from a
-    `skip_token` reads no events: its page contains only the `RecordSkipped` notice. A read from any
-    token before this page delivers the page's notices again, even after a restart; a read from this
-    page's token does not."""
+    is read as a consequence of the notice. For example, a page with a `Gap` contains no events of the
+    partitions that replace the lost partition. The page may contain events of other partitions. A read from a
+    `skip_token` reads no events: its page contains only the `RecordSkipped` notice. A read from any token
+    before this page delivers the page's notices again, even after a restart; a read from this page's token
+    does not."""
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
     """The cost and the lag of the call."""

@@ -19,11 +19,11 @@ class Beginning:
     """Starts at the oldest change that the service still keeps: the first of the *available* changes.
 
     Portability:
-        DynamoDB keeps changes for 24 hours; Spanner keeps changes for the stream's retention, 1 day by
-        default; MongoDB keeps changes as long as they are in the oplog; the embedded store keeps them until
-        `trim`. Cosmos DB cannot start an all-versions-and-deletes feed in the past: unless you opt into its
-        backfill, the start raises `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`.
-        Warnings 3, 8 and 10 in docs/configuration.md.
+        DynamoDB keeps changes for 24 hours. Spanner keeps changes for the stream's retention, 1 day by
+        default. MongoDB keeps changes as long as they are in the oplog. The embedded store keeps changes
+        until `trim`. Cosmos DB cannot start an all-versions-and-deletes feed in the past: unless you opt into
+        its backfill, the start raises `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`. See
+        warnings 3, 8 and 10 in docs/configuration.md.
     """
 
 
@@ -36,7 +36,7 @@ class Now:
 
     Portability:
         On DynamoDB, a reader that stops for more than 15 minutes before its first event may also get changes
-        from the two minutes before its start. Warning 19 in docs/configuration.md.
+        from the two minutes before its start. See warning 19 in docs/configuration.md.
     """
 
 
@@ -57,9 +57,9 @@ class AtTime:
             service's clock, `CHECKPOINT_EXPIRED` if it is older than the service's retention.
 
     Portability:
-        `AtTime` does not work on DynamoDB. On Cosmos DB it needs the backfill opt-in. Cosmos DB and MongoDB
-        round to whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from
-        that token. Warnings 2, 8 and 9 in docs/configuration.md.
+        `AtTime` does not work on DynamoDB. On Cosmos DB, `AtTime` needs the opt-in to the backfill. Cosmos DB
+        and MongoDB round to whole seconds. Check `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and
+        start from that token. See warnings 2, 8 and 9 in docs/configuration.md.
     """
 
     utc: datetime = attrs.field(converter=_utc)
@@ -72,9 +72,9 @@ class FromContinuationToken:
 
     Portability:
         A token is valid for the provider, resource and scope that it came from, as long as the service keeps
-        the changes after it: 24 hours on DynamoDB. If a resource was deleted and created again with the same
-        name, its old tokens are refused. A whole database or cluster of MongoDB is the exception. Warnings 3,
-        7, 10 and 20 in docs/configuration.md.
+        the changes after it (24 hours on DynamoDB). If a resource was deleted and created again with the same
+        name, its old tokens are refused. The exception is a feed of a whole database or cluster on MongoDB.
+        See warnings 3, 7, 10 and 20 in docs/configuration.md.
     """
 
     token: str = attrs.field(

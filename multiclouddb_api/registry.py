@@ -19,7 +19,7 @@ _OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
 
 
 def entry_points(*, group: str) -> Iterable[EntryPoint]:
-    """As `importlib.metadata.entry_points`, which takes as long to import as half of this package."""
+    """Call `importlib.metadata.entry_points`; its import takes half as long as this whole package."""
     from importlib.metadata import entry_points
 
     return entry_points(group=group)

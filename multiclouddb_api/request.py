@@ -30,7 +30,7 @@ class NewItemStateMode(Enum):
     Portability:
         `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
         and post-images on MongoDB. Otherwise the read raises `UNSUPPORTED_CAPABILITY`. Without images MongoDB
-        looks up the document of an update when the update is read. Warnings 4, 5 and 15 in
+        looks up the document of an update when the update is read. See warnings 4, 5 and 15 in
         docs/configuration.md.
     """
 
@@ -46,12 +46,12 @@ class OldItemStateMode(Enum):
     """Whether events carry the document as it was before the change.
 
     Portability:
-        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB does not have it,
-        and the other services need a setting for it. Warning 12 in docs/configuration.md.
+        Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB does not support
+        it, and the other services need a setting. See warning 12 in docs/configuration.md.
     """
 
     OMIT = "omit"
-    """Never."""
+    """Never include the old document."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
     """Include the full old document if the service has it, else None.
 
@@ -71,7 +71,7 @@ class SkipToOldest:
     """If the position is older than the retention, report a `Gap` and continue at the oldest change.
 
     Portability:
-        Works on every database; the service decides how soon a position is too old. Warnings 3 and 10 in
+        Works on every database; the service decides how soon a position is too old. See warnings 3 and 10 in
         docs/configuration.md.
     """
 

@@ -42,8 +42,9 @@ class PhysicalPartition:
     such a reader keeps the order across the merge and reads each event once.
 
     Portability:
-        Another provider or resource does not know this id: `INVALID_REQUEST`. MongoDB has one partition that
-        never ends, so both forms are equivalent there. Warnings 6, 7, 11 and 22 in docs/configuration.md.
+        An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has one partition
+        that never ends, so both forms are equivalent there. See warnings 6, 7, 11 and 22 in
+        docs/configuration.md.
     """
 
     partition_id: str = attrs.field(
@@ -52,8 +53,8 @@ class PhysicalPartition:
     """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is
     valid only for that provider and resource."""
     with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
-    """True to continue in the partitions that replace it after a split or merge. A token made with one
-    value is refused with the other."""
+    """True to continue in the partitions that replace this partition after a split or merge. A token made
+    with one value is refused with the other."""
 
 
 @attrs.frozen
@@ -61,10 +62,10 @@ class LogicalPartition:
     """All documents with one partition key value.
 
     Portability:
-        Cosmos DB and the embedded store support this scope natively; on MongoDB the server filters its whole
-        log; DynamoDB and Spanner refuse this scope with `UNSUPPORTED_CAPABILITY`: read `PhysicalPartition`
-        and filter in the application. Gate on `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`. Warning 6 in
-        docs/configuration.md.
+        Cosmos DB and the embedded store support this scope natively. On MongoDB the server filters its whole
+        log. DynamoDB and Spanner refuse this scope with `UNSUPPORTED_CAPABILITY`; instead, read
+        `PhysicalPartition` and filter in the application. Check
+        `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`. See warning 6 in docs/configuration.md.
     """
 
     key: MulticloudDbKey = attrs.field(repr=shorten, validator=is_a(MulticloudDbKey))
@@ -78,7 +79,7 @@ class EntireDatabase:
     Portability:
         This scope exists on MongoDB only. The feed of a dropped database ends, but the library cannot detect
         that a token is used on a new database with the same name. Gate on
-        `Capability.CHANGE_FEED_DATABASE_SCOPE`. Warnings 13 and 20 in docs/configuration.md.
+        `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
     """
 
 
@@ -88,7 +89,7 @@ class EntireCluster:
 
     Portability:
         This scope exists on MongoDB only; the library cannot detect that a token is used on another
-        deployment. Gate on `Capability.CHANGE_FEED_CLUSTER_SCOPE`. Warnings 13 and 20 in
+        deployment. Check `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13 and 20 in
         docs/configuration.md.
     """
 

@@ -1,4 +1,4 @@
-"""Keeps passwords out of the local variables of the library's frames, because error reporters send those."""
+"""Keeps passwords out of the local variables of the library's frames, because error reporters send them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class SnapshotOrder(Enum):
 
     Portability:
         `AUTO` switches to `INTERLEAVED` only if the service reports how long it keeps a position; otherwise
-        it acts as `ORDERED`. Warning 24 in docs/configuration.md.
+        it acts as `ORDERED`. See warning 24 in docs/configuration.md.
     """
 
     ORDERED = "ordered"
@@ -39,8 +39,8 @@ class SnapshotOrder(Enum):
     (tombstones) until you have stored a token after `BackfillDone`.
     """
     AUTO = "auto"
-    """Starts as `ORDERED`, and switches to `INTERLEAVED` when half of the time has passed for which the
-    service keeps changes. Keep deleted keys as for `INTERLEAVED`.
+    """Starts as `ORDERED`, and switches to `INTERLEAVED` after half of the service's retention time has
+    passed. Keep deleted keys as for `INTERLEAVED`.
     """
 
 
@@ -83,8 +83,8 @@ class Snapshot:
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows are read as of one moment, or
         each row as of the moment of its own read. Snapshots are possible for a whole collection or one
-        partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. Warnings 23 and 24 in
-        docs/configuration.md.
+        partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and
+        24 in docs/configuration.md.
     """
 
     order: SnapshotOrder = attrs.field(default=SnapshotOrder.AUTO, validator=is_a(SnapshotOrder))
@@ -118,8 +118,8 @@ class Resnapshot:
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. This works only with a whole collection or one partition key,
-        and only in a loop over pages: a loop over single events would not see the notices. Warnings 3 and 23
-        in docs/configuration.md.
+        and only in a loop over pages: a loop over single events would not see the notices. See warnings 3 and
+        23 in docs/configuration.md.
     """
 
     snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))

@@ -58,7 +58,7 @@ def each_is(*types: type) -> Validator:
 
 
 def has_methods(*names: str, advice: str) -> Validator:
-    """Check that the value is an object, not a class, with these methods; None passes for an optional one."""
+    """Check that the value is an object, not a class, with these methods; None passes if it is optional."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is None and attribute.default is None:
@@ -93,7 +93,7 @@ def not_blank(advice: str) -> Validator:
 
 
 def one_of(*texts: str) -> Validator:
-    """Check that the text is one of the given ones."""
+    """Check that the text is one of the given texts."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value not in texts:
@@ -144,7 +144,7 @@ def to_utc(field: str, value: object) -> datetime:
 
 
 def local_path(field: str, value: object) -> str:
-    """Return the text of a path; refuse what is no path, and bytes."""
+    """Return the text of a path; refuse bytes and anything that is not a path."""
     if isinstance(value, str | os.PathLike):
         text: object = os.fspath(value)
         if isinstance(text, str):

@@ -12,9 +12,9 @@ class Wakeup:
     """Wakes the one thread that waits for it. If no thread is waiting, the next wait ends at once.
 
     The signal can be sent from any thread, from a signal handler in the waiting thread, or from a finalizer.
-    In these cases the lock of a `threading.Event` or a `queue.Queue` could deadlock. `queue.SimpleQueue`
-    could not. A `queue.SimpleQueue` has no such lock, but in Python 3.11 to 3.13 its `get` never ends if the
-    timeout passes before the wait begins, which can happen with a short timeout on a busy machine.
+    In these cases the lock of a `threading.Event` or a `queue.Queue` could deadlock. A `queue.SimpleQueue`
+    has no such lock. But in Python 3.11 to 3.13, its `get` never ends if the timeout passes before the wait
+    begins. This can happen with a short timeout on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -27,5 +27,5 @@ class Wakeup:
             self._silent.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most this time; Return True if the signal was sent."""
+        """Wait for at most this time; return True if the signal was sent."""
         return self._silent.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))

@@ -1,4 +1,4 @@
-"""The abilities that a feed or a provider may have beside the contract; each is a small protocol.
+"""Optional abilities of a feed or a provider, in addition to the contract; each is a small protocol.
 
 The engine and the tools look for them with `isinstance`. The ability to scan a collection is larger, so
 it has its own module, `scan`.
@@ -21,7 +21,7 @@ __all__ = ["Head", "SupportsChangeMark", "SupportsCollections", "SupportsCommand
 
 @attrs.frozen
 class Head:
-    """The position at which a bounded read ends, found without reading (`SupportsHeads`).
+    """The end position of a bounded read, found without reading the records (`SupportsHeads`).
 
     Attributes:
         cursor: The end position of the read; the read includes the record at this position.
@@ -67,8 +67,8 @@ class SupportsChangeMark(Protocol):
     def change_mark(self, deadline: Deadline) -> Hashable:
         """Return a value that stays equal until a record, partition or end is added to the feed or lost.
 
-        If the value is equal, the engine returns the last idle page again, with the same token. So a feed
-        must not implement this method if its positions or watermark advance without changes, or if its
+        As long as the value is equal, the engine returns the last idle page again, with the same token. So a
+        feed must not implement this method if its positions or watermark advance without changes, or if its
         positions expire as time passes.
 
         Args:
@@ -83,10 +83,10 @@ class SupportsChangeMark(Protocol):
 
 @runtime_checkable
 class SupportsCommands(Protocol):
-    """A provider that passes on the service's own commands unchanged (`Capability.RUN_COMMAND`)."""
+    """A provider that passes commands to the service unchanged (`Capability.RUN_COMMAND`)."""
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Run `command` in `database` unmodified, once, with the vendor's `options`; return the reply."""
+        """Run `command` once and unmodified in `database`, with the vendor's `options`; return the reply."""
         ...
 
     def run_cursor_command(
@@ -104,7 +104,7 @@ class SupportsCollections(Protocol):
     """A provider that can list collections. The engine does not need it; the command line does."""
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the collections, tables or containers that the identity may see, not the service's own.
+        """Return the collections, tables or containers that the user may see, without the service's own.
 
         A collection is listed whether or not its change feed is enabled.
 

@@ -34,13 +34,12 @@ __all__ = [
 
 @attrs.frozen
 class Child:
-    """A partition that continues after one of its parent partitions has been read to its end.
+    """A partition that starts after its parent partitions have been read to their end.
 
     Attributes:
         partition_id: The child.
-        parents: *All* parents of the child, including the one that names it. Each parent names the child when
-            that parent has been read to its end. The engine starts the child when the last parent has named
-            it.
+        parents: *All* parents of the child. Each parent names the child when that parent has been read to its
+            end. The engine starts the child when the last parent has named it.
         cursor: The position at which the child starts, as far as this parent knows.
     """
 
@@ -64,15 +63,15 @@ class Drained:
     """The partition has ended, and this batch is its last; its child partitions follow.
 
     Attributes:
-        children: The children that are known so far, at least one; if none is known, the outcome is
-            `Awaiting` or `Ended`. The known children start at once. Another read at the final cursor must
-            name at least these children.
+        children: The children that are known so far, at least one. If no child is known, the outcome is
+            `Awaiting` or `Ended`. The known children start at once. If the engine reads at the final cursor
+            again, the answer must name at least these children.
         complete: True if the service proves that there are no other children. If False, the engine keeps the
-            partition in the token and asks `Feed.discover` for more children. The engine asks for ten minutes
-            of running time by default (`ClientConfig.child_watch_seconds`).
+            partition in the token and asks `Feed.discover` for more children. By default, the engine asks
+            during ten minutes of running time (`ClientConfig.child_watch_seconds`).
         instead: True if the partition no longer exists and nothing can name its children any more. Then
             `children` contains all partitions that may descend from the lost partition. The engine uses these
-            children if no child is known, and if no audit would find one.
+            children if no child is known and no audit would find a child.
     """
 
     children: tuple[Child, ...]
@@ -162,11 +161,11 @@ class Mapper(ABC):
     def cursor_after(self, records: Any, count: int) -> Cursor:
         """Return the position after the first `count` records.
 
-        Inside a transaction, the position identifies the part of the transaction that was delivered.
+        A position inside a transaction identifies the part of the transaction that was delivered.
 
         Args:
             records: The records of the batch.
-            count: The number of records before the position: at least one, and fewer than all.
+            count: The number of records before the position: at least one, but not all of them.
         """
 
     @abstractmethod
@@ -200,11 +199,12 @@ class Mapper(ABC):
 class Batch:
     """Raw records of one partition in the service's order.
 
-    The records are mapped only when they are returned. A batch contains at most `max_records` records.
+    The records are mapped to events only when they are returned. A batch contains at most `max_records`
+    records.
 
     Attributes:
         records: The raw records; each of them gives exactly one event.
-        mapper: Maps them.
+        mapper: Maps the records.
         begin: The position before the records, at which the read began.
         end: The position after the records, and after everything that was scanned after them. So the position
             also advances in an idle or filtered partition. The end of a batch never lies before the position
@@ -219,8 +219,8 @@ class Batch:
             never later than the commit time of a record that can still become visible.
         poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
             wait.
-        notices: Facts about the feed that are not changes. The notices belong after the batch's last record
-            and before the next batch. So a reader that finds such a fact ends its batch there, even if the
+        notices: Facts about the feed that are not changes. Their place is after the batch's last record and
+            before the next batch. So a reader that finds such a fact ends its batch there, even if the
             service has sent more records. If more may follow, `caught_up` is False. The page that takes the
             last record of the batch contains the batch's notices, and no later record of this partition. The
             position `end` lies after the notices. Every other cursor of the batch, and the `skip_cursor` of a

@@ -1,4 +1,4 @@
-"""Checks a client's `connection` for all providers: option names, and URLs in the library's own form."""
+"""Checks the `connection` of a configuration, for all providers: option names and the library's own URLs."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def parse_location(
         raise invalid_request("connection.url", f"has the scheme {parts.scheme!r}", form)
     if "@" in parts.netloc:
         raise invalid_request(
-            "connection.url", "has something before an @, as if it were a password", f"{form}; {credentials}"
+            "connection.url", "has text before an @, which may be a password", f"{form}; {credentials}"
         )
     if parts.fragment:
-        raise invalid_request("connection.url", "has something after a #", form)
+        raise invalid_request("connection.url", "has text after a #", form)
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in options:
@@ -106,7 +106,7 @@ def parse_location(
 
 
 def split_url(url: str) -> SplitResult | None:
-    """Return the parts of a URL; None if the text is not a URL or its port is not valid."""
+    """Return the parts of a URL, or None if the text is not a URL or its port is not valid."""
     try:
         parts = urlsplit(url)
         _ = parts.port

@@ -1,6 +1,6 @@
 """The contract between the engine and a provider; the author of a provider implements it.
 
-A provider says what its service can do with one partition. The engine does the rest for all providers:
+A provider implements what its service can do with one partition. The engine does the rest for all providers:
 fan-out, lineage, cutting pages, buffers, pacing, retries, tokens. Read `providers/embedded` together with
 this page, then run the conformance suite until it is green.
 
@@ -10,15 +10,15 @@ in these records. There is a position between any two records, because a page ma
 
 These rules hold for every method here:
 
-- *What is optional.* A method that asks a question has a default: the answer for a service without the
-  feature. A feature that only some services have is a small protocol, `Supports…`. If a provider does not
-  implement the protocol, the engine finds another way.
+- *What is optional.* A method for an optional feature has a default, which is right for a service without the
+feature. A feature that only some services have is a small protocol, `Supports…`. If a provider does not
+implement the protocol, the engine does without the feature.
 - *Who retries.* The engine retries. A provider does not retry calls and does not wrap errors. A provider does
   not catch the vendor's exceptions: `Provider.classify` classifies them later, from the error alone. A
   provider raises `ProviderFault` for problems that it finds itself, and for an error whose meaning depends on
-  the call. For example, the same code can mean an expired position in a read and a wrong time in a start. The
-  provider catches such an error in that call, and raises `ProviderFault(Fault(…)) from error`; then
-  `classify` is not called.
+  the call. For example, the same code can mean an expired position in a read and a wrong time in a start. In
+  such a case the provider catches the error and raises `ProviderFault(Fault(…)) from error`; then `classify`
+  is not called.
 - *Threads.* Several threads call a `Provider` and a `Feed` at once. One thread at a time calls a `Reader`,
   but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
@@ -80,8 +80,8 @@ class FeedSpec:
     Attributes:
         address: The resource.
         scope: The part of the database or collection to read. `PhysicalPartition` arrives as
-            `EntireCollection`, because the engine itself limits reading to one partition, alone or with its
-            descendants.
+            `EntireCollection`, because the engine itself limits the read to one partition, with or without
+            its descendants.
         new_item_state_mode: Whether events need the new document; `open_feed` checks the resource
             accordingly.
         old_item_state_mode: Whether events need the old document; `open_feed` checks the resource
@@ -100,12 +100,12 @@ class FeedSpec:
 
     @property
     def with_new(self) -> bool:
-        """True if events contain the new document when there is one."""
+        """True if events contain the new document, if there is a new document."""
         return self.new_item_state_mode is not NewItemStateMode.OMIT
 
     @property
     def with_old(self) -> bool:
-        """True if events contain the old document when there is one."""
+        """True if events contain the old document, if there is an old document."""
         return self.old_item_state_mode is not OldItemStateMode.OMIT
 
 
@@ -135,11 +135,10 @@ class Seed:
         parents: Parent partitions that must be read to their end first. A parent that is not a seed of the
             same answer counts as read to its end.
         cursor: The durable position at which reading starts. The position must stay valid and keep its
-            meaning in another process and after years of idle polling, as far as the service's retention
-            allows.
+            meaning in other processes and after years of idle polling, as long as the service retains it.
         children: Set if the partition ended before the start, so that `cursor` is its end. The field lists
-            those of the partition's children that are seeds of the same answer. The engine reads nothing from
-            such a partition and searches for more children.
+            the partition's children that are seeds of the same answer. The engine reads nothing from such a
+            partition and searches for more children.
     """
 
     partition_id: str
@@ -161,8 +160,8 @@ class Partition:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        parents: The parents of the partition, including those no longer listed; empty if the service does not
-            name them.
+        parents: The parents of the partition, including those that are no longer listed; empty if the service
+            does not name them.
         state: Open or closed.
     """
 
@@ -207,7 +206,7 @@ class Reader(ABC):
     """Reads one partition forward from the position at which it was opened."""
 
     def outlasts(self) -> bool:
-        """Return whether a late fetch continues, so that the next call at its position gets its result.
+        """Return whether a late fetch continues, so that the next call at its position gets the result.
 
         True for a service that cannot answer faster, because cancelling the fetch would lose the answer. By
         default a late fetch is cancelled.
@@ -216,14 +215,14 @@ class Reader(ABC):
 
     @abstractmethod
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next records.
+        """Fetch the next records.
 
         Args:
             max_records: The hard limit of `len(batch)`, at least 1.
             max_bytes: The target for `batch.nbytes`; a batch may exceed it by one record, or by more if the
                 service accepts no size limit.
-            wait: The number of seconds for which the fetch may block if there are no records; 0 means to
-                answer at once.
+            wait: How many seconds the fetch may block if there are no records; 0 means that it must answer at
+                once.
             deadline: The time limit.
 
         Returns:
@@ -231,8 +230,8 @@ class Reader(ABC):
             call returns an empty batch with the same outcome.
 
         Raises:
-            RecordFault: With index 0, if even fetching the first record at this position fails.
-            Exception: Any error that the vendor's client raises. The engine then closes this reader and opens
+            RecordFault: Raised with index 0 if the first record at this position cannot even be fetched.
+            Exception: Any error from the vendor's client. The engine then closes this reader and opens
                 another at the last position, so a failed reader may stay unusable.
         """
 
@@ -262,7 +261,7 @@ class Feed(ABC):
     def public_id(self, partition_id: str) -> str:
         """Return the id that applications see for the service's `partition_id`.
 
-        The engine asks once per reader.
+        The engine calls this once per reader.
         """
         return encode_partition_id(
             self.identity.provider_id, self.identity.address, self.identity.incarnation, partition_id
@@ -276,10 +275,10 @@ class Feed(ABC):
         return incarnation == self.identity.incarnation
 
     def for_one_call(self) -> Feed:
-        """Return this feed for all attempts of one call; it may keep results of one attempt for the next.
+        """Return this feed for all attempts of one call; it may reuse results of an earlier attempt.
 
-        The engine asks the returned feed for a start or a listing, repeats this after each failure, and drops
-        the feed after the call. The answers of the returned feed are valid for that call. The default returns
+        The engine asks the returned feed for a start or a listing, asks it again after each failure, and
+        drops it after the call. The answers of the returned feed are valid for that call. The default returns
         the feed itself and keeps nothing.
         """
         return self
@@ -295,8 +294,8 @@ class Feed(ABC):
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the service's own time, with a time zone, requested before the `deadline`.
 
-        None if the service reports no time. The engine compares this time with `Position.time`, because both
-        use the clock of the events.
+        Return None if the service reports no time. The engine compares this time with `Position.time`,
+        because both use the clock of the events.
         """
 
     @abstractmethod
@@ -305,7 +304,7 @@ class Feed(ABC):
 
         `Beginning` returns every partition that still has records. Closed partitions are returned with their
         children as further seeds, which name their parents. `Now` and `AtTime` return every partition that is
-        open at that time (for `AtTime` also its descendants).
+        open at that time (for `AtTime` also the descendants of these partitions).
 
         Args:
             position: The start position. The engine has already compared `AtTime` with `clock`.
@@ -314,8 +313,8 @@ class Feed(ABC):
             deadline: The time limit.
 
         Returns:
-            Seeds whose parents are either seeds of the same list, or no longer exist. Together the seeds
-            cover the scope: every later partition descends from one of them. Empty if `partition_id` is
+            Seeds. Each of their parents is either a seed of the same list, or no longer exists. Together the
+            seeds cover the scope: every later partition descends from one of them. Empty if `partition_id` is
             unknown.
 
         Raises:
@@ -324,11 +323,11 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Return the scope's open partitions and the closed ones still listed, by the `deadline`.
+        """By the `deadline`, return the scope's open partitions, and closed partitions that are still listed.
 
-        For the scope of one partition key, these are the partitions that may contain the key. A partition's
-        parents may be left out, and a new partition may be listed late. So a partition that is not listed may
-        still exist; `oldest` decides whether it exists.
+        With the scope of one partition key, the answer contains the partitions that may contain the key. A
+        partition's parents may be left out, and a new partition may be listed late. So a partition that is
+        not listed may still exist; `oldest` decides whether it exists.
         """
 
     @abstractmethod
@@ -337,7 +336,7 @@ class Feed(ABC):
 
         Args:
             partition_id: The service's own id of the partition.
-            cursor: Read after this.
+            cursor: The position after which to read.
             until: Stop after this position with the outcome `Reached`, even if the partition ends there.
                 Another read up to this position returns the same events, even after later splits, merges or
                 writes.
@@ -349,9 +348,9 @@ class Feed(ABC):
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """Ask once for the children of ended partitions that may have more children than are known.
 
-        The engine asks soon after a partition has ended, and then less and less often. After it has searched
-        for n seconds, it asks about once in the next n seconds at most. A provider may limit the cost for its
-        service by leaving partitions out of the answer; they then count as not asked.
+        The engine asks soon after a partition has ended, and then less and less often: after n seconds of
+        searching, it asks about once in the next n seconds. A provider may limit the cost for its service by
+        leaving partitions out of the answer; they then count as not asked.
 
         Args:
             awaiting: Maps each partition id to its final cursor; never empty.
@@ -359,9 +358,9 @@ class Feed(ABC):
 
         Returns:
             For each partition id in the request: `Drained`, `Ended`, or `Awaiting` as long as no child is
-            known. A child that one answer named may be missing in a later answer. An answer must show the
-            service's present state and must not come from memory. The default is for a service without
-            children, and raises.
+            known. A later answer may omit a child that an earlier answer named. An answer must show the
+            service's present state; it must not come from a cache. The default raises, because it is for a
+            service whose partitions have no children.
         """
         raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
 
@@ -371,15 +370,15 @@ class Feed(ABC):
     ) -> list[Seed] | None:
         """Audit a whole collection: find open partitions that the token neither contains nor leads to.
 
-        The audit uses only the service's answers and the token, nothing that this process remembers. The
-        audit compares parents (`missed_by_parents`), or key ranges, or a listing of an earlier time up to
-        which every partition of the token has been read. With key ranges it looks for a range that no
-        partition of the token overlaps. The engine calls it after partitions have ended and every ten
-        minutes, at most once a minute.
+        The audit uses only the service's answers and the token, nothing that this process remembers. There
+        are three ways to audit: by parents (`missed_by_parents`); by key ranges, which looks for a range that
+        no partition of the token overlaps; or by a listing as of a time up to which every partition of the
+        token has been read. The engine calls this method after partitions have ended, and every ten minutes,
+        but at most once a minute.
 
         Args:
-            tracked: Maps the id of every partition in the token to the partition. All descendants of these
-                partitions are covered.
+            tracked: Maps the id of each partition in the token to the partition. All descendants of these
+                partitions count as covered.
             since: The time at which the feed started; changes committed earlier are not needed. None if the
                 start is not known.
             deadline: The time limit.
@@ -387,16 +386,16 @@ class Feed(ABC):
         Returns:
             Seeds for the partitions that are not covered: missed parents and their descendants, down to the
             open ones. A seed whose parents are not seeds of the answer starts at once. The answer never
-            contains a fully read partition, or one that ended before `since`. Such a partition would also
-            name children that began before `since`. Empty if everything is covered; None if the service
-            cannot answer, now or ever.
+            contains a fully read partition, or one that ended before `since`. Such a partition could name
+            children that began before `since`. Empty if everything is covered; None if the service cannot
+            answer, now or ever.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the seconds until `cursor` expires, if the service's time is `now`; pure.
 
-        The engine also asks this for waiting partitions. None if the cursor does not show it, or if no change
-        after the cursor can be lost.
+        The engine also asks this for waiting partitions. Return None if the cursor does not show the time, or
+        if no change after the cursor can be lost.
         """
         return None
 
@@ -407,8 +406,8 @@ class Feed(ABC):
 
         Args:
             child_id: The child.
-            cursors: The distinct cursors: at least one, usually exactly one. The default returns the first of
-                the cursors in the order of `compare`, so that no event is left out. The default raises if
+            cursors: The distinct cursors: there is at least one, usually exactly one. The default returns the
+                first of the cursors in the order of `compare`, so that no event is left out. It raises if
                 `compare` returns None.
         """
         for cursor in cursors:
@@ -417,7 +416,7 @@ class Feed(ABC):
         raise unwritten(type(self), "join", f"where {child_id} starts")
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        """Return `cursor` without its hints, which are parts that only save calls; pure.
+        """Return `cursor` without its hints: parts that only save calls. Pure.
 
         Two cursors whose remaining parts are equal can share one reader.
         """
@@ -427,28 +426,27 @@ class Feed(ABC):
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """Return -1, 0 or 1 if `a` lies before, at or after `b` in one partition; pure. Equal cursors give 0.
 
-        None means that the cursors do not show which one lies first. In that case the engine assumes that
-        events are left to read: it reads up to a bound and not past it, keeps its position, or raises. A None
-        never makes the engine end, leave out or skip anything. If this provider cannot have made a cursor,
-        the method raises `InvalidCursor`.
+        None means that the cursors do not show which of them comes first. In that case the engine assumes
+        that there may be events left to read: it never ends a partition, omits an event or skips a range
+        because of None. If this provider cannot have made a cursor, the method raises `InvalidCursor`.
         """
 
     @abstractmethod
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return where reading `partition_ids`, whose positions have expired, can resume.
+        """Return where to resume reading `partition_ids`, whose positions have expired.
 
-        The method ends by the `deadline`. The engine also asks for undiscovered parents of a merged child, to
-        learn whether they can still be discovered. The engine stops waiting for a parent that is neither a
-        seed nor listed. The engine also asks for all partitions that are not listed, to learn which of them
-        no longer exist and which partitions may descend from those. The engine reads these descendants after
-        the lost partitions.
+        The method ends by the `deadline`. The engine also passes undiscovered parents of a merged child, to
+        learn whether they can still be discovered. It stops waiting for a parent that is neither a seed nor
+        listed. The engine also passes all partitions that are not listed, to learn which of them no longer
+        exist and which partitions may descend from them. The engine reads these descendants after the lost
+        partitions.
 
         Returns:
             A seed for each partition that can still be read, even if the partition is closed, not listed by
             the service, or empty. For a partition that no longer exists: its oldest descendants that can be
-            read, with their parents. A provider that cannot determine the descendants returns all partitions
-            that may be descendants, without those that began before the partition ended. Empty if no
-            partition is left.
+            read, with their parents. If a provider cannot determine the descendants, it returns all
+            partitions that may be descendants; those that began before the partition ended cannot. Empty if
+            no partition is left.
         """
 
     @abstractmethod
@@ -491,7 +489,7 @@ class Provider(ABC):
 
     @abstractmethod
     def classify(self, error: Exception) -> Fault:
-        """Return the meaning of a vendor's `error`; pure, and raises nothing, even for unknown exceptions."""
+        """Classify a vendor's `error`; pure, and raises nothing, even for unknown exceptions."""
 
     @abstractmethod
     def close(self) -> None:

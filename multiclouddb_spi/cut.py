@@ -1,12 +1,12 @@
-"""Represents positions inside a commit, for services whose positions identify commits but not single changes.
+"""Represents positions inside a commit, for services whose positions identify only whole commits.
 
-A page may end in the middle of a commit, and such a service can only send the whole commit again. So the
+A page may end in the middle of a commit, but such a service can send only whole commits. So the
 position contains the commit and the part of it that was delivered. The reader uses this position to omit the
 changes that the service sends a second time.
 
 The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
-a mark shows the last delivered change of the order. For example, each of Spanner's transactions with the same
-commit timestamp is such an order. If the changes have no order, the position names each delivered change. A
+a mark that shows its last delivered change. For example, if several Spanner transactions have the same commit
+timestamp, each of them is an order. If the changes have no order, the position names each delivered change. A
 position never names changes of other commits, so the cursor stays short.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Cut", "Mark"]
 
 Mark: TypeAlias = tuple[str | int, ...]
-"""Marks how far an order was delivered.
+"""A mark: it shows how far an order (a sequence of changes) was delivered.
 
-Marks of one order have the same length, and sort in the order of its changes.
+All marks of an order have the same length, and they sort like its changes.
 """
 
 _MOST_POSITION: Final = 2**63 - 1
@@ -38,7 +38,7 @@ _MOST_PARTS: Final = 8
 
 @attrs.frozen
 class Cut:
-    """A position before a commit, but after the part of this commit that was delivered.
+    """A position before a commit, or inside it, after the changes of the commit that were delivered.
 
     Attributes:
         at: The commit, as a number; everything before this commit was delivered.
@@ -52,7 +52,7 @@ class Cut:
         """Return whether a change was delivered.
 
         Args:
-            at: Its commit.
+            at: The commit of the change.
             name: The order that contains the change, or the change itself.
             mark: The place of the change in the order.
         """
@@ -74,7 +74,7 @@ class Cut:
     def compare(self, other: Cut) -> int | None:
         """Return -1, 0 or 1 if this position lies before, at or after another.
 
-        None if each position has delivered changes that the other has not.
+        Return None if each position includes delivered changes that the other does not include.
 
         Args:
             other: Another position of the same partition.
@@ -97,7 +97,7 @@ class Cut:
         """Return the position that was passed to `to_json`.
 
         Args:
-            cursor: A value from a token, which may be damaged.
+            cursor: A value from a token that may be damaged.
 
         Raises:
             InvalidCursor: Raised if `to_json` cannot have made the value.
@@ -125,4 +125,4 @@ def _mark(value: Any) -> Mark:
 
 
 def _invalid(value: object) -> InvalidCursor:
-    return InvalidCursor(f"{reprlib.repr(value)[:60]} is no position inside a commit")
+    return InvalidCursor(f"{reprlib.repr(value)[:60]} is not a position inside a commit")

@@ -11,7 +11,7 @@ __all__ = ["Deadline"]
 
 @attrs.frozen
 class Deadline:
-    """A time on the monotonic clock; everything that one call does shares this time.
+    """The time at which a call must be over, on the monotonic clock; all parts of the call share it.
 
     Attributes:
         at: The value of `time.monotonic()` at which the call must be over.
@@ -37,7 +37,7 @@ class Deadline:
         return time.monotonic() >= self.at
 
     def sooner(self, seconds: float) -> Deadline:
-        """Return the earlier of this deadline and `seconds` from now.
+        """Return this deadline, or a deadline `seconds` from now if that is earlier.
 
         Args:
             seconds: The number of seconds from now.

@@ -15,12 +15,10 @@ import attrs
 from multiclouddb_api import (
     Capability,
     CapabilitySet,
-    ChangeEvent,
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
     EntireCollection,
-    FeedScope,
     Now,
     Observer,
     OperationOptions,
@@ -63,11 +61,13 @@ _MOST_READERS: Final = 16384
 
 
 class Engine:
-    """Does all work of a client except the provider's part; implements `multiclouddb_api.backend.Backend`.
+    """Does all the work of a client except the provider's part.
+
+    It implements `multiclouddb_api.backend.Backend`.
 
     Args:
         provider: The connected provider, which is closed together with the engine.
-        config: Bounds.
+        config: The limits.
         observer: The observer of the application, or None.
         executor: The executor for blocking calls; a pool of threads by default.
         attempts: The largest number of attempts of one call; 1 if the application's own client retries.
@@ -86,7 +86,7 @@ class Engine:
     ) -> None:
         self._provider = provider
         self._closed = threading.Event()
-        # Twice the width, because long polls of one call must not prevent another call from reading.
+        # Twice the width: the long polls of one call must not prevent another call from reading.
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._observing = Observing(observer)
         budget = Budget(config.max_buffered_bytes)
@@ -118,11 +118,7 @@ class Engine:
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
         """Return one page of events, as `MulticloudDbClient.read_changes` does."""
-
-        def view(batch: Batch, start: int, stop: int) -> list[ChangeEvent]:
-            return batch.events(start, stop)
-
-        reading = self.read(request, options, view)
+        reading = self.read(request, options, Batch.events)
         events = tuple(chain.from_iterable(reading.values))
         page = attrs.evolve(reading.page, events=events)
         self._observing.page(request.address, page)
@@ -162,8 +158,7 @@ class Engine:
                     return self._pages.ended(session, Look(lineage))
                 if session.skipped:  # a separate page, so that the notice comes before the records after it
                     return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
-                started = announced(session.feed, lineage)
-                if started is not None:
+                if lineage.plan is not None and (started := announced(session.feed, lineage)) is not None:
                     return self._pages.reading(session, lineage, started, deadline, began)
                 return self._reading(session, lineage, request, check, view, deadline, began)
 
@@ -177,7 +172,24 @@ class Engine:
         deadline: Deadline,
         began: float,
     ) -> Reading[T]:
-        result = self._poll(session, lineage, request, check.wait, view, deadline)
+        scope = request.scope
+        undiscovered = UndiscoveredParents(session.feed, lineage) if lineage.audited is None else None
+        poll = Poll(
+            self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
+            view, deadline, wait=check.wait, on_expired=request.on_expired,
+            single=isinstance(scope, PhysicalPartition) and not scope.with_descendants,
+            now=lambda: self._feeds.soon(session.feed, deadline),
+        )  # fmt: skip
+        try:
+            result = poll.run()
+            if result.idle and undiscovered is not None:
+                result.idle = undiscovered.settle()
+            in_hand = result.count or result.notices
+            if not in_hand and (lineage.unnamed() or lineage.waiting() or lineage.plan):
+                self._fetcher.rest()
+        except Exception as error:
+            self._pages.forget_if_gone(session, self._fetcher.fault(error))
+            raise
         again = request.on_expired
         if isinstance(again, Resnapshot) and self._pages.has_expired(result):
             fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
@@ -188,32 +200,6 @@ class Engine:
         if result.idle:
             self._quiet.note(request, session.feed, lineage, reading.page, check)
         return reading
-
-    def _poll(
-        self,
-        session: Session,
-        lineage: Lineage,
-        request: ChangeFeedRequest,
-        wait: float,
-        view: Callable[[Batch, int, int], T],
-        deadline: Deadline,
-    ) -> PollResult[T]:
-        undiscovered = UndiscoveredParents(session.feed, lineage)
-        poll = Poll(
-            self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-            view, deadline, wait=wait, on_expired=request.on_expired,
-            single=_is_single(request.scope), now=lambda: self._feeds.soon(session.feed, deadline),
-        )  # fmt: skip
-        try:
-            result = poll.run()
-            if result.idle:
-                result.idle = undiscovered.settle()
-            if not result.in_hand() and (lineage.unnamed() or lineage.waiting() or lineage.plan):
-                self._fetcher.rest()
-        except Exception as error:
-            self._pages.forget_if_gone(session, self._fetcher.fault(error))
-            raise
-        return result
 
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
@@ -239,7 +225,7 @@ class Engine:
         """Return one token per partition, as `MulticloudDbClient.plan_partitions` does."""
         if not isinstance(request.scope, EntireCollection):
             raise invalid_request(
-                "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"
+                "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "omit the scope"
             )
         check_planned(request.start_position)
         deadline = Deadline.after(options.timeout_seconds)
@@ -299,7 +285,3 @@ class Engine:
         require(self._provider, Capability.RUN_COMMAND, None, operation)
         assert isinstance(self._provider, SupportsCommands)
         return self._provider
-
-
-def _is_single(scope: FeedScope) -> bool:
-    return isinstance(scope, PhysicalPartition) and not scope.with_descendants

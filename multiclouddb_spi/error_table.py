@@ -25,7 +25,7 @@ class Row:
     Attributes:
         category: The kind of the failure.
         way_out: What the user can do, in the library's words.
-        confidential: True if the service's text may quote a secret; then errors do not show that text.
+        confidential: True if the service's text may contain a secret; then errors do not show the text.
         retryable: True if the same call may succeed later; by default the category decides.
     """
 
@@ -72,9 +72,9 @@ THROTTLED: Final = Row(
 
 
 def row_of_status(status: int) -> Row | None:
-    """Return the meaning of an HTTP status without a code, for example if a proxy answers for the service.
+    """Return the meaning of an HTTP status without a code, for example from a proxy before the service.
 
-    None, unless the status means that the same call may succeed later.
+    Return None unless the same call may succeed later.
     """
     if status == 429:
         return THROTTLED

@@ -45,7 +45,7 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 
     Args:
         classify: `Provider.classify`, or a function that calls it.
-        error: The vendor's.
+        error: The vendor's error.
     """
     facts = vars(error)
     if _CLASSIFIED not in facts:
@@ -101,7 +101,7 @@ def to_error(
 
 @contextmanager
 def user_errors(provider: Provider, operation: str) -> Iterator[None]:
-    """Raises the user's error for any failure inside the block.
+    """Raise the user's error for any failure inside the block.
 
     Args:
         provider: Classifies failures.

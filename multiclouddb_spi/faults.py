@@ -1,4 +1,4 @@
-"""A provider's classification of a failure; the engine makes the user's error from it."""
+"""Defines how a provider classifies a failure; the engine makes the user's error from the result."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ProviderFault(Exception):  # noqa: N818
         retryable: bool = False,
         vendor_retried: bool = False,
     ) -> ProviderFault:
-        """Make an exception whose fault has these fields.
+        """Make an exception with a fault that has these fields.
 
         Args:
             category: The kind of the failure.
@@ -172,12 +172,12 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """Make the fault for a method whose default in the contract is not sufficient for this provider.
+    """Make the fault for a method whose default is not sufficient for this provider.
 
     Args:
         made: The provider's class.
         method: The method that the provider must override.
-        what: The fact that the default method cannot know.
+        what: What the default cannot know.
     """
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

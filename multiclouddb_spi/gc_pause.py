@@ -12,7 +12,7 @@ from typing import Final
 __all__ = ["collector_paused"]
 
 _pausing: Final = threading.RLock()
-# A child process must not inherit the pause of a thread that does not exist in it.
+# A forked child must not inherit the pause: the thread that would end it does not exist there.
 os.register_at_fork(
     before=_pausing.acquire, after_in_parent=_pausing.release, after_in_child=_pausing.release
 )
@@ -22,10 +22,10 @@ os.register_at_fork(
 def collector_paused() -> Iterator[None]:
     """Keep the cyclic garbage collector from running inside the block, which should last only milliseconds.
 
-    Mapping makes about ten containers per event and no reference cycle. The collector would scan them again
-    and again during mapping, which takes a quarter of the reading time.
+    Mapping makes about ten containers per event and no reference cycle. Without the pause, the collector
+    would scan these objects again and again, which takes a quarter of the reading time.
 
-    Only one thread at a time pauses the collector; blocks in other threads do not affect it. So the collector
+    Only one thread at a time pauses the collector; in other threads the block does nothing. So the collector
     can run whenever the pausing thread leaves its block, even if other threads enter theirs.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""Reports events to the application's observer and to the log; failures of either never break a read."""
+"""Reports events to the application's observer and to the log; if a report fails, the read continues."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Observing:
         self._tell(self._observer.partition_found_late, address, found)
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """Report that the scan of a snapshot takes long, so changes are read during the scan from now on."""
+        """Report that the scan of a snapshot takes so long that changes are now read during it."""
         _log.info(
-            "%s: positions are kept for %.0f s more; changes are read beside the scan", address, seconds
+            "%s: positions are kept for %.0f s more; changes are now read during the scan", address, seconds
         )
         self._tell(self._observer.snapshot_interleaved, address, seconds)
 

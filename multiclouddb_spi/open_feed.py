@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from multiclouddb_api import ErrorCategory, Snapshot, invalid_request
+from multiclouddb_api import ErrorCategory, MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.request_check import require_start
 from multiclouddb_spi.retry import Call
 
-__all__ = ["Keeper", "OpenFeed", "check_resumes"]
+__all__ = ["Keeper", "OpenFeed", "recreated"]
 
 T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """Keeps opened feeds so that other callers with the same spec can use them."""
+    """Keeps opened feeds, so that callers with the same spec can share them."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         """Return the feed of this spec, and whether this call opened it; the caller must release the feed."""
@@ -36,8 +36,8 @@ class Keeper(Protocol):
 class OpenFeed:
     """A feed that is opened when it is first used, with retries.
 
-    If a feed has been open for a long time, its resource may have been deleted and created again. So the feed
-    is opened again before a token or an id is refused as belonging to another resource.
+    If a feed has been open for some time, its resource may have been deleted and created again. So before a
+    token or an id of another resource is refused, the feed is opened again.
 
     Args:
         provider: Opens the feed.
@@ -85,24 +85,30 @@ class OpenFeed:
         with user_errors(self.provider, operation):
             return self._make(lambda: ask(deadline), deadline)
 
-    def use(self, begin: Callable[[Feed], T], suits: Callable[[Feed], bool] = lambda _: True) -> T:
+    def use(self, begin: Callable[[Feed], T], check: Callable[[Feed], object] = lambda _: None) -> T:
         """Call `begin` with the feed, and return its result.
 
-        If the feed was opened before this call and does not fit, or its resource is not found, it is opened
-        again.
+        If the feed was opened before this call, and it does not fit or its resource is not found, it is
+        opened again.
 
         Args:
-            begin: The call. The function is called again if the feed is opened again.
-            suits: A function that returns True if a feed opened before this call belongs to the right
-                resource.
+            begin: The function to call; it is called again if the feed is opened again.
+            check: A function that raises a `MulticloudDbError` if the feed belongs to another resource.
 
         Raises:
             Exception: The error that `begin` or opening the feed raised.
         """
         feed, fresh = self._acquire()
         try:
-            if fresh or suits(feed):
-                return begin(feed)
+            check(feed)
+        except MulticloudDbError:
+            if fresh:
+                raise
+            self.renew()
+            feed, fresh = self._acquire()
+            check(feed)
+        try:
+            return begin(feed)
         except Exception as error:
             if fault_of(self.provider, error).category != ErrorCategory.NOT_FOUND:
                 raise
@@ -110,6 +116,7 @@ class OpenFeed:
                 self.renew()
                 raise
         self.renew()
+        check(self.feed)
         return begin(self.feed)
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
@@ -123,10 +130,12 @@ class OpenFeed:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a resource that was deleted and created again.
         """
-        self.use(
-            lambda feed: check_resumes(feed, incarnation, field, way_out),
-            lambda feed: feed.resumes(incarnation),
-        )
+
+        def check(feed: Feed) -> None:
+            if not feed.resumes(incarnation):
+                raise recreated(feed, field, way_out)
+
+        self.use(lambda _: None, check)
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
         """Refuse a start position that the provider does not support.
@@ -158,15 +167,14 @@ class OpenFeed:
         return self.call("open", lambda deadline: self.provider.open_feed(self.spec, deadline))
 
 
-def check_resumes(feed: Feed, incarnation: str | None, field: str, way_out: str) -> None:
-    """Do the same as `OpenFeed.check_resumes`, for this feed."""
-    if not feed.resumes(incarnation):
-        problem = f"is of an earlier {feed.spec.address} that was recreated under the same name"
-        raise invalid_request(field, problem, way_out)
+def recreated(feed: Feed, field: str, way_out: str) -> MulticloudDbError:
+    """Make the error for a token or an id of another incarnation, as `OpenFeed.check_resumes` raises it."""
+    problem = f"belongs to an earlier {feed.spec.address}, which was recreated under the same name"
+    return invalid_request(field, problem, way_out)
 
 
 class _Alone:
-    """Keeps no feed."""
+    """A keeper that keeps no feed."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         del spec

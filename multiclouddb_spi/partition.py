@@ -1,9 +1,9 @@
-"""Partition ids in the form that applications see: each id names the resource to which it belongs.
+"""Encodes and decodes the partition ids that applications see; each id names the resource that it belongs to.
 
     dynamo:1f3a9c2b.77e01d5c:shardId-00000001541626099285-f35f62ef
     provider:address.incarnation:the service's own id
 
-Address and incarnation are digests, so that a foreign id can be recognised and an id reveals no names.
+Address and incarnation are digests, so an id of another resource is recognised, and an id reveals no names.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PartitionId:
             MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
         if not self.is_of(incarnation):
-            raise _foreign(f"is of an earlier {address} that was recreated under the same name")
+            raise _foreign(f"belongs to an earlier {address}, which was recreated under the same name")
 
 
 def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddress) -> PartitionId:
@@ -93,9 +93,9 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
     if not (place and which and native):
         raise invalid_request(_FIELD, f"{public_id!r} is not a partition id", _WAY_OUT)
     if provider != provider_id:
-        raise _foreign(f"is of provider {provider!r}, not {provider_id!r}")
+        raise _foreign(f"belongs to provider {provider!r}, not to {provider_id!r}")
     if place != _digest(address.database, address.collection):
-        raise _foreign(f"is of another resource than {address}")
+        raise _foreign(f"belongs to another resource, not to {address}")
     return PartitionId(native, which)
 
 

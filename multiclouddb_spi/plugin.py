@@ -17,7 +17,7 @@ __all__ = ["ProviderPlugin", "open_provider"]
 
 
 class ProviderPlugin(ABC):
-    """The object under a provider's entry point `multiclouddb.providers`: `PLUGIN = MyPlugin()`.
+    """The object that a provider registers as entry point `multiclouddb.providers`: `PLUGIN = MyPlugin()`.
 
     Attributes:
         provider_id: The name of the entry point.
@@ -65,21 +65,21 @@ class ProviderPlugin(ABC):
 
 
 def open_provider(config: ClientConfig, native_client: object | None = None) -> Provider:
-    """Connect to the database without an engine: for Spark, the command line and the conformance kit.
+    """Connect to the database without an engine, for Spark, the command line and the conformance kit.
 
     Args:
         config: Names the provider and how to reach it.
         native_client: The application's own vendor client, or None if the provider makes its own.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the provider is unknown, not installed, or does not follow
-            this SPI; also if the configuration is wrong.
+        MulticloudDbError: `INVALID_REQUEST` if the provider is unknown, not installed or does not follow this
+            SPI, or if the configuration is wrong.
     """
     plugin = load_plugin(config.provider)
     if not isinstance(plugin, ProviderPlugin):
         raise invalid_request(
             "provider",
-            f"{config.provider!r} names a {type(plugin).__name__}, which is no ProviderPlugin",
+            f"{config.provider!r} names a {type(plugin).__name__}, which is not a ProviderPlugin",
             "install a version of the provider that is made for this library",
         )
     return _connect(plugin, config, native_client)

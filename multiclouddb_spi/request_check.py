@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from multiclouddb_api import (
     AtTime,
     Beginning,
@@ -42,11 +44,22 @@ _TITLES = {
     Capability.RUN_COMMAND: "run_command",
 }
 
+_NEEDS: Final[dict[type, Capability]] = {
+    Beginning: Capability.CHANGE_FEED_BEGINNING,
+    AtTime: Capability.CHANGE_FEED_POINT_IN_TIME,
+    Snapshot: Capability.CHANGE_FEED_SNAPSHOT,
+    Resnapshot: Capability.CHANGE_FEED_SNAPSHOT,
+    LogicalPartition: Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE,
+    EntireDatabase: Capability.CHANGE_FEED_DATABASE_SCOPE,
+    EntireCluster: Capability.CHANGE_FEED_CLUSTER_SCOPE,
+}
+"""The parts of a request that need a capability besides `CHANGE_FEED`."""
+
 
 def require(
     provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a capability that is native, or that is emulated and that the caller has opted into.
+    """Accept a capability that is native, or emulated with the caller's opt-in.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
@@ -57,7 +70,7 @@ def require(
     if note.support is Support.EMULATED:
         if options is not None and options.opts_into(capability):
             return
-        problem = "is only emulated here and has to be asked for"
+        problem = "is only emulated here and needs an opt-in"
     else:
         problem = "is not supported"
     raise MulticloudDbError(
@@ -75,25 +88,29 @@ def require_start(
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
     """
-    for capability in _needed_to_start(position):
-        require(provider, capability, options, operation)
+    if type(position) in _NEEDS:
+        require(provider, _NEEDS[type(position)], options, operation)
 
 
 def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
-    """Check a request against the provider, and return the spec of the feed that it needs.
+    """Check whether the provider supports a request, and return the spec of the feed to open.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`.
     """
     options = _options(provider, request.provider_options)
     _check_address(request)
-    for capability in _needed(request):
-        require(provider, capability, options, operation)
-    _check_snapshot(provider, request, operation)
-    physical = isinstance(request.scope, PhysicalPartition)
+    require(provider, Capability.CHANGE_FEED, options, operation)
+    for part in (request.start_position, request.scope, request.on_expired):
+        if type(part) in _NEEDS:
+            require(provider, _NEEDS[type(part)], options, operation)
+    if request.old_item_state_mode is not OldItemStateMode.OMIT:
+        require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
+    if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):
+        _check_snapshot(provider, request, operation)
     return FeedSpec(
         request.address,
-        EntireCollection() if physical else _narrowed(request),
+        EntireCollection() if isinstance(request.scope, PhysicalPartition) else request.scope,
         request.new_item_state_mode,
         request.old_item_state_mode,
         request.include_native,
@@ -122,7 +139,7 @@ def check_plan(plan: Plan | None) -> None:
     """
     if plan is not None and plan.holds:
         raise _holding(
-            "ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of one"
+            "ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of such a scan"
         )
 
 
@@ -137,54 +154,14 @@ def _holding(field: str, problem: str) -> MulticloudDbError:
 
 
 def _check_snapshot(provider: Provider, request: ChangeFeedRequest, operation: str) -> None:
-    snapshot = isinstance(request.start_position, Snapshot)
-    if not (snapshot or isinstance(request.on_expired, Resnapshot)):
-        return
     if isinstance(request.scope, EntireCollection | LogicalPartition):
         return
-    what = "Snapshot()" if snapshot else "on_expired=Resnapshot()"
+    what = "Snapshot()" if isinstance(request.start_position, Snapshot) else "on_expired=Resnapshot()"
     raise MulticloudDbError(
         f"{what} is not supported for {type(request.scope).__name__}; read EntireCollection(), or spread it "
         "over processes with client.plan_partitions",
         ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
     )
-
-
-def _narrowed(
-    request: ChangeFeedRequest,
-) -> EntireCollection | LogicalPartition | EntireDatabase | EntireCluster:
-    assert not isinstance(request.scope, PhysicalPartition)
-    return request.scope
-
-
-def _needed(request: ChangeFeedRequest) -> list[Capability]:
-    needed = [Capability.CHANGE_FEED, *_needed_to_start(request.start_position)]
-    match request.scope:
-        case LogicalPartition():
-            needed.append(Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE)
-        case EntireDatabase():
-            needed.append(Capability.CHANGE_FEED_DATABASE_SCOPE)
-        case EntireCluster():
-            needed.append(Capability.CHANGE_FEED_CLUSTER_SCOPE)
-        case _:
-            pass
-    if isinstance(request.on_expired, Resnapshot):
-        needed.append(Capability.CHANGE_FEED_SNAPSHOT)
-    if request.old_item_state_mode is not OldItemStateMode.OMIT:
-        needed.append(Capability.CHANGE_FEED_OLD_ITEM_STATE)
-    return needed
-
-
-def _needed_to_start(position: StartPosition) -> list[Capability]:
-    match position:
-        case Beginning():
-            return [Capability.CHANGE_FEED_BEGINNING]
-        case AtTime():
-            return [Capability.CHANGE_FEED_POINT_IN_TIME]
-        case Snapshot():
-            return [Capability.CHANGE_FEED_SNAPSHOT]
-        case _:
-            return []
 
 
 def _options(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:
@@ -209,7 +186,7 @@ def _check_address(request: ChangeFeedRequest) -> None:
             way_out = "pass ResourceAddress() with EntireCluster()"
         case EntireDatabase():
             wrong = address.database is None or address.collection is not None
-            way_out = "name the database and no collection with EntireDatabase()"
+            way_out = "with EntireDatabase(), name the database and no collection"
         case _:
             wrong = address.collection is None
             way_out = "name the collection: ResourceAddress(collection=…)"

@@ -1,4 +1,4 @@
-"""Decides whether, how soon and how often a failed call is retried, and retries it."""
+"""Decides whether, how soon and how often to retry a failed call, and retries it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ The waits between them total about 3 s, unless the service asks for more.
 
 
 class Call(Protocol):
-    """Makes a call to a provider or its feed: `Tries.call`, `Fetcher.call`, or `directly`."""
+    """A function that makes a call to a provider or its feed: `Tries.call`, `Fetcher.call` or `directly`."""
 
     def __call__(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
         """Make the call.
@@ -66,7 +66,7 @@ class Tries:
 
     Attributes:
         provider: Classifies failures.
-        attempts: The number of attempts, including the first; 1 leaves retries to the application's own
+        attempts: The number of attempts, including the first; 1 leaves all retries to the application's own
             client.
         pause: Waits for the given number of seconds, or less if the client is closed.
         on_retry: Called before each wait with the number of the attempt, the seconds and the failure.
@@ -89,8 +89,8 @@ class Tries:
                 raise failed.pop()
             return ask()
 
-        # The policy costs as much as an empty fetch, and its package a fifth of the start of a program. So
-        # only failures use it.
+        # Using the policy costs as much as an empty fetch, and importing its package takes a fifth of a
+        # program's start-up time. So only failures use it.
         try:
             policy = self._policy(deadline)
         except (ImportError, OSError):  # a system without free file handles cannot load it
@@ -130,7 +130,7 @@ class Tries:
 
 
 def _failure(state: RetryCallState) -> Exception:
-    """Return the error of the failed attempt; only failures that `Tries` has classified are passed here."""
+    """Return the error of the failed attempt; `Tries` has classified the failure already."""
     error = state.outcome and state.outcome.exception()
     assert isinstance(error, Exception)
     return error

@@ -1,9 +1,9 @@
-"""Scanning a collection for `Snapshot()`: what a provider author implements in addition to the feed.
+"""What a provider author implements in addition to the feed, so that `Snapshot()` can scan a collection.
 
 A snapshot is a start position: first every existing row is read, then every change. The provider says how its
 service scans. The engine does the rest: the order of scan and stream, the token, the rate, the notices, and
-the end of the scan. A provider has the ability if its feeds implement `SupportsSnapshot` and its capabilities
-name `Capability.CHANGE_FEED_SNAPSHOT`.
+the end of the scan. A provider supports snapshots if its feeds implement `SupportsSnapshot` and its
+capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
 
 - *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan
   consists of an id, a floor, a moment, and a cursor for everything that is not divided into segments yet.
@@ -19,14 +19,15 @@ name `Capability.CHANGE_FEED_SNAPSHOT`.
 - *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name. A segment's id can never be the
   id of a partition. `plan_id_of` returns the plan's id for a segment's id, and None for a partition's id.
 - *Rows.* If a row exists when `snapshot` returns, and is not changed or deleted afterwards, it is returned at
-  least once, whatever retries, splits, cuts and lost tokens there are. A row that is changed during the scan
+  least once, even after retries, splits, cuts or lost tokens. A row that is changed during the scan
   may be returned in its old state, in its new state, or not at all, because the stream contains the change. A
   row is returned as an event with `type=CREATE`, `backfilled=True`, `timestamp` = the plan's moment,
   `event_id` = `snapshot_event_id(plan_id, key)`, `order_key` = the floor, `old_item_state=None`,
   `by_expiry=False`, and as `partition_id` the public id of the segment.
-- *Floor.* The `order_key` of every row. The floor is greater than the `order_key` of every change that the
+- *Floor.* The floor is the `order_key` of every row. It is greater than the `order_key` of every change that
+the
   scan certainly shows, and less than the `order_key` of every change that is committed after `snapshot` has
-  returned. The floor is never empty. If no such text exists (because the service's `order_key` is unknown
+  returned. The floor is never empty. If no such text exists (because the service's `order_key` is not known
   before the stream is read), the floor is less than every change, and the capability's note says so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
   stream. The stream may return a change again that the scan has already shown.
@@ -107,7 +108,7 @@ class ScanPlan:
 
 @runtime_checkable
 class SupportsSnapshot(Protocol):
-    """A feed that can scan its collection.
+    """A feed that can scan its collection for a snapshot.
 
     The scope of such a feed is a whole collection, or one partition key.
     """
@@ -129,8 +130,8 @@ class SupportsSnapshot(Protocol):
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Take the next segments from a plan.
 
-        The same cursor may be divided several times, in several processes, and with another `count`. Each
-        answer covers everything that the cursor represents.
+        The same cursor may be divided several times, in several processes, with different values of `count`.
+        Each answer covers everything that the cursor represents.
 
         Args:
             cursor: `ScanPlan.cursor`, or the cursor of the rest that an earlier call has returned.
@@ -149,9 +150,9 @@ class SupportsSnapshot(Protocol):
 
 @runtime_checkable
 class SupportsBackfill(SupportsSnapshot, Protocol):
-    """A feed that can start only at the present: `Beginning` and `AtTime` scan first, then read changes.
+    """A feed that can start only now: for `Beginning` and `AtTime` it scans first, then reads changes.
 
-    The rows of such a scan contain the `order_key` of their own last change and no floor, so
+    In such a scan, the `order_key` of a row is that of the row's last change, and there is no floor, so
     `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
     partition alone.
     """
@@ -216,7 +217,7 @@ def snapshot_event_id(plan_id: str, key: MulticloudDbKey) -> str:
 
 
 def snapshot_event_ids(plan_id: str, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> list[str]:
-    """The ids that `snapshot_event_id` gives the rows of a table; faster, if the keys are texts and integers.
+    """Return the ids that `snapshot_event_id` gives rows; faster if the keys are text and integers.
 
     Args:
         plan_id: `ScanPlan.plan_id`.
@@ -235,7 +236,7 @@ def snapshot_event_ids(plan_id: str, names: Sequence[str], columns: Sequence[Seq
         for name, column in zip(more, columns[1:], strict=True):
             parts += [repeat(b"],[%b," % orjson.dumps(name)), map(orjson.dumps, column)]
         texts = map(b"".join, zip(*parts, strict=False))
-    # The object has taken the common start of all texts, and each row continues with a copy of it.
+    # The hash object has read the common start of all texts; each row continues with a copy of the object.
     begun = hashlib.blake2b(b"[1,[[%b," % orjson.dumps(first), digest_size=_DIGEST_BYTES).copy
     begin, ids = f"{_MARK}{plan_id}:", []
     for text in texts:
@@ -246,7 +247,7 @@ def snapshot_event_ids(plan_id: str, names: Sequence[str], columns: Sequence[Seq
 
 
 def _is_plain(column: Sequence[Any]) -> bool:
-    """True if JSON writes the values in the same way as `MulticloudDbKey.canonical`."""
+    """Return True if JSON writes the values in the same way as `MulticloudDbKey.canonical`."""
     kinds = set(map(type, column))
     if kinds <= {str}:
         return True

@@ -1,4 +1,4 @@
-"""Opens the feed for a request, and finds the state from which to continue."""
+"""Opens the feed for a request, and determines the state from which to continue."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from multiclouddb_spi.continuation.snapshots import (
 from multiclouddb_spi.continuation.starting import resolve_start
 from multiclouddb_spi.continuation.state import FeedOver, end_from_json, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
-from multiclouddb_spi.continuation.written import WrittenTokens
+from multiclouddb_spi.continuation.written import Written, WrittenTokens
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import unsupported, unwritten
-from multiclouddb_spi.open_feed import OpenFeed, check_resumes
-from multiclouddb_spi.partition import PartitionId, decode_partition_id
+from multiclouddb_spi.open_feed import OpenFeed, recreated
+from multiclouddb_spi.partition import decode_partition_id
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
@@ -62,26 +62,28 @@ class SessionOpener:
     def open(
         self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
     ) -> Iterator[Session | Finished]:
-        """Open a feed for the duration of a call, and find the state from which to continue.
+        """Open a feed for the duration of a call, and determine the state from which to continue.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
             Exception: The error that the provider raised.
         """
-        physical = self._physical(request)
+        physical = None
+        if isinstance(request.scope, PhysicalPartition):
+            name = request.scope.partition_id
+            physical = decode_partition_id(name, self._provider.provider_id, request.address)
         scope = scope_text(request.scope, physical.native if physical else None)
         digest = spec.options.position_digest() if spec.options is not None else ""
         position = request.start_position
-        written = self._written.take(position.token) if isinstance(position, FromContinuationToken) else None
-        envelope = written.envelope if written is not None else self._envelope(position)
-        if envelope is not None:
-            self._check(envelope, spec, scope, digest)
+        envelope, written = self._token(position, spec, scope, digest)
+        over = None if envelope is None or written is not None else end_from_json(envelope.state)
+        if envelope is not None and isinstance(over, FeedOver):
+            assert isinstance(position, FromContinuationToken)
+            yield Finished(position.token, over, envelope.skipped)
+            return
 
         def begin(feed: Feed) -> Session:
-            if physical is not None:
-                physical.check_incarnation(spec.address, feed.identity.incarnation)
             if envelope is not None:
-                check_resumes(feed, envelope.incarnation, "continuation_token", _RECREATED)
                 state = written.lineage(feed.join) if written else state_from_json(envelope.state, feed.join)
                 return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
             assert not isinstance(position, FromContinuationToken)
@@ -91,18 +93,14 @@ class SessionOpener:
             lineage = self._start(opened, feed, position, only, deadline)
             return Session(feed, lineage, scope, digest)
 
-        if envelope is not None and isinstance(over := end_from_json(envelope.state), FeedOver):
-            assert isinstance(position, FromContinuationToken)
-            yield Finished(position.token, over, envelope.skipped)
-            return
-
-        def suits(feed: Feed) -> bool:
-            return (envelope is None or feed.resumes(envelope.incarnation)) and (
-                physical is None or physical.is_of(feed.identity.incarnation)
-            )
+        def check(feed: Feed) -> None:
+            if physical is not None:
+                physical.check_incarnation(spec.address, feed.identity.incarnation)
+            if envelope is not None and not feed.resumes(envelope.incarnation):
+                raise recreated(feed, "continuation_token", _RECREATED)
 
         with closing(self.feed(spec, deadline)) as opened:
-            yield opened.use(begin, suits)
+            yield opened.use(begin, check)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
         """Open a feed for the duration of a call; the caller must close it."""
@@ -125,7 +123,7 @@ class SessionOpener:
             raise unwritten(type(feed), "snapshot", "how to scan its collection")
         if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
             raise unsupported(
-                "Snapshot(order=INTERLEAVED) is not available: a row has no floor here",
+                "Snapshot(order=INTERLEAVED) is not available: rows have no floor in this feed",
                 "pass SnapshotOrder.ORDERED or AUTO",
             )
         return resolve_snapshot(
@@ -157,26 +155,27 @@ class SessionOpener:
         segments = [Segment(entry.partition_id, entry.cursor) for entry in active] + list(cut_all(plan, cut))
         return [(each.segment_id, segment_lineage(feed, plan, each, len(segments))) for each in segments]
 
-    def _physical(self, request: ChangeFeedRequest) -> PartitionId | None:
-        if not isinstance(request.scope, PhysicalPartition):
-            return None
-        return decode_partition_id(request.scope.partition_id, self._provider.provider_id, request.address)
+    def _token(
+        self, position: StartPosition, spec: FeedSpec, scope: str, digest: str
+    ) -> tuple[Envelope | None, Written | None]:
+        """Return the content of the request's token, and its lineage if this process has written the token.
 
-    def _envelope(self, position: StartPosition) -> Envelope | None:
-        """Return the content of the request's token."""
-        return decode_token(position.token) if isinstance(position, FromContinuationToken) else None
-
-    def _check(self, envelope: Envelope, spec: FeedSpec, scope: str, digest: str) -> None:
-        """Check a token against its request, as far as is possible without the service."""
+        The token is checked against its request, as far as is possible without the service.
+        """
+        if not isinstance(position, FromContinuationToken):
+            return None, None
+        written = self._written.take(position.token)
+        envelope = decode_token(position.token) if written is None else written.envelope
         ours = self._provider.provider_id
         if envelope.provider_id != ours:
-            raise _foreign(f"is of provider {envelope.provider_id!r}, not {ours!r}")
+            raise _foreign(f"belongs to provider {envelope.provider_id!r}, not to {ours!r}")
         if envelope.address != spec.address:
-            raise _foreign(f"is of {envelope.address}, not of {spec.address}")
+            raise _foreign(f"belongs to {envelope.address}, not to {spec.address}")
         if envelope.scope != scope:
             raise _other_scope(envelope.scope, scope)
         if envelope.options_digest != digest:
-            raise _foreign("was made with provider options that mean other positions")
+            raise _foreign("was made with other provider options, which change what a position means")
+        return envelope, written
 
     def _start(
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
@@ -201,7 +200,7 @@ class SessionOpener:
 
 
 _CUT: Final = 1000
-_RECREATED: Final = "start again: the old one's changes are gone"
+_RECREATED: Final = "start again: the changes of the old resource are gone"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 
 
@@ -213,7 +212,7 @@ def _other_scope(theirs: str, ours: str) -> MulticloudDbError:
     (kind, _, one), (_, _, other) = theirs.partition(":"), ours.partition(":")
     if one and one == other and {theirs, ours} == {f"partition:{one}", f"descendants:{one}"}:
         is_of_all = kind == "descendants"
-        what = "with its descendants, not of it alone" if is_of_all else "alone, not with its descendants"
+        what = "with its descendants" if is_of_all else "without its descendants"
         way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all})"
-        return _foreign(f"is of the partition {one} {what}", f"{way_out}, or start again")
+        return _foreign(f"was made for the partition {one} {what}", f"{way_out}, or start again")
     return _foreign(f"was made for the scope {theirs!r}, not {ours!r}")

@@ -1,1 +1,1 @@
-"""`make mutate` plants defects in code that must not lose events, and counts those that no test finds."""
+"""`make mutate` plants defects in code that must not lose events, and counts those that tests do not find."""

@@ -1,4 +1,4 @@
-"""`python -m mutation`."""
+"""Runs the command as `python -m mutation`."""
 
 from mutation.command import app
 

@@ -1,4 +1,4 @@
-"""Defines the small changes that are possible in a module: the operators, and the code they leave alone.
+"""Defines the small changes that are possible in a module: the operators, and the code they do not change.
 
 The operators do not change code that no test should check or that has no behaviour: docstrings and messages,
 annotations, `__repr__`, logging, `assert` (here for the type checker), code under `TYPE_CHECKING`,
@@ -42,13 +42,13 @@ _ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
 }
 _NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _LOGGERS: Final = frozenset({"_log", "log", "logger", "_logger", "logging", "warnings"})
-# Their arguments are types or have no order, or swapping them fails at once.
+# Their arguments are types, or have no order, or would fail at once if they were swapped.
 _UNSWAPPED: Final = frozenset(
     {"cast", "isinstance", "issubclass", "getattr", "hasattr", "super", "TypeVar", "min", "max"}
 )
-# A number above it is a bound or a time: the exact value does not matter.
+# A higher number is a bound or a time, whose exact value does not matter.
 _SMALL: Final = 10
-# An absent value that is not used, or only tested for being false.
+# The value is not used, or only tested for being false.
 _DEFAULTING: Final = frozenset({"get", "pop", "next"})
 _SILENT: Final = frozenset({"__repr__", "__str__"})
 
@@ -82,7 +82,7 @@ def changes_of(tree: ast.Module) -> list[Change]:
 
 
 class _Finder:
-    """Walks through a syntax tree and records the possible changes."""
+    """Walks through a syntax tree, and records the possible changes."""
 
     def __init__(self) -> None:
         self.found: list[Change] = []
@@ -141,7 +141,7 @@ class _Finder:
                     self._walk(item)
 
     def _statement(self, node: ast.stmt) -> None:
-        """Record statements that can be removed, and jumps that can be changed."""
+        """Record statements that can be removed, and jump statements that can be changed."""
         match node:
             case ast.Break():
                 self._note(node, "jump", "continue")
@@ -174,7 +174,7 @@ class _Finder:
     def _negated(self, test: ast.expr) -> None:
         match test:
             case ast.Compare(ops=[op]) if isinstance(op, _NEGATIONS):
-                return  # the swapped comparison is the same
+                return  # swapping the sides changes nothing
             case ast.UnaryOp(op=ast.Not()) | ast.Constant():
                 return
             case _:
@@ -266,7 +266,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _means_absent(node: ast.AST) -> bool:
-    """Return True if replacing None with another false value makes no difference here."""
+    """Return True if it makes no difference here to replace None with another false value."""
     match node:
         case ast.Compare() | ast.Assign(targets=[ast.Subscript()]):
             return True

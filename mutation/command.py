@@ -41,24 +41,24 @@ app = typer.Typer(
 
 @app.command()
 def mutate(
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Processes at the same time.")] = max(
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="The number of parallel processes.")] = max(
         1, (os.cpu_count() or 2) - 1
     ),
     seed: Annotated[int | None, typer.Option(help="Another seed plants other defects.")] = None,
     number: Annotated[int | None, typer.Option(min=1, help="The number of planted defects.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="After this time no further defect is tried.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="No further defect is tried after this time.")] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="Plant only defects whose name or file contains this text."),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Print the defects and try none.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Only print the defects.")] = False,
     chosen: _Chosen = _SETTINGS,
     equivalents: _Equivalents = False,
 ) -> None:
     """Plant defects in engine, iterator, stores and embedded reader; count those that a test finds.
 
-    The exit code is 0 if at least the required share of the mutants is killed. The exit code is 1 if fewer
-    are killed, if too few mutants ran, or if an entry of equivalents.toml is out of date.
+    The exit code is 0 if at least the required share of the mutants is killed. It is 1 if fewer are killed,
+    if too few mutants ran, or if an entry in equivalents.toml is out of date.
     """
     settings = Settings.read(FOLDER / chosen, ROOT)
     began = time.monotonic()
@@ -86,7 +86,7 @@ def mutate(
 def _known(settings: Settings, chosen: str) -> list[Equivalent]:
     """Return the listed equivalents.
 
-    With other settings, only those of the modules that the settings name.
+    With other settings, return only the entries for the modules that these settings name.
     """
     listed = read_equivalents(FOLDER / "equivalents.toml")
     return [entry for entry in listed if chosen == _SETTINGS or entry.file in settings.modules]
@@ -106,7 +106,7 @@ def _told(
     least: int,
     goal: float,
 ) -> bool:
-    """Show survivors and figures; True if enough mutants ran and enough of them were killed."""
+    """Show survivors and figures; return True if enough mutants ran and enough of them were killed."""
     equivalent = {each.name for each in mutants if each.identity in same}
     show(console(), mutants, equivalent, outcomes)
     figures = tally(mutants, equivalent, outcomes)
@@ -139,19 +139,19 @@ def _traced(settings: Settings, jobs: int) -> Traces:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     for name in traces.failed:
-        typer.echo(f"does not pass while it is traced, so it is not used: {name}", err=True)
+        typer.echo(f"is not used, because it does not pass while it is traced: {name}", err=True)
     return traces
 
 
 def _tried(
     settings: Settings, traces: Traces, mutants: list[Mutant], jobs: int, until: float
 ) -> dict[str, Outcome]:
-    """Try the mutants; a kill counts only if its test passes without the defect."""
+    """Try the mutants; a kill counts only if the test passes without the defect."""
     runner = Runner(settings.root, traces.tests)
     slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
     work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]
     if name := runner.control(work):
-        typer.echo(f"fails in the process of a mutant although nothing is planted: {name}", err=True)
+        typer.echo(f"fails in a mutant's process although nothing is planted: {name}", err=True)
         raise typer.Exit(2)
     with progress(len(work)) as done:
         outcomes = runner.run_all(work, jobs=jobs, until=until, done=done)
@@ -161,7 +161,7 @@ def _tried(
         name = runner.fails(sorted(killers))
         if not name:
             break
-        typer.echo(f"fails without a defect too, so it proves nothing: {name}", err=True)
+        typer.echo(f"also fails without a defect, so it proves nothing: {name}", err=True)
         if name not in killers:
             break
         unsound.add(name)

@@ -23,7 +23,7 @@ class Equivalent:
         before: As `Mutant.before`.
         after: As `Mutant.after`.
         reason: The reason why a user of the module sees no difference.
-        nth: The same number as `Mutant.nth`: 1 means the second line in the function with the same text.
+        nth: As `Mutant.nth`; 1 means the second line with the same text in the function.
     """
 
     file: str
@@ -35,7 +35,7 @@ class Equivalent:
 
     @property
     def identity(self) -> tuple[str, str, str, str, int]:
-        """Return an identity that equals the identity of the mutant."""
+        """Return the identity, which equals that of the mutant."""
         return (self.file, self.function, self.before, self.after, self.nth)
 
 
@@ -46,7 +46,7 @@ def read_equivalents(path: Path) -> list[Equivalent]:
         path: A TOML file with `[[equivalent]]` tables.
 
     Raises:
-        ValueError: Raised if an entry is incomplete, or the file contains it twice.
+        ValueError: Raised if an entry is incomplete, or the file contains the same entry twice.
     """
     found: dict[tuple[str, str, str, str, int], Equivalent] = {}
     for number, entry in enumerate(tomllib.loads(path.read_text()).get("equivalent", []), 1):
@@ -55,9 +55,7 @@ def read_equivalents(path: Path) -> list[Equivalent]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path.name}, entry {number}: {error}") from None
         if equivalent.identity in found:
-            raise ValueError(
-                f"{path.name}, entry {number}: an entry above it is the same; remove one of them"
-            )
+            raise ValueError(f"{path.name}, entry {number}: an earlier entry is the same; remove one of them")
         found[equivalent.identity] = equivalent
     return list(found.values())
 
@@ -67,7 +65,7 @@ def stale(equivalents: Iterable[Equivalent], mutants: Iterable[Mutant]) -> list[
 
     Args:
         equivalents: All entries.
-        mutants: Every possible mutant, whether chosen or not.
+        mutants: Every possible mutant, chosen or not.
     """
     possible = {mutant.identity for mutant in mutants}
     return [entry for entry in equivalents if entry.identity not in possible]

@@ -23,8 +23,8 @@ class Mutant:
     Attributes:
         file: The path of the module, from the root of the repository.
         function: The qualified name of the enclosing function or class.
-        before: The original lines, joined to one line.
-        after: The changed lines with the defect, joined to one line.
+        before: The original lines, joined into one line.
+        after: The changed lines with the defect, joined into one line.
         operator: The kind of the change.
         nth: A number that distinguishes mutants that are the same in all fields above.
         lines: The numbers of the first and the last changed line.
@@ -69,8 +69,8 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     """Return every defect that can be planted in a module, in the order of the source.
 
     Args:
-        root: The folder that the file's path is relative to.
-        file: A module.
+        root: The folder to which the file's path is relative.
+        file: The path of the module.
     """
     source = (root / file).read_text(encoding="utf-8")
     found: dict[str, Mutant] = {}
@@ -85,10 +85,10 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
 
 
 def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]:
-    """Choose some mutants: always the same for one source and seed, and mostly the same after an edit.
+    """Choose some mutants: always the same for the same source and seed, and mostly the same after an edit.
 
     Args:
-        mutants: To choose from.
+        mutants: The mutants to choose from.
         seed: A number that determines the rank of each mutant, independently of the other mutants.
         number: The maximum number of chosen mutants.
     """
@@ -98,8 +98,8 @@ def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]
 def lines_of(mutant: Mutant) -> Iterator[list[int]]:
     """Return the lines that a test must run to find a defect, from the best choice to the last.
 
-    The choices are: the changed lines; the enclosing function; for lines that run at import, the lines that
-    use their definitions; and the whole module.
+    The choices are: the changed lines; the enclosing function; if the lines run at import, the lines that use
+    what they define; and the whole module.
 
     Args:
         mutant: A defect.

@@ -29,14 +29,14 @@ SURVIVED: Final = "survived"
 NOT_RUN: Final = "not run"
 
 _ARGUMENTS: Final = (*PYTEST, "-p", "mutation.chosen", "-p", "no:xdist", "--timeout=25")
-"""The limit applies to one test, which takes a few seconds without a defect."""
+"""The time limit for one test, which takes a few seconds without a defect."""
 _BROKEN: Final = (2, 3, 4)
-"""pytest's exit codes if the defect makes the run fail before any test, for example in a conftest.
+"""The exit codes of pytest if the defect makes the run fail before any test, for example in a conftest.
 
-Signals are negative.
+The codes for signals are negative.
 """
 _FORKS: Final = multiprocessing.get_context("forkserver")
-# Modules that are loaded once for all mutants: none of them imports a module of the project.
+# Modules that are loaded once for all mutants; none of them imports a module of the project.
 _FORKS.set_forkserver_preload([warm.__name__, *warm.LOADED])
 _START_SECONDS: Final = 60
 _SLOWER: Final = 4
@@ -50,7 +50,7 @@ class Outcome:
 
     Attributes:
         status: The status, which is one of the constants of this module.
-        by: The test that failed, or why the run ended otherwise; empty for a survivor.
+        by: The test that failed, or another reason for the end of the run; empty for a survivor.
         seconds: The duration of the run, in seconds.
         tests: The number of tests that were chosen to find the defect.
     """
@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def killed(self) -> bool:
-        """True if a test found the defect. A test or a process that took too long counts too."""
+        """True if a test found the defect, or if a test or a process took too long."""
         return self.status in (KILLED, LATE)
 
 
@@ -106,7 +106,7 @@ class Runner:
         return found
 
     def run(self, mutant: Mutant, names: Sequence[str]) -> Outcome:
-        """Try to find one defect, first with a few tests from few files, because these start sooner.
+        """Try to find one defect, first with a few tests from few files, because they start sooner.
 
         Args:
             mutant: The defect.
@@ -162,7 +162,7 @@ class Runner:
     def _finished(self, names: Sequence[str], environment: Mapping[str, str], seconds: float) -> int | None:
         """Return the exit code of pytest; None if it took too long.
 
-        Every process that pytest started is ended too.
+        Every process that pytest started is also ended.
         """
         files = sorted({name.partition("::")[0] for name in names})
         process = _FORKS.Process(target=warm.run, args=(self._root, environment, [*_ARGUMENTS, *files]))
@@ -180,7 +180,7 @@ class Runner:
 
 
 def module_name(file: str) -> str:
-    """Return the dotted name under which a module is imported.
+    """Return the dotted name of a module for `import`.
 
     Args:
         file: The path of the module from the root; folders of distributions are not packages.
@@ -214,4 +214,4 @@ def _judged(code: int | None, tests: Path) -> Outcome:
         case int() if code < 0 or code - warm.PYTEST_ENDED in _BROKEN:
             return Outcome(KILLED, f"pytest ended with exit code {code}")
         case _:
-            raise RuntimeError(f"pytest ended with exit code {code}, which says nothing about the defect")
+            raise RuntimeError(f"pytest ended with exit code {code}, which is not the result of a test")

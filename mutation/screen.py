@@ -30,7 +30,7 @@ class Tally:
         equivalent: The number of planted mutants that are listed as equivalent.
         killed: The number of mutants that a test found.
         late: The number of killed mutants that a time limit ended.
-        survived: Found by none.
+        survived: The number of mutants that no test found.
         not_run: The number of mutants that were not started when the time was over.
     """
 
@@ -50,7 +50,7 @@ class Tally:
 
 
 def tally(mutants: Sequence[Mutant], equivalent: set[str], outcomes: dict[str, Outcome]) -> Tally:
-    """Count.
+    """Count the results of a run.
 
     Args:
         mutants: The chosen mutants.

@@ -20,14 +20,14 @@ class Settings:
     Attributes:
         root: The folder to which all paths are relative.
         seed: The seed of the choice; another seed plants other defects.
-        number: The number of defects that are planted.
+        number: The number of defects to plant.
         minutes: The time after which no further mutant is started.
         goal: The share of mutants that must be killed.
-        least: If fewer mutants than this ran, there is no result.
+        least: The number of mutants that must run; with fewer, there is no result.
         slowest_test_seconds: The longest duration of a usable test; slower tests are not used.
         tests_seconds: The maximum duration of the tests for one mutant, measured without the defect.
         modules: The files in which defects are planted.
-        tests: Test files.
+        tests: The test files.
     """
 
     root: Path
@@ -43,7 +43,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Settings:
-        """Read a TOML file. A folder that it names stands for every module below the folder.
+        """Read a TOML file; a folder in it stands for every module below the folder.
 
         Args:
             path: The file.

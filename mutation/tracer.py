@@ -1,4 +1,4 @@
-"""A pytest plugin that records which lines of which modules each test runs, and how long it takes."""
+"""A pytest plugin that records which lines of which modules each test runs, and how long each test takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FILES", "FOLDER"]
 FILES: Final = "MULTICLOUDDB_TRACED_FILES"
 FOLDER: Final = "MULTICLOUDDB_TRACES"
 
-# A function that runs this often in one test has shown its lines, and tracing is slow.
+# A function that runs more often in one test is not traced further, because tracing is slow.
 _MOST_CALLS: Final = 100
 
 Tracer: TypeAlias = Callable[[FrameType, str, Any], Any]
@@ -77,6 +77,6 @@ class _Traces:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect lines in the processes that run the tests: the workers, not the process that starts them."""
+    """Collect lines only in the processes that run tests, not in the process that starts them."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(_Traces(json.loads(os.environ[FILES])), "multiclouddb-traces")

@@ -1,4 +1,4 @@
-"""Runs the tests once without a defect: all have to pass, and the lines of each test are recorded."""
+"""Runs the tests once without a defect: they must pass, and the lines that each test runs are recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kept: TypeAlias = dict[str, dict[str, Any]]
 
 
 class FailingTestsError(Exception):
-    """Raised if tests fail without a planted defect, because then a run would prove nothing."""
+    """Raised if tests fail without a planted defect, because then a run proves nothing."""
 
 
 @attrs.frozen
@@ -47,14 +47,14 @@ class Traces:
     failed: tuple[str, ...]
 
     def tests_of(self, mutant: Mutant, slowest: float, seconds: float) -> list[str]:
-        """Return the tests that run the changed lines; of each test function the fastest case comes first.
+        """Return the tests that run the changed lines; for each test function, the fastest case comes first.
 
         If no test runs these lines, for example because they run at import, return the tests that run the
         enclosing code.
 
         Args:
             mutant: A defect.
-            slowest: The longest duration of a usable test; slower tests are left out.
+            slowest: The longest duration of a usable test; slower tests are omitted.
             seconds: How long all tests together may take; tests from the files that the settings name come
                 first.
         """
@@ -86,7 +86,7 @@ def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
     Args:
         settings: The settings, which name the files and tests.
         folder: The folder in which traces are stored between runs.
-        jobs: Processes.
+        jobs: The number of processes.
 
     Raises:
         FailingTestsError: Raised if more than a few tests fail.
@@ -108,7 +108,7 @@ def python_path(*first: Path) -> dict[str, str]:
     """Return the environment variable that makes every Python process of a run search these folders first.
 
     Args:
-        first: Folders.
+        first: The folders.
     """
     found = [*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(found)}

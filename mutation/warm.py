@@ -1,4 +1,4 @@
-"""Runs in a mutant's process, forked from one that has loaded pytest but no module of the project."""
+"""Runs in a mutant's process, which is forked from a process that has loaded pytest but no project module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 __all__ = ["LOADED", "PYTEST_ENDED", "run"]
 
 PYTEST_ENDED: Final = 200
-"""This number is added to pytest's exit code, so that the sum differs from the code of a process that failed
+"""The number that is added to pytest's exit code, so that the sum differs from the exit code of a failure
 before pytest."""
 LOADED: Final = (
     "attrs",
@@ -30,8 +30,8 @@ def run(root: Path, environment: Mapping[str, str], arguments: Sequence[str]) ->
 
     Args:
         root: The working folder.
-        environment: More variables.
-        arguments: For pytest.
+        environment: Additional environment variables.
+        arguments: The arguments for pytest.
     """
     os.setsid()
     os.chdir(root)
@@ -41,11 +41,12 @@ def run(root: Path, environment: Mapping[str, str], arguments: Sequence[str]) ->
         os.dup2(nowhere, stream)
     sys.path[:0] = [str(root), *environment["PYTHONPATH"].split(os.pathsep)]
     if "MULTICLOUDDB_MUTANT_MODULE" in environment:
-        # Python imports it at its start; this process was forked from one that has already started.
+        # Python imports it only at its start, but this process was forked from a process that had already
+        # started.
         sys.modules.pop("sitecustomize", None)
         __import__("sitecustomize")
     import pytest
 
-    # A warning makes a test fail, and pytest warns that modules are loaded already.
+    # pytest warns that modules are already loaded, and a warning makes a test fail.
     code = pytest.main([*arguments, "-W", "ignore:Module already imported"])
     os._exit(PYTEST_ENDED + code)

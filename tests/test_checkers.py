@@ -1,4 +1,4 @@
-"""What a type checker tells somebody who uses the API."""
+"""Tests what type checkers report to users of the API."""
 
 import re
 import subprocess

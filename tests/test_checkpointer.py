@@ -8,14 +8,14 @@ from multiclouddb_embedded import SqliteCheckpointStore
 
 
 class Clock:
-    """A clock whose time does not change."""
+    """A clock that stands still."""
 
     def now(self):
         return 0.0
 
 
 class Unsure:
-    """A store over a network, in which a save may fail before or after the data is stored."""
+    """A store over a network; a save may fail before or after the data is stored."""
 
     def __init__(self, inner):
         self.inner, self.failure = inner, None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "cli", "conformance", "demo", "docs", "emulators", "providers", "spark", "tests")
-# Settings that could leave out a test: a server that cannot be fetched or started is a failure.
+# Settings that could cause a test to be skipped: a server that cannot be fetched or started is a failure.
 LEAVES_OUT = {"skip", "skipif", "xfail", "importorskip", "skipTest"}
 
 
@@ -27,7 +27,7 @@ def test_every_step_runs_with_ci_set(tmp_path):
 
 
 def test_no_test_is_left_out():
-    """The test runs with CI set and without."""
+    """This is tested with and without the variable CI."""
     found = []
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):

@@ -34,7 +34,7 @@ REQUEST = ChangeFeedRequest(ADDRESS, Beginning())
 
 
 class FakeBackend:
-    """Answers every call and remembers its arguments."""
+    """A backend that answers every call and records the arguments."""
 
     def __init__(self, *opened_with):
         self.opened_with = opened_with
@@ -234,12 +234,12 @@ class TestPickle:
 
 
 def in_child(action):
-    """Run an action in a forked child. Return the action's result, or the error that it raises."""
+    """Run an action in a forked child; return the action's result, or the error that it raises."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(120)  # A deadlock is ended here.
+        signal.alarm(120)  # This ends a deadlock.
         try:
             answer = action()
         except BaseException as error:  # noqa: BLE001

@@ -46,7 +46,7 @@ values = st.recursive(
 
 
 def same(one, other):
-    """Return True if values, types and the order of keys are equal. NaN equals NaN."""
+    """Return True if values, types and the order of keys are equal; NaN equals NaN."""
     if isinstance(one, datetime):
         return isinstance(other, datetime) and one == other
     if type(one) is not type(other):
@@ -179,7 +179,7 @@ class TestCanonicalForm:
         assert len(texts) == 7
 
     def test_integers_of_more_than_64_bits_are_text(self):
-        """JSON readers in other languages would round such integers."""
+        """JSON readers in other languages would round integers of more than 64 bits."""
         assert encode_json([2**63 - 1, -(2**63)]) == b"[9223372036854775807,-9223372036854775808]"
         assert encode_json(2**63) == b'{"$int":"9223372036854775808"}'
         assert encode_json(-(2**63) - 1) == b'{"$int":"-9223372036854775809"}'

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multiclouddb_spi import InvalidCursor
 from multiclouddb_spi.cut import Cut
 
-# (commit, transaction, sequence, change in the transaction), as a service sends them.
+# Each change is (commit, transaction, sequence, change in the transaction), as a service sends it.
 CHANGES = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from("abc"), st.integers(0, 2), st.integers(0, 3)), unique=True
 )
@@ -43,7 +43,7 @@ class TestReading:
 
     @given(CHANGES)
     def test_changes_without_an_order_are_named_one_by_one(self, changes):
-        """The service sends them in another order each time."""
+        """The service sends the changes in a different order each time."""
         cut, seen, turn = Cut(0), [], 0
         while left := [each for each in changes if not cut.has(each[0], str(each))]:
             first = min(each[0] for each in left)

@@ -175,7 +175,7 @@ class TestShown:
             ),
             ("embedded:///store.db#hunter2", "embedded:///store.db#***"),
             ("embedded://u:hunter2@work/store.db", "embedded://***@work/store.db"),
-            # MongoDB separates options by ; too, and takes their names in any case.
+            # MongoDB also separates options with ; and ignores the case of their names.
             (
                 "mongodb://a/?w=1;tlsCertificateKeyFilePassword=hunter2",
                 "mongodb://a/?w=***;tlsCertificateKeyFilePassword=***",
@@ -260,7 +260,7 @@ class TestShown:
         text_around(SECRET),
     )
     def test_no_value_of_an_unknown_option_is_shown(self, front, before, name, value):
-        # That would be the name of another option.
+        # This would be the name of another option.
         assume(not re.search(f"[&;][^&;=]*{SECRET}[^&;=]*=", value))
         assert SECRET not in redact_url(f"{front}{before}{name}={value}")
 

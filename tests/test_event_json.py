@@ -1,4 +1,4 @@
-"""Tests events and pages as JSON: exact in both directions; an error names the damaged field."""
+"""Tests that events and pages survive JSON exactly, and that an error names the damaged field."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
@@ -221,7 +221,7 @@ def names(kind):
 
 
 def changed(write, value, path, new):
-    """Return the JSON text with one field replaced. A path identifies the field by keys and indexes."""
+    """Return the JSON text with one field replaced; the path to the field consists of keys and indexes."""
     fields = json.loads(write(value))
     place = fields
     for step in path[:-1]:
@@ -252,7 +252,7 @@ class TestRefusal:
     @pytest.mark.parametrize("name", names(OperationDiagnostics))
     def test_of_a_missing_or_wrong_measure_names_it(self, name):
         path = ["diagnostics", name]
-        if name != "snapshot":  # pages of versions without snapshots lack it
+        if name != "snapshot":  # pages from versions without snapshots do not contain it
             assert f"page.diagnostics.{name}: is missing" in refused(
                 page_from_json, changed(page_to_json, PAGE, path, ...)
             )

@@ -20,7 +20,7 @@ PROJECTS = {
 }
 EXTRAS = {name: set(found.get("optional-dependencies", {})) for name, found in PROJECTS.items()}
 MAIN = PROJECTS["multiclouddb"]["optional-dependencies"]
-# A requirement in a text, also in one that is put together: `multiclouddb[{provider_id}]`.
+# A requirement in a text, including texts with a placeholder: `multiclouddb[{provider_id}]`.
 NAMED = re.compile(r"(?<![\w-])(multiclouddb(?:-[a-z]+)*)\[([a-z{][^\]\s]*)\]")
 TEXTS = sorted(
     path
@@ -31,7 +31,7 @@ TEXTS = sorted(
 
 
 def named():
-    """Return file, distribution and extra of every place that names an extra."""
+    """Return the file, distribution and extra for every place that names an extra."""
     for path in TEXTS:
         for distribution, extras in NAMED.findall(path.read_text(encoding="utf-8")):
             for extra in extras.split(","):
@@ -43,7 +43,7 @@ def test_every_extra_that_is_named_exists():
     assert {"README.md", "multiclouddb_api/registry.py", "spark/pyspark_multiclouddb/java.py"} <= {
         file for file, _, _ in found
     }
-    # Of these texts, the providers below fill in the name.
+    # In these texts, the placeholder stands for the providers below.
     fixed = [each for each in found if each[2] != "{provider_id}"]
     assert [each for each in fixed if each[2] not in EXTRAS.get(each[1], ())] == []
 
@@ -70,8 +70,8 @@ def test_all_is_all():
 
 
 def test_the_extra_of_spark_is_the_whole_pipeline():
-    """The package for the source alone does not require PySpark, because pip would replace the Spark of a
-    platform.
+    """The package that contains only the source does not require PySpark, because pip would replace a
+    platform's Spark.
     """
     source, pyspark = MAIN["spark"]
     assert pyspark.startswith("pyspark>=")

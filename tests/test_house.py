@@ -29,7 +29,7 @@ FOLDERS = [
     "mutation",
 ]
 MODULE_LIMIT = 400
-# The contract is prose on one page; its functions have no body.
+# The contract is prose in one module; its functions have no body.
 LONGER = {"multiclouddb_spi/contract.py": 520}
 # Lines are counted without docstrings, comments and blank lines.
 CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
@@ -60,7 +60,7 @@ SDKS = {
 }
 # The gRPC messages come with the vendor's package; its client is not used.
 WIRE = {"spanner": {"google", "grpc"}}
-# Features that some databases lack: each docstring says so where such a feature is used.
+# Features that some databases do not have: docstrings must name the capability.
 GATED = [
     multiclouddb_api.AtTime,
     multiclouddb_api.Beginning,
@@ -83,7 +83,7 @@ def tree(path):
 
 
 def public_definitions(path):
-    """Return pairs of a dotted name and a public class, function or method."""
+    """Yield pairs of a dotted name and a public class, function or method."""
 
     def walk(body, prefix):
         for node in body:
@@ -103,7 +103,7 @@ def docstring(node):
 
 
 def field_docstrings(path, name):
-    """Field → the text below it, of the public annotated fields of a class."""
+    """Map each public annotated field of a class to the text below it."""
     (found,) = (node for node in tree(path).body if isinstance(node, ast.ClassDef) and node.name == name)
     texts = {}
     for field, below in itertools.pairwise([*found.body, None]):
@@ -115,7 +115,7 @@ def field_docstrings(path, name):
 
 
 def is_text(node):
-    """Whether a statement is only a text: the docstring of the field above it."""
+    """Return whether a statement is only a text, which is the docstring of the field above."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -178,7 +178,7 @@ class TestPortability:
 
 class TestIterator:
     def test_describes_every_setting_where_an_editor_looks_for_it(self):
-        """The texts are the same at the keyword, and at the attribute of the iterator."""
+        """The keyword and the attribute of the iterator have the same text."""
         settings = field_docstrings("multiclouddb_api/iterator_settings.py", "IteratorSettings")
         assert list(settings) == list(multiclouddb_api.IteratorSettings.__annotations__)
         fields = field_docstrings("multiclouddb_api/iterator.py", "ChangeFeedIterator")
@@ -205,7 +205,7 @@ class TestScheduling:
             assert hasattr(us8, each.strip(":")), each
 
     def test_tests_that_wait_and_tests_that_compute_have_workers_of_their_own(self):
-        """Each group starts with its longest test. A worker that has finished helps the others."""
+        """Each group starts with its longest test. A worker without tests of its own helps the others."""
         found = runpy.run_path(str(ROOT / "conftest.py"))
         assert [found["waiting_workers"](count) for count in (1, 2, 3, 4, 8)] == [0, 1, 1, 2, 3]
         together, long, waits = found["TOGETHER"], found["LONG"][0], "tests/engine/test_time.py::test_a"
@@ -265,7 +265,9 @@ class TestImports:
 
 
 class TestProviders:
-    """All providers have the same modules, so a person who knows one provider can read another."""
+    """Tests that all providers have the same modules, so that a person who knows one provider can read
+    another.
+    """
 
     def test_every_one_has_the_same_rooms(self):
         contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -279,7 +281,7 @@ class TestProviders:
 
 @pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)
 class TestEmulators:
-    """The emulators do not import the kit, because a mistake in the kit would then be in both."""
+    """Tests that the emulators do not import the kit, because then both could contain the same mistake."""
 
     def test_it_is_named_after_its_folder(self, file):
         project = tomllib.loads(file.read_text())

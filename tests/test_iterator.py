@@ -113,7 +113,7 @@ def event(partition, number):
 class Service:
     """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
 
-    A page is given by its number of events, or by a ChangeFeedPage whose notices and diagnostics it receives.
+    A page is given as a number of events, or as a ChangeFeedPage from which it takes notices and diagnostics.
     After its last page a partition is idle, or retired if it has children.
 
     Args:
@@ -190,7 +190,7 @@ def ids(events):
 
 
 def collect(changes, got):
-    """Collect events, and keep the events that came before an error."""
+    """Collect events, including those that came before an error."""
     for change in changes:
         got.append(change.event_id)
 
@@ -263,7 +263,7 @@ class TestIdleBackoff:
         assert all(0.005 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
 
     def test_the_longest_waits_are_at_least_a_fiftieth(self, monkeypatch):
-        """So the short first wait does not make an idle consumer read more often."""
+        """So a short first wait does not make an idle consumer read more often."""
         monkeypatch.setattr("random.uniform", lambda low, high: low)
         waits = self.take(13, Service({"P": []}))
         assert waits[0] == 0.005
@@ -322,7 +322,7 @@ def interrupt(timer, place, act):
     """Stop a timer at one instruction of an action.
 
     Returns:
-        Return the seconds until that instruction, or None if the action has fewer instructions.
+        The seconds until that instruction, or None if the action has fewer instructions.
     """
     began = time.monotonic()
     seen = itertools.count()
@@ -346,7 +346,7 @@ def interrupt(timer, place, act):
 
 class TestStop:
     def run_stopped(self, act):
-        """Iterate an idle feed on the real clock. Return the seconds from `act` to the end."""
+        """Iterate over an idle feed on the real clock; return the seconds from `act` to the end."""
         service = Service({"P": []})
         changes = ChangeFeedIterator(
             service,
@@ -359,7 +359,7 @@ class TestStop:
         def later():
             while not service.reads:
                 time.sleep(0.01)
-            time.sleep(0.05)  # the iterator is waiting by now
+            time.sleep(0.05)  # the iterator is waiting now
             stopped.append(time.monotonic())
             act(changes)
 
@@ -585,11 +585,11 @@ class TestCheckpoint:
         with pytest.raises(MulticloudDbError) as caught:
             next(two)
         assert caught.value.category == ErrorCategory.CONFLICT
-        assert "name of its own" in caught.value.message
+        assert "its own name" in caught.value.message
         assert next(one).event_id == "P2"
 
     def test_a_worker_with_a_conflict_does_not_take_over(self):
-        """The worker does not continue even if both workers wrote the same token."""
+        """A worker with a conflict does not continue, even if both workers wrote the same token."""
         service = Service({"P": [1, 1, 1, 1]})
         store = MemoryStore()
         one, two = (iterator(service, checkpoint_store=store, checkpoint_name="w") for _ in range(2))
@@ -660,9 +660,7 @@ class TestOutage:
         service.faults = [throttled() for _ in range(9)]
         changes = iterator(service, until_idle=True)
         assert ids(changes) == ["P0"]
-        moments = set(
-            itertools.accumulate(changes._timer.waits)
-        )  # reports of the outage cut some waits in two
+        moments = set(itertools.accumulate(changes._timer.waits))  # reports of the outage divide some waits
         assert moments >= set(itertools.accumulate([0.5, 1, 2, 4, 8, 16, 30, 30, 30]))
         assert max(moments) == 121.5
 
@@ -929,7 +927,7 @@ def life(service, store):
 
 
 def run(changes, delivered, left, *, by_event):
-    """Iterate to the end, or to a crash after so many events or pages."""
+    """Iterate to the end, or to a crash after a number of events or pages."""
     if by_event:
         for count, change in enumerate(changes):
             delivered.append(change.event_id)
@@ -943,7 +941,7 @@ def run(changes, delivered, left, *, by_event):
 
 
 def check(delivered, service):
-    """Check that every event first came in order and that a redelivery never jumps ahead."""
+    """Check that first deliveries came in order, and that a redelivery never skips events."""
     assert set(delivered) == set(service.events("P"))
     seen = -1
     for name in delivered:

@@ -1,4 +1,4 @@
-"""What a program loads before its first page; each module more makes every start of a program slower."""
+"""Tests what a program loads before its first page, because each module makes every start slower."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ base64 binascii bisect blake2 contextvars decimal errno fcntl fnmatch hashlib ip
 multiclouddb_api ntpath
 numbers pathlib random sha512 struct urllib
 """
-"""What `import multiclouddb_api` loads besides attrs and orjson."""
+"""The modules that `import multiclouddb_api` loads in addition to attrs and orjson."""
 
 FIRST_PAGE = """
 array atexit bz2 calendar compression concurrent csv email gc heapq hmac importlib locale logging lzma
 multiclouddb_embedded multiclouddb_spi queue quopri secrets select selectors shutil socket sqlite3 string
 tempfile textwrap traceback uuid zipfile zlib
 """
-"""What `connect` and the first page of an embedded store load besides these."""
+"""The modules that `connect` and the first page of an embedded store load in addition."""
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
-    """The packages after the import and after the first page, and our modules after the first page."""
+    """Return the packages after the import and after the first page, and our modules after the first page."""
     path = tmp_path_factory.mktemp("loaded") / "store.db"
     ran = subprocess.run(
         [sys.executable, "-c", _REPORT, str(path)],

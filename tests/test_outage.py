@@ -1,4 +1,4 @@
-"""Tests that an iterator reports an outage soon, then from time to time, and also its end."""
+"""Tests that an iterator reports an outage soon, repeats the report, and reports the end of the outage."""
 
 import logging
 import threading
@@ -58,7 +58,7 @@ class Clock(Timer):
 
 
 class Client:
-    """Answers each read with the next of some pages and errors, each after some seconds."""
+    """A client that answers each read with the next of some pages and errors, each after some seconds."""
 
     def __init__(self, clock, *answers):
         self.clock, self.answers, self.observer = clock, list(answers), Told()
@@ -84,7 +84,7 @@ def run(*answers, **settings):
 
 
 def waits(seconds, reason=None, then=PAGE):
-    """Return the answer of a read whose engine reports every 0.2 s that it is still waiting."""
+    """Return the answer of a read during which the engine reports every 0.2 s that it is still waiting."""
 
     def answer(clock):
         until = clock.time + seconds
@@ -186,7 +186,7 @@ class TestARunningRead:
 
 
 class TestEngine:
-    """The report comes while the first read is still being tried."""
+    """Tests that the report comes while the first read is still being retried."""
 
     @pytest.fixture
     def dead(self, monkeypatch):

@@ -1,4 +1,6 @@
-"""Error reporters send messages and the local variables of every frame: neither may contain a password."""
+"""Tests that messages and the local variables of all frames contain no password: error reporters send
+both.
+"""
 
 import copy
 import pickle
@@ -16,7 +18,7 @@ MONGO = f"mongodb://me:{SECRET}@localhost/shop"
 
 
 def check(call, *arguments, **options):
-    """Return the error of a call, after checking that nothing in it shows the secret."""
+    """Return the error of a call, and check that nothing in the error shows the secret."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments, **options)
     error = caught.value

@@ -1,4 +1,4 @@
-"""`snapshot_event_ids` gives the ids of `snapshot_event_id`, whatever the keys are."""
+"""Tests that `snapshot_event_ids` returns the same ids as `snapshot_event_id`, for keys of any type."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "
 
 
 class Shown:
-    """A text whose `repr` is the text itself, for annotations and defaults in a signature."""
+    """A text that is its own `repr`, for annotations and defaults in a signature."""
 
     def __init__(self, text):
         self.text = text
@@ -82,7 +82,7 @@ def ours(owner):
 
 
 def members(owner):
-    """Return names and definitions of the members that a class has from the project's code, including base
+    """Return the names and definitions of the members that the project's code gives a class and its base
     classes.
     """
     for name in sorted(dir(owner)):
@@ -144,7 +144,7 @@ def lines_of(name, element):
 
 
 def surface():
-    """Return every name in the packages' `__all__`, with a line for each part whose change breaks users."""
+    """Return every exported name, with a line for each part whose change breaks users."""
     lines = []
     for package in PACKAGES:
         module = importlib.import_module(package)
@@ -187,8 +187,8 @@ def parameters(function):
 
 
 def expected(element):
-    """Return the names that a docstring must describe: a function's parameters, attrs fields, or those of
-    `__init__`.
+    """Return the names that a docstring must describe: the parameters of a function or `__init__`, or attrs
+    fields.
     """
     if element.is_function:
         return parameters(element)
@@ -205,7 +205,7 @@ def expected(element):
 
 
 def described(path):
-    """Return the names that a docstring describes, in a section or, in the SPI, in prose.
+    """Return the names that a docstring describes: in a section or, in the SPI, in prose.
 
     `contract.py` has to fit on its page, so its prose explains the arguments.
     """
@@ -246,7 +246,7 @@ class TestDescriptions:
 
     @pytest.mark.parametrize("path", [path for path in ELEMENTS if not path.startswith("multiclouddb_spi.")])
     def test_an_editor_shows_what_a_field_is(self, path):
-        """It shows the text below a field, not a section of the class."""
+        """An editor shows the text below a field, not a section of the class."""
         element = ELEMENTS[path]
         fields = expected(element) if element.is_class and "__init__" not in element.functions else []
         assert [name for name in fields if not element.attributes[name].docstring] == []

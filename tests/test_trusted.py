@@ -114,7 +114,7 @@ def test_they_can_be_referred_to_weakly():
 
 
 def test_a_column_that_is_too_short_or_missing_is_refused():
-    """Otherwise an event would lack an attribute, or have the value of another one."""
+    """Otherwise an event would lack an attribute, or contain the value of another attribute."""
     for place in range(12):
         short = columns(3)
         short[place] = short[place][:2]

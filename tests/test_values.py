@@ -85,7 +85,7 @@ EVENT = ChangeEvent(
 
 @attrs.frozen
 class SomeOptions(ProviderOptions):
-    """Options, in the way a provider would define them."""
+    """Options as a provider would define them."""
 
     stream: object = attrs.field(default="", metadata={"positions": True})
     hint: int = 0

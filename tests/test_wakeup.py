@@ -27,7 +27,7 @@ def test_a_wait_ends_however_short_it_is(make):
 
     def wait():
         for number in range(20_000):
-            # A new wakeup each time, and a wait that is over before a thread has begun to wait.
+            # Each time there is a new wakeup, and a wait that is over before a thread has begun to wait.
             make().wait(1e-9)
             done.append(number)
 
@@ -80,7 +80,7 @@ def test_a_signal_handler_rings_in_the_thread_that_waits():
 
 
 def test_no_ring_is_lost_among_threads():
-    """Threads add work and wake up the waiter, as fetches do when they end.
+    """Threads add work and wake up the waiter, as fetches do at their end.
 
     The waiter takes all work that is available.
     """

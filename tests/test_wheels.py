@@ -1,4 +1,4 @@
-"""Tests what users install: every distribution as a wheel, and a clean environment made from the wheels."""
+"""Tests what users install: the wheel of every distribution, and a clean environment with these wheels."""
 
 import json
 import subprocess

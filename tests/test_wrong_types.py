@@ -1,8 +1,8 @@
-"""A wrong type at a public entrance is `INVALID_REQUEST` that names the argument, the type and the way out.
+"""Tests that values of wrong types are refused; messages name the argument, the type and the way out.
 
-Every parameter of every public function, class and method is found by introspection, and each gets values of
-all wrong types. A new one is covered by itself. If its call needs a value that is not known here, the test
-says so.
+Introspection finds every parameter of every public function, class and method, and each parameter gets values
+of all wrong types. So a new parameter is tested automatically. If its call needs a value that is unknown
+here, the test says so.
 """
 
 import collections.abc
@@ -37,11 +37,11 @@ PACKAGES = [
 
 
 class Odd:
-    """A type that nobody expects."""
+    """A type that no function accepts."""
 
 
 class Duck:
-    """What has the methods of a protocol needs no base."""
+    """An object with the methods of a protocol, without the protocol as base class."""
 
     read_changes = load = save = createDataFrame = print  # noqa: N815 - as Spark calls it
 
@@ -64,7 +64,7 @@ WRONG = [
 
 
 def takes(hint, value):
-    """Whether a type hint allows a value."""
+    """Return whether a type hint allows a value."""
     origin, given = typing.get_origin(hint), typing.get_args(hint)
     if hint in (typing.Any, object, inspect.Parameter.empty):
         return True
@@ -90,7 +90,7 @@ def takes(hint, value):
         kind = (list, tuple) if origin is collections.abc.Sequence else origin
         return isinstance(value, kind) and (not given or all(takes(given[0], each) for each in value))
     if origin in (collections.abc.Mapping, dict):
-        return isinstance(value, collections.abc.Mapping)  # who gets the names finds out about them
+        return isinstance(value, collections.abc.Mapping)  # the receiver of the names checks them
     return isinstance(value, origin or hint)
 
 
@@ -99,7 +99,7 @@ EVENT = api.ChangeEvent(
     "1", None, False, api.ResourceAddress("main", "orders"), "p0",
 )  # fmt: skip
 DETAIL = api.ErrorDetail(ErrorCategory.CONFLICT)
-# A valid value for each type that a parameter has to have, in the order of preference.
+# A valid value for each type that a parameter may require, in the order of preference.
 GOOD = [
     None, "orders", 1, False, b"{}", {"id": "a"}, timedelta(days=1), datetime(2026, 1, 1, tzinfo=UTC), [], (),
     api.ResourceAddress("main", "orders"), api.Beginning(), api.MulticloudDbKey({"id": "a"}), api.Snapshot(),
@@ -121,7 +121,7 @@ GOOD_FOR = {
     "MulticloudDbClient.config": api.ClientConfig.from_url("embedded:///tmp/none.db"),
     "from_url.url": "embedded:///tmp/store.db",
 }
-# Only the library makes these, and calls these; or they take what any Python object may be.
+# These are made and called only by the library, or they accept any Python object.
 LEFT_OUT = {
     api.ChangeFeedPage: "the library makes one in every call, and its checks would cost more than they find",
     api.OperationDiagnostics: "as a page",
@@ -132,7 +132,7 @@ LEFT_OUT = {
 }
 
 
-# What modules import for type checkers alone.
+# The names that modules import only for type checkers.
 NAMES = vars(api) | {
     "DataFrame": pyspark.sql.DataFrame,
     "SparkSession": pyspark.sql.SparkSession,
@@ -143,7 +143,7 @@ NAMES = vars(api) | {
 
 
 def is_form(found):
-    """Whether a class only says what other objects look like."""
+    """Return whether a class only describes other objects."""
     return typing.is_typeddict(found) or getattr(found, "_is_protocol", False)
 
 
@@ -165,7 +165,7 @@ def functions():
 
 
 def methods(owner):
-    """Name and function of the public methods that a class has from our code."""
+    """Yield the name and function of each public method that our code defines for a class."""
     for name in dir(owner):
         found = inspect.getattr_static(owner, name)
         found = getattr(found, "__func__", found)
@@ -175,7 +175,7 @@ def methods(owner):
 
 
 def hints_of(function):
-    """Name → type of each parameter; those of `**settings` are parameters, too."""
+    """Map each parameter to its type; the fields of `**settings` count as parameters."""
     made = typing.get_type_hints(function, localns=NAMES)
     found = {}
     for name, parameter in list(inspect.signature(function).parameters.items()):
@@ -200,7 +200,7 @@ def required(function):
 
 
 def field_hints(owner):
-    """Of an attrs class: the parameters of its constructor."""
+    """Return the constructor's parameters of an attrs class."""
     hints = typing.get_type_hints(owner, localns=NAMES)
     return {each.alias: hints[each.name] for each in attrs.fields(owner) if each.init}
 
@@ -215,7 +215,9 @@ def constructor(owner):
 
 
 def entrances():
-    """Title, class or None, name, types of parameters, and required parameters, of every entrance."""
+    """Yield title, class or None, name, types of parameters, and required parameters of every public
+    callable.
+    """
     for function in functions():
         yield function.__name__, None, function.__name__, hints_of(function), required(function)
     for owner in classes():
@@ -230,7 +232,7 @@ CASES = [(title, name) for title, (_, _, hints, _) in ENTRANCES.items() for name
 
 
 def good(title, name, hint):
-    """A valid value of a parameter."""
+    """Return a valid value for a parameter."""
     short = f"{title.rpartition('.')[2]}.{name}"
     if short in GOOD_FOR:
         return GOOD_FOR[short]
@@ -244,7 +246,7 @@ def good(title, name, hint):
 
 @pytest.fixture(scope="module")
 def instances(tmp_path_factory):
-    """An object of each class that has methods."""
+    """Return an object of each class that has methods."""
     folder = tmp_path_factory.mktemp("types")
     with EmbeddedStore(folder / "store.db") as store:
         store.create_collection("orders", partitions=2)
@@ -271,12 +273,12 @@ def call(title, instances, arguments):
 
 
 def types_in(value):
-    """The names of the types that a message may name for a wrong value."""
+    """Return the names of the types that the message for a wrong value may contain."""
     names = {type(value).__name__, *([value.__name__] if isinstance(value, type) else [])}
     if value is None:
         names.add("None")
     if isinstance(value, bytes):
-        names.add("int")  # its items
+        names.add("int")  # the items of the value
     inner = (
         [*value, *value.values()]
         if isinstance(value, dict)
@@ -325,7 +327,7 @@ ADDRESS = api.ResourceAddress("main", "orders")
 
 
 class TestWaysOut:
-    """What a user meant is in the message, where it can be told."""
+    """Tests that a message contains what the user probably meant."""
 
     @pytest.mark.parametrize(
         ("call", "way_out"),
@@ -367,7 +369,7 @@ def test_every_class_that_is_left_out_is_public():
 
 
 def test_a_new_callable_is_covered(monkeypatch):
-    """It is enough to export it."""
+    """A new callable only has to be exported."""
 
     def greet(name: str) -> str:
         return name

@@ -22,7 +22,7 @@ _CLIENT: Final = (
 
 
 def reads(wire: Wire, request: bytes, times: int) -> Done:
-    """Return a list that contains the same request the given number of times."""
+    """Return a list with the given number of copies of one request."""
     with on_client_core():
         good = wire.repeat(request, times)
     if good != times:
@@ -36,10 +36,11 @@ def reads(wire: Wire, request: bytes, times: int) -> Done:
     unit="reads/s",
     goal=0.3,
     about=(
-        "Point reads of one item of 400 bytes from the emulator, which checks the key: 32 at a time on one "
-        f"connection. {_CLIENT}"
+        "The client makes 32 point reads at a time, on one connection, of one item of 400 bytes. The "
+        f"emulator checks the key of each request. {_CLIENT}"
     ),
-    against="A server of the same framework, aiohttp, that answers every request with the same item.",
+    against="A server written with the same framework, aiohttp, that answers every request with the same "
+    "item.",
 )
 def cosmos_reads(bench: Bench) -> Iterator[Sides]:
     """This row measures the cost that the emulator adds to HTTP."""
@@ -93,9 +94,11 @@ def walk(wire: Wire, requests: list[bytes], items: int) -> Done:
     unit="items/s",
     goal=0.3,
     about=(
-        f"A change feed of 20,000 items of 400 bytes, read in pages of 1,000, one after the other. {_CLIENT}"
+        "The client reads a change feed of 20,000 items of 400 bytes in pages of 1,000, one page after the "
+        f"other. {_CLIENT}"
     ),
-    against="A server of the same framework, aiohttp, that answers every request with one such page.",
+    against="A server written with the same framework, aiohttp, that answers every request with the same "
+    "page.",
 )
 def cosmos_feed(bench: Bench) -> Iterator[Sides]:
     """This row measures the cost of making a page."""
@@ -134,9 +137,8 @@ async def _at_once(endpoint: str, key: str, number: int) -> int:
     pairs=1,
     warm_up=False,
     about=(
-        "The number of answered reads out of 1,000 point reads that the asynchronous azure-cosmos sends "
-        "at once, on "
-        "1,000 connections and without retries."
+        "The asynchronous azure-cosmos sends 1,000 point reads at once, on 1,000 connections and "
+        "without retries. The figure is the number of answered reads."
     ),
     against="",
 )

@@ -24,7 +24,8 @@ _CPU: Final = (
     "another."
 )
 _BARE: Final = (
-    "A loop over `query_items_change_feed` of azure-cosmos, for all ranges at once, that builds no event."
+    "A loop over `query_items_change_feed` of azure-cosmos, for all ranges at once. The loop builds"
+    " no events."
 )
 
 
@@ -138,13 +139,12 @@ _WIDE: Final = "The client reads 64 ranges with 20 ms of latency added to each c
     goal=0.8,
     about=_WIDE,
     against=(
-        "The ideal, computed from a run of the same calls with no latency. The ideal is the larger of two"
-        " times: "
-        "calls * latency / 64, and the CPU time of that run."
+        "The ideal time, computed from a run of the same calls without latency. The ideal is the "
+        "larger of two times: calls * latency / 64, and the CPU time of that run."
     ),
 )
 def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
-    """Fan-out over HTTP."""
+    """This row measures fan-out over HTTP."""
     with account(_MANY) as server:
         token = _start(server)
         server.ask("fill", bench.size(_ITEMS, 1000))
@@ -156,7 +156,7 @@ def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
     title="Cosmos DB, 64 ranges compared with a loop",
     goal=8.0,
     about=_WIDE,
-    against=f"{_BARE} The loop asks one range after the other.",
+    against=f"{_BARE} In this row, the loop queries one range after the other.",
 )
 def cosmos_ranges_by_hand(bench: Bench) -> Iterator[Sides]:
     """Our side asks all ranges at once; the loop asks them one by one."""
@@ -189,8 +189,9 @@ def _idle(server: Account, token: str, calls: int) -> Done:
     goal=0.8,
     same_work=False,
     about=(
-        "Calls on an idle feed of 1,000 ranges. In a loop that waits, each range is asked at most once in "
-        "ten seconds: 6,000 requests a minute for all of them."
+        "The row measures calls on an idle feed of 1,000 ranges. In a loop that waits, each range "
+        "is queried at most once in ten seconds, so all ranges together get 6,000 requests a "
+        "minute."
     ),
     against=(
         "The same calls on a feed of 100 ranges. The ratio shows whether the time of a call is proportional "
@@ -198,7 +199,7 @@ def _idle(server: Account, token: str, calls: int) -> Done:
     ),
 )
 def cosmos_thousand(bench: Bench) -> Iterator[Sides]:
-    """The time of a call grows linearly with the number of ranges."""
+    """This row checks that the time of a call grows only linearly with the number of ranges."""
     with account(bench.size(1000, 50)) as wide, account(bench.size(100, 5)) as narrow:
         tokens = _start(wide), _start(narrow)
         yield Sides(lambda: _idle(wide, tokens[0], 2), lambda: _idle(narrow, tokens[1], 20))

@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 _ROWS: Final = 100_000
 _KEYS: Final = 200_000
 _ABOUT: Final = (
-    "`merge_into_delta` merges 100,000 changes of 95,000 keys, one in ten a delete, into a table with {keys} "
-    "rows, with documents of 300 bytes. The copy of the table before each run is not counted."
+    "`merge_into_delta` merges 100,000 changes into a table with {keys} rows. The changes belong to"
+    " 95,000 keys, one change in ten is a delete, and documents have 300 bytes. The copy of the "
+    "table before each run is not counted."
 )
 _AGAINST: Final = (
-    "deltalake's own merge of the last change of each key. The last changes are found before the clock "
-    "starts; the merge is an upsert without a condition and without tombstones."
+    "deltalake's own merge of the last change of each key. The last changes are found before the "
+    "measurement starts. The merge is an upsert without a condition and without tombstones."
 )
 
 
 def changes(numbers: list[int], order: int) -> pa.Table:
-    """Returns one change for each of the given keys."""
+    """Return one change for each of the given keys."""
     import pyarrow as pa
 
     from multiclouddb_spi.arrow import EVENT_SCHEMA
@@ -49,7 +50,7 @@ def changes(numbers: list[int], order: int) -> pa.Table:
 
 
 def by_sink(path: Path, batch: pa.Table) -> None:
-    """The sink."""
+    """Merge with the library's sink."""
     from pyspark_multiclouddb import merge_into_delta
 
     merge_into_delta(batch, 1, path, "bench")
@@ -112,7 +113,7 @@ def _sides(bench: Bench, keys: int) -> Sides:
 
 
 def _timed(bench: Bench, table: Path, size: int, merge: Callable[[Path], Any]) -> Side:
-    """Merge into a fresh copy of the table. The copying is not timed."""
+    """Merge into a fresh copy of the table; copying is not timed."""
 
     def run() -> Done:
         copy = bench.folder / "copy"

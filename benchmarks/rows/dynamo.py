@@ -29,8 +29,8 @@ _LOCAL: Final = (
     "core and the server on another."
 )
 _BARE: Final = (
-    "A loop over boto3's `get_records` that decodes nothing. Each call asks for 1,000 records, with the "
-    "iterator that the previous call returned."
+    "A loop over boto3's `get_records` that decodes no records. Each call asks for 1,000 records, "
+    "with the iterator that the previous call returned."
 )
 
 
@@ -104,7 +104,7 @@ def _through_arrow(table: Local) -> Done:
     shown=(bare_loop,),
 )
 def dynamo_events(bench: Bench) -> Iterator[Sides]:
-    """Our side decodes events; the loop decodes nothing."""
+    """In this row, our side decodes events and the loop decodes nothing."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, bare_loop))
 
@@ -115,13 +115,13 @@ def dynamo_events(bench: Bench) -> Iterator[Sides]:
     goal=2.5,
     about=f"The client reads {_LOCAL}",
     against=(
-        "The usual code: the same loop, with boto3's `TypeDeserializer` for the key and the item of each "
-        "record."
+        "The usual code: a loop over boto3's `get_records`, with boto3's `TypeDeserializer` for the"
+        " key and the item of each record."
     ),
     shown=(decoding_loop,),
 )
 def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
-    """Both sides decode records."""
+    """In this row, both sides decode the records."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, decoding_loop))
 
@@ -130,7 +130,7 @@ def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
     "dynamo-arrow",
     title="DynamoDB Local, Arrow",
     goal=3.0,
-    about=f"The engine reads, in the form of Arrow batches with items as JSON text, {_LOCAL}",
+    about=f"The engine reads, as Arrow batches with items as JSON text, {_LOCAL}",
     against=_BARE,
 )
 def dynamo_arrow(bench: Bench) -> Iterator[Sides]:
@@ -147,7 +147,7 @@ _PAGE_BYTES: Final = 64 * 1024  # some 100 records
 
 
 def _read_shards(server: Scripted, address: ResourceAddress, latency: float) -> tuple[Done, int]:
-    """Read everything in a stream; return also how many calls that took."""
+    """Read everything in a stream; return the events and the number of calls."""
     operations = ("GetShardIterator", "GetRecords", "DescribeStream", "DescribeTable")
     server.ask("troubles.end")
     if latency:
@@ -180,9 +180,8 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
         "takes 20 ms for each call."
     ),
     against=(
-        "The ideal, computed from a run of the same calls with no latency. The ideal is the larger of two"
-        " times: "
-        "calls * latency / 64, and the client's CPU time in that run."
+        "The ideal time, computed from a run of the same calls without latency. The ideal is the "
+        "larger of two times: calls * latency / 64, and the client's CPU time in that run."
     ),
     shown=(ideal,),
 )
@@ -222,11 +221,11 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     pairs=1,
     warm_up=False,
     about=(
-        "How many records the service sends for each event that is delivered: from 16 and from 64 shards of "
-        "a scripted server whose answers have a megabyte, like those of the service, with pages of 1,000 "
-        "events "
-        "and the default buffer. After parsing, sixteen such answers are larger than the buffer. Records "
-        "that are fetched and then evicted are sent again. The larger of the two figures counts."
+        "The figure is the number of records that the server sends for each delivered event. The "
+        "row reads 16 and then 64 shards of a scripted server, with pages of 1,000 events and the "
+        "default buffer. An answer has one megabyte, like an answer of the service. After parsing, "
+        "sixteen answers are larger than the buffer. Records that do not fit would be sent again. "
+        "The larger of the two figures counts."
     ),
     against="",
 )
@@ -251,9 +250,9 @@ class _Follower:
     """Follows a table's stream from now on, with one client.
 
     Args:
-        server: Has the table.
-        client: Reads it.
-        table: Its name.
+        server: The server that contains the table.
+        client: The client that reads the stream.
+        table: The name of the table.
         listed: The number of shards, of which 64 are open.
     """
 
@@ -305,8 +304,9 @@ class _Follower:
     goal=1.5,
     at_most=True,
     about=(
-        "CPU time of a page call that resumes from a token, with 64 open shards that all have new records, "
-        "in a stream that lists 5,000 shards. Pages have 64 events. The row checks that no call lists shards."
+        "The figure is the CPU time of a page call that resumes from a token. The stream lists "
+        "5,000 shards, of which 64 are open and have new records. Pages have 64 events. The row "
+        "checks that no call lists shards."
     ),
     against="The same page call in a stream that lists only those 64 shards.",
     same_work=False,
@@ -331,12 +331,12 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
     goal=4,
     at_most=True,
     about=(
-        "DescribeStream calls for each shard that rolls over, in a stream of 5,000 shards, whose list has 50 "
-        "pages; the service allows ten calls a second. Children are requested by their parent. A single "
-        "child may be one half of a split, so the reader looks for the other half for one second. Only the "
-        "start reads the list. At `Now` it reads the list twice, so that it misses no shard that ends "
-        "meanwhile. The goal allows one search, "
-        "two more in that second, and one in reserve."
+        "The figure is the number of DescribeStream calls for each shard that rolls over. The "
+        "stream has 5,000 shards, listed in 50 pages, and the service allows ten calls a second. "
+        "The reader asks for the children of one parent. A single child may be one half of a split,"
+        " so the reader looks for the other half for one second. Only the start reads the list. At "
+        "`Now` it reads the list twice, so that it misses no shard that ends meanwhile. The goal "
+        "allows four calls: one search, two more searches in that second, and one in reserve."
     ),
     against="",
 )

@@ -17,13 +17,13 @@ from multiclouddb_api import ClientConfig, connect
 
 _EVENTS: Final = 200_000
 _BARE: Final = (
-    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no event. "
-    "The loop keeps no position, knows no partitions, and parses no key."
+    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no "
+    "event. The loop stores no position, ignores partitions, and parses no key."
 )
 
 
 def bare_loop(path: Path) -> Done:
-    """The loop is about the fastest that is possible in Python."""
+    """Read with a loop that is about as fast as possible in Python."""
     seqs = []
     with closing(sqlite3.connect(path)) as connection:
         for seq, _ts, _type, _key, doc in connection.execute("SELECT seq, ts, type, key, doc FROM log"):
@@ -42,7 +42,7 @@ def through_the_client(path: Path) -> Done:
 
 
 def through_arrow(path: Path, max_page_size: int) -> Done:
-    """Reads the events as Arrow batches. Documents stay JSON text, as Spark expects them."""
+    """Read the events as Arrow batches; documents stay JSON text, as Spark expects."""
     with arrow_reader(ClientConfig.from_url(url(path))) as reader:
         for _ in pages(reader.read, ADDRESS, max_page_size):
             pass
@@ -65,7 +65,7 @@ def through_arrow(path: Path, max_page_size: int) -> Done:
     shown=(bare_loop,),
 )
 def embedded_events(bench: Bench) -> Iterator[Sides]:
-    """Events as objects."""
+    """This row reads events as objects."""
     path = bench.folder / "store.db"
     fill(path, bench.size(_EVENTS))
     yield Sides(lambda: through_the_client(path), lambda: bare_loop(path))
@@ -76,13 +76,13 @@ def embedded_events(bench: Bench) -> Iterator[Sides]:
     title="Embedded store, Arrow",
     goal=1.2,
     about=(
-        "The engine reads the same events as Arrow batches, documents as JSON text, in pages of 10,000, "
-        "the page size of a task of the Spark source."
+        "The engine reads the same events as Arrow batches with documents as JSON text. A page has "
+        "10,000 events, like the pages of a task of the Spark source."
     ),
     against=_BARE,
 )
 def embedded_arrow(bench: Bench) -> Iterator[Sides]:
-    """Events as columns."""
+    """This row reads events as columns."""
     yield from _arrow(bench, 10_000)
 
 

@@ -39,7 +39,7 @@ _PART: Final = "SELECT key, doc FROM documents WHERE id > ? AND id <= ? ORDER BY
 
 
 def parallel_scan(path: Path, size: int) -> Done:
-    """A thread for each range of keys; the fields of an event, in a dict."""
+    """Read each range of keys in its own thread, and make a dict with the fields of an event."""
     with closing(sqlite3.connect(path)) as connection:
         ends = [
             connection.execute(_BOUND, (size * number // _PARTS - 1,)).fetchone()[0]
@@ -74,7 +74,7 @@ def parallel_scan(path: Path, size: int) -> Done:
 
 
 def scan_pages(client: Any, order: SnapshotOrder) -> Iterator[ChangeFeedPage]:
-    """The pages of a snapshot, to the end of its scan."""
+    """Yield the pages of a snapshot, up to the end of its scan."""
     position: StartPosition = Snapshot(order)
     while True:
         page = client.read_changes(ChangeFeedRequest(ADDRESS, position))
@@ -97,15 +97,16 @@ def _snapshot(path: Path) -> Done:
     title="Embedded store, snapshot",
     unit="rows/s",
     goal=1.0,
-    about="The client reads a snapshot of 100,000 documents of 300 bytes, to `BackfillDone`.",
+    about="The client reads a snapshot of 100,000 documents of 300 bytes, up to the notice `BackfillDone`.",
     against=(
-        "The module `sqlite3` in four threads, each with a range of keys: `orjson` parses key and document, "
-        "and a dict contains the fields that an event has. It computes no ids and keeps no position."
+        "A program that uses the module `sqlite3` in four threads, each with a range of keys. It "
+        "parses key and document with `orjson`, and makes a dict with the fields of an event. It "
+        "computes no ids and stores no position."
     ),
     shown=(parallel_scan,),
 )
 def embedded_snapshot(bench: Bench) -> Iterator[Sides]:
-    """Like beside like."""
+    """In this row, both sides scan all rows in parallel."""
     path, size = bench.folder / "store.db", bench.size(_ROWS, 1000)
     fill(path, size)
     yield Sides(lambda: _snapshot(path), lambda: parallel_scan(path, size))
@@ -116,7 +117,7 @@ def embedded_snapshot(bench: Bench) -> Iterator[Sides]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Write changes in a thread, each with the time of its commit."""
+    """In a thread, write changes that contain the time of their commit."""
     from multiclouddb_embedded import EmbeddedStore, Put
 
     over = Event()
@@ -159,13 +160,13 @@ def _lag(path: Path) -> Done:
     at_most=True,
     about=(
         "A thread commits a change every 20 ms while the client scans 100,000 documents with "
-        "`Snapshot(SnapshotOrder.INTERLEAVED)`. The figure is the median of the times from just before a "
-        "commit to the page with its event."
+        "`Snapshot(SnapshotOrder.INTERLEAVED)`. The figure is the median time from just before a "
+        "commit until the page with its event arrives."
     ),
     against="",
 )
 def snapshot_lag(bench: Bench) -> Iterator[Sides]:
-    """The stream goes first on every page."""
+    """This row checks that changes do not wait for the scan."""
     path = bench.folder / "store.db"
     fill(path, bench.size(_ROWS, 20_000))
     yield Sides(lambda: _lag(path))

@@ -17,11 +17,11 @@ from multiclouddb_spi.engine import Engine
 
 _PARTITIONS: Final = 64
 _LATENCY: Final = 0.02
-# As many as can be read at once: the engine has at most one running read per partition.
+# As many partitions as can be read at once: the engine has at most one running read per partition.
 _WIDTH: Final = _PARTITIONS
 _IDEAL: Final = (
-    "The ideal, computed from a run of the same reads with no latency. The ideal is the larger of two times: "
-    "reads * latency / 64, and the CPU time of that run."
+    "The ideal time, computed from a run of the same reads without latency. The ideal is the larger"
+    " of two times: reads * latency / 64, and the CPU time of that run."
 )
 
 
@@ -30,12 +30,12 @@ def _engine(provider: Any) -> Engine:
 
 
 def _read(sim: Any, latency: float) -> tuple[Done, int]:
-    """Read everything in a simulated collection; return the report, and how many reads that took."""
+    """Read everything in a simulated collection; return the report and the number of reads."""
     from multiclouddb_conformance.delegating import WrappedProvider, WrappedReader
     from multiclouddb_conformance.simulation import SimulationProvider
 
     class Distant(WrappedProvider):
-        """Answers late, like a service on a network: it waits without CPU time and without a lock."""
+        """A provider that answers late, like a service on a network, but without CPU time or locks."""
 
         def fetch(self, reader: WrappedReader, *wishes: Any) -> Batch:
             if latency:
@@ -83,7 +83,7 @@ def _sides(bench: Bench, records: int) -> Iterator[Sides]:
     shown=(ideal,),
 )
 def fan_out_25(bench: Bench) -> Iterator[Sides]:
-    """This row stands for a feed that is read while it is written: reads are short."""
+    """This row represents a feed that is read while it is written, so that reads are short."""
     yield from _sides(bench, 25)
 
 
@@ -91,17 +91,18 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     "fan-out-100",
     title="Fan-out, 100 events a read",
     goal=0.8,
-    about="The same reads with 100 events each. Waiting and CPU work take about the same time.",
+    about="The same reads as in the row fan-out-25, with 100 events each. Waiting and CPU work take about"
+    " the same time.",
     against=_IDEAL,
     reason=(
         "The ideal lets waiting and computing overlap without a gap. In this row, waiting and computing "
         "take about the same time. "
         "An answer that has arrived waits for the interpreter's lock while events of another answer are "
-        "mapped, and only then can the next read of its partition begin."
+        "mapped. Only then can the next read of its partition begin."
     ),
 )
 def fan_out_100(bench: Bench) -> Iterator[Sides]:
-    """This row lies between the other two: latency and CPU work take about the same time."""
+    """This row lies between the other two rows: latency and CPU work take about the same time."""
     yield from _sides(bench, 100)
 
 
@@ -109,10 +110,10 @@ def fan_out_100(bench: Bench) -> Iterator[Sides]:
     "fan-out-1000",
     title="Fan-out, 1,000 events a read",
     goal=0.8,
-    about="The same reads with 1,000 events each, like those of a reader that catches up. "
-    "CPU work accounts for most of the time.",
+    about="The same reads as in the row fan-out-25, with 1,000 events each, as for a reader that catches "
+    "up. CPU work accounts for most of the time.",
     against=_IDEAL,
 )
 def fan_out_1000(bench: Bench) -> Iterator[Sides]:
-    """This row stands for a reader that catches up: every read is full."""
+    """This row represents a reader that catches up, so that every read is full."""
     yield from _sides(bench, 1000)

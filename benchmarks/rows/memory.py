@@ -1,4 +1,4 @@
-"""Measures the peak memory of a reading process: `python -m benchmarks.rows.memory FILE` is that process."""
+"""Measures the peak memory of a reading process, which is `python -m benchmarks.rows.memory FILE`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def peak_mebibytes() -> float:
     if _STATUS.exists():
         (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts in bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS reports bytes
 
 
 def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_all) -> Done:
@@ -76,18 +76,18 @@ def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_a
     goal=1.1,
     at_most=True,
     about=(
-        "The peak resident memory of a fresh process that reads 5 million events from the embedded store. "
-        "The events are real and each has its own id: 500,000 are written, and SQLite appends copies of "
-        "them."
+        "The figure is the peak resident memory of a fresh process that reads 5 million events from"
+        " the embedded store. The row writes 500,000 events, and SQLite appends copies of them with"
+        " new ids."
     ),
-    against="The same program over the 500,000 events, in a fresh process.",
+    against="The same program, in a fresh process, reads only the 500,000 events.",
     pairs=1,
     warm_up=False,
     same_work=False,
     shown=(read_all,),
 )
 def memory(bench: Bench) -> Iterator[Sides]:
-    """This row would show memory that grows with the length of a feed."""
+    """This row checks that memory does not grow with the length of a feed."""
     small, large = bench.folder / "small.db", bench.folder / "large.db"
     events = bench.size(_EVENTS)
     fill(small, events, make=small_document)
@@ -101,15 +101,16 @@ def memory(bench: Bench) -> Iterator[Sides]:
     unit="MiB",
     goal=1.1,
     at_most=True,
-    about="The peak resident memory of a fresh process that reads a snapshot of the embedded store.",
-    against="The same program over 250,000 rows, in a fresh process.",
+    about="The figure is the peak resident memory of a fresh process that reads a snapshot of the "
+    "embedded store.",
+    against="The same program, in a fresh process, reads 250,000 rows.",
     pairs=1,
     warm_up=False,
     same_work=False,
     shown=(scan_all,),
 )
 def snapshot_memory(bench: Bench) -> Iterator[Sides]:
-    """This row would show memory that grows with the length of a scan."""
+    """This row checks that memory does not grow with the length of a scan."""
     small, large = bench.folder / "small.db", bench.folder / "large.db"
     rows = bench.size(_ROWS, 1000)
     fill(small, rows, make=small_document)

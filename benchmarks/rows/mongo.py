@@ -21,8 +21,9 @@ _EVENTS: Final = 40_000
 _REOPENED: Final = 60
 _CALLS: Final = 100
 _SMALL_PAGE: Final = 10
-# The empty loop's best. Measured, in thousands of changes a second: 74 by default (begins with 101), 83 in
-# batches of 100, 91 of 250, 94 of 500, 92 of 1000, 88 of 2000, 72 of 5000. The loop that makes dicts agrees.
+# The best batch size for the empty loop. Measured in thousands of changes per second: 74 by default (the
+# first batch has 101), 83 with batches of 100, 91 with 250, 94 with 500, 92 with 1000, 88 with 2000, 72 with
+# 5000. For the loop that makes dicts, the best size is the same.
 BATCH_SIZE: Final = 500
 _READ: Final = (
     "40,000 inserts of 300 bytes, from the change stream of one mongod. On both sides the client runs on "
@@ -30,8 +31,8 @@ _READ: Final = (
     "insert, and stop after the last insert."
 )
 _EMPTY: Final = (
-    "PyMongo's `for change in collection.watch()` with nothing in the loop, in batches of 500, its best "
-    "size. The loop decodes each change to a dict and drops it."
+    "PyMongo's `for change in collection.watch()` with an empty loop body, in batches of 500, which"
+    " is the fastest size. The loop decodes each change to a dict and drops it."
 )
 
 
@@ -50,7 +51,7 @@ def empty_loop(client: Any, resume_token: Any, size: int) -> Done:
 
 
 def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
-    """Reads each change into a dict with the fields of an event."""
+    """Read each change into a dict with the fields of an event."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     ids: list[str] = []
     with collection.watch(start_after=resume_token, batch_size=BATCH_SIZE) as stream:
@@ -73,7 +74,7 @@ def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
 
 
 def stream_a_page(client: Any, resume_token: Any, pages: int) -> Done:
-    """Reads without an open stream: each page opens a stream at the end of the previous page."""
+    """Read without keeping a stream open: each page opens a stream at the end of the previous page."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     count = 0
     for _ in range(pages):
@@ -95,7 +96,7 @@ def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int)
 def _pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Yield pages after the backlog's token, without end."""
+    """Yield pages after the backlog's token without end."""
     token = changes.token
     while True:
         page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token), max_page_size=max_page_size))
@@ -114,7 +115,7 @@ def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """The loop keeps no ids for a comparison, so our side checks its own events.
+    """Check the events of our side, because the loop keeps no ids for a comparison.
 
     Raises:
         ValueError: Raised if the library's side has missed a change or has read one twice.
@@ -142,13 +143,14 @@ def _through_arrow(changes: Backlog) -> Done:
     goal=1.0,
     about=f"The client reads {_READ}",
     against=(
-        "PyMongo's `for change in collection.watch()` that makes a dict of the fields that an event has, in "
-        "batches of 500, its best size. Its client decodes times as aware datetimes, as ours does."
+        "PyMongo's `for change in collection.watch()`, in batches of 500, which is the fastest "
+        "size. The loop makes a dict with the fields of an event. The baseline's client decodes "
+        "times as aware datetimes, as our client does."
     ),
     shown=(dict_loop,),
 )
 def mongo_events(bench: Bench) -> Iterator[Sides]:
-    """Both sides make the same fields."""
+    """In this row, both sides make the same fields."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _through_the_client(changes),
@@ -166,7 +168,7 @@ def mongo_events(bench: Bench) -> Iterator[Sides]:
     shown=(empty_loop,),
 )
 def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
-    """Our side makes events; the loop makes none."""
+    """In this row, our side makes events and the loop makes nothing."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _counted(changes, _through_the_client(changes)),
@@ -196,13 +198,13 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
     title="MongoDB, pages of ten",
     goal=20.0,
     about=(
-        "The client reads a backlog of 40,000 changes to its end in pages of 10, each call with the token "
-        "of the previous page."
+        "The client reads a backlog of 40,000 changes in pages of 10. Each call uses the token of "
+        "the previous page."
     ),
     against=(
-        "A program that opens a change stream for each page, at the end of the previous page, and then "
-        "closes the stream. It reads "
-        "the first 60 pages: the time for a page does not depend on its position."
+        "A program that opens a change stream for each page, at the end of the previous page, and "
+        "then closes the stream. It reads only the first 60 pages, because the time for a page does"
+        " not depend on its position."
     ),
     same_work=False,
     shown=(stream_a_page,),
@@ -218,7 +220,7 @@ def mongo_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def cursors(changes: Backlog, calls: int) -> Done:
-    """Return how many change streams this many calls open; half of the calls find nothing."""
+    """Return how many change streams the given number of calls open; half of the calls find nothing."""
     before, events = changes.aggregates(), 0
     with on_client_core(), connect(changes.config) as client:
         for page in islice(_pages(client.read_changes, changes, _SMALL_PAGE), calls):
@@ -236,16 +238,16 @@ def cursors(changes: Backlog, calls: int) -> Done:
     goal=1,
     at_most=True,
     about=(
-        "One process makes 100 calls of `read_changes`, each with the token of the previous call, for "
-        "pages of 10 events. The second half of the calls come after the last change. The figure is the "
-        "number of change streams that are opened: the server counts the `aggregate` commands. The streams "
-        "that the first call needs to get a token are counted separately."
+        "One process makes 100 calls of `read_changes` for pages of 10 events. Each call uses the "
+        "token of the previous call. The second half of the calls come after the last change. The "
+        "figure is the number of opened change streams, counted by the server's `aggregate` "
+        "commands. The streams that the first call opens to get a token are counted separately."
     ),
     against="",
     warm_up=False,
 )
 def mongo_cursors(bench: Bench) -> Iterator[Sides]:
-    """The calls need one cursor, not a hundred."""
+    """This row checks that the calls need one cursor, not a hundred."""
     calls = bench.size(_CALLS, 4)
     with backlog(bench.folder, calls // 2 * _SMALL_PAGE) as changes:
         yield Sides(lambda: cursors(changes, calls))

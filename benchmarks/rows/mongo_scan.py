@@ -27,7 +27,7 @@ _SAMPLES: Final = 100
 
 
 def _bounds(collection: Any) -> list[Any]:
-    """Return the keys at which the scan is divided, found by sampling."""
+    """Return the keys at which to divide the scan; they are found by sampling."""
     found = collection.aggregate(
         [{"$sample": {"size": _SAMPLES * PARTS}}, {"$project": {"_id": 1}}, {"$sort": {"_id": 1}}]
     )
@@ -36,7 +36,7 @@ def _bounds(collection: Any) -> list[Any]:
 
 
 def parallel_scan(client: Any, size: int) -> Done:
-    """Reads ranges of `_id` in threads; each row becomes a dict with the fields of an event."""
+    """Read ranges of `_id` in threads, and make a dict with the fields of an event from each row."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     moment = datetime.now(UTC)
     bounds = _bounds(collection)
@@ -91,18 +91,18 @@ def _snapshot(rows: Backlog) -> Done:
     unit="rows/s",
     goal=1.0,
     about=(
-        "The client scans 100,000 rows of 300 bytes from one mongod with `Snapshot()`. The time counts "
-        "from the connection to `BackfillDone`. On both sides the client runs on one core and the server "
-        "on another."
+        "The client scans 100,000 rows of 300 bytes from one mongod with `Snapshot()`. The measured"
+        " time starts with the connection and ends with `BackfillDone`. On both sides the client "
+        "runs on one core and the server on another."
     ),
     against=(
-        "PyMongo in eight threads. 800 samples cut the ranges of `_id`, `find` reads in batches of 1,000, "
-        "and each row becomes a dict with the fields of an event. The loop cannot resume, and it fixes no "
-        "position in a change stream."
+        "A program that uses PyMongo in eight threads. It divides `_id` into ranges with 800 "
+        "samples, reads with `find` in batches of 1,000, and makes a dict with the fields of an "
+        "event for each row. It cannot resume, and it fixes no position in a change stream."
     ),
     shown=(parallel_scan,),
 )
 def mongo_snapshot(bench: Bench) -> Iterator[Sides]:
-    """Like beside like."""
+    """In this row, both sides scan all rows in parallel."""
     with backlog(bench.folder, bench.size(_ROWS)) as rows:
         yield Sides(lambda: _snapshot(rows), lambda: _by_hand(rows))

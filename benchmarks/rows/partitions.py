@@ -1,4 +1,4 @@
-"""Measures the cost of many partitions: of a call that finds nothing, and of the token."""
+"""Measures what many partitions cost: the time of a call that finds nothing, and the length of the token."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 _MANY: Final = 10_000
 _SWEPT: Final = 20_000
-"""The number of partitions that are read in one run, for any number of partitions per call."""
+"""The number of partition reads in one run, for any number of partitions per call."""
 
 _AGAINST: Final = (
-    "The same call with 1,000 partitions. It is made ten times as often, so that both sides read as much."
+    "The same call with 1,000 partitions. The call is made ten times as often, so that both sides "
+    "read the same amount."
 )
 
 
@@ -42,7 +43,7 @@ class Poller:
         read: Reads a page.
         address: The collection.
         partitions: The number of partitions.
-        swept: The number of partitions that one run reads, over all calls.
+        swept: The number of partition reads in one run, over all calls.
     """
 
     def __init__(
@@ -90,13 +91,14 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     at_most=True,
     same_work=False,
     about=(
-        "The mean time of a page call that reads 10,000 partitions and finds nothing. The service is "
-        "simulated and answers at once, so only the engine and its threads take time."
+        "The figure is the mean time of a page call that reads 10,000 partitions and finds no "
+        "events. The service is simulated and answers at once, so only the engine and its threads "
+        "take time."
     ),
     against=_AGAINST,
 )
 def page_call(bench: Bench) -> Iterator[Sides]:
-    """The engine alone."""
+    """This row measures the engine alone."""
     from multiclouddb_conformance.simulation import Simulation, SimulationProvider
     from multiclouddb_spi.engine import Engine
 
@@ -123,7 +125,7 @@ def page_call(bench: Bench) -> Iterator[Sides]:
     goal=12,
     at_most=True,
     same_work=False,
-    about="The mean time of the same page call through the client, with the embedded store.",
+    about="The figure is the mean time of the same page call through the client, with the embedded store.",
     against=_AGAINST,
 )
 def page_call_embedded(bench: Bench) -> Iterator[Sides]:
@@ -149,9 +151,9 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     pairs=1,
     warm_up=False,
     about=(
-        "The length of a continuation token of the embedded store over 10,000 partitions, divided by their "
-        "number. Each partition is at a different change, which gives the longest token. A page is read "
-        "with this token to check that the token is valid."
+        "The figure is the length of a token of the embedded store over 10,000 partitions, divided "
+        "by the number of partitions. Each partition is at a different change, which gives the "
+        "longest token. The row reads a page with this token to check that the token is valid."
     ),
     against="",
 )
@@ -173,8 +175,8 @@ def token(bench: Bench) -> Iterator[Sides]:
 def _token_in_the_middle(path: Path) -> str:
     """Return a token in which each partition is at the position of a change.
 
-    Reading up to these positions would take one call for each partition, so the positions are written into
-    the token.
+    Reading up to these positions would take one call for each partition, so they are written into the token
+    directly.
     """
     with closing(sqlite3.connect(path)) as connection:
         changes = dict(

@@ -37,13 +37,14 @@ _WAIT: Final = 5.0
 _PAUSE: Final = 0.3
 _PARALLEL: Final = 8
 _READ: Final = (
-    "of nine columns, about 300 bytes of JSON, from Google's emulator with churning off. On both sides the "
-    "client runs on one core and the emulator on another. Both sides connect, resume before the first "
-    "change, and stop after the last change."
+    "from Google's emulator, with churning off. A row has nine columns, which are about 300 bytes "
+    "of JSON. On both sides the client runs on one core and the emulator on another. Both sides "
+    "connect, resume before the first change, and stop after the last change."
 )
 _LOOP: Final = (
-    "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
-    "partition. It makes a dict for each record, and a dict for each change in the record, but no event."
+    "A loop over the change stream query of google-cloud-spanner (`execute_sql` on `READ_…`), "
+    "partition by partition. It makes a dict for each record, and a dict for each change in the "
+    "record, but no event."
 )
 
 
@@ -51,7 +52,7 @@ _LOOP: Final = (
 
 
 def dict_loop(changes: Backlog) -> Done:
-    """Reads records as the library returns them, and makes dicts."""
+    """Read records as the library returns them, and make dicts."""
     end, count = changes.now(), 0
     for token in changes.partitions():
         for data, _, _ in changes.query(token, end=end):
@@ -103,7 +104,7 @@ def _through_arrow(changes: Backlog) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """Check that each change came once.
+    """Check that each change came exactly once.
 
     Raises:
         ValueError: Raised if a change is missing or came twice.
@@ -173,7 +174,7 @@ def _milliseconds(changes: Backlog, max_page_size: int, pages: int) -> float:
 
 
 def small_pages(changes: Backlog, pages: int) -> Done:
-    """Return the additional time that it takes to read the same changes in small pages."""
+    """Return how much longer it takes to read the same changes in small pages."""
     small = _milliseconds(changes, _SMALL_PAGE, pages)
     large = _milliseconds(changes, 1000, _LARGE_PAGES)
     more = max(1.0, small - large)  # less than a millisecond is noise
@@ -187,10 +188,9 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     goal=250,
     at_most=True,
     about=(
-        "The additional time that 500 pages of 5 take, compared with 3 pages of 1,000. Both sides read a "
-        "backlog "
-        "of 2,500 commits with one row each. Each call uses the token of the previous page, in one "
-        "process."
+        "The figure is the additional time of 500 pages of 5 events, compared with 3 pages of 1,000"
+        " events. Both sides read a backlog of 2,500 commits with one row each. Each call uses the "
+        "token of the previous page, in one process."
     ),
     against="",
 )
@@ -202,7 +202,7 @@ def spanner_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def scan_loop(changes: Backlog) -> Done:
-    """Reads rows with the library's partitioned read, all partitions at the same time, and makes dicts."""
+    """Read rows with the library's partitioned read, all partitions at the same time, and make dicts."""
     from google.cloud.spanner_v1 import KeySet
 
     snapshot = changes.database.batch_snapshot()
@@ -223,7 +223,7 @@ def _scan_by_hand(changes: Backlog) -> Done:
 
 
 def scan(changes: Backlog) -> Done:
-    """Reads the rows of a snapshot to its end."""
+    """Read all rows of a snapshot."""
     ids: set[str] = set()
     count = 0
     start: Snapshot | FromContinuationToken = Snapshot(SnapshotOrder.ORDERED)
@@ -243,14 +243,15 @@ def scan(changes: Backlog) -> Done:
     unit="rows/s",
     goal=1.0,
     about=(
-        "The client reads 50,000 existing rows with `Snapshot()` from Google's emulator. A row has nine "
-        "columns, which are about 300 bytes of JSON. On both sides the client runs on one core and the "
-        "emulator on another. A snapshot also finds where the change stream starts, and where to cut the "
-        "table."
+        "The client reads 50,000 existing rows with `Snapshot()` from Google's emulator. A row has "
+        "nine columns, which are about 300 bytes of JSON. On both sides the client runs on one core"
+        " and the emulator on another. A snapshot also determines the start of the change stream "
+        "and the boundaries of the segments."
     ),
     against=(
-        "The library's parallel scan (`generate_read_batches` and `process_read_batch` in eight threads), "
-        "which makes a dict of each row, but no event, and can be continued in no other process."
+        "The parallel scan of google-cloud-spanner (`generate_read_batches` and "
+        "`process_read_batch` in eight threads). It makes a dict of each row, but no event. Another"
+        " process cannot continue it."
     ),
     same_work=False,
     shown=(scan_loop,),
@@ -281,7 +282,7 @@ def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> floa
 
 
 def latency(changes: Backlog, commits: int) -> Done:
-    """Measures the client with `wait_seconds`."""
+    """Measure the client with `wait_seconds`."""
     waits = []
     with connect(changes.config) as client:
         token = changes.token
@@ -301,7 +302,7 @@ def latency(changes: Backlog, commits: int) -> Done:
 
 
 def bare_latency(changes: Backlog, commits: int) -> Done:
-    """Measures the library's query of each partition, which stays open and waits."""
+    """Measure the library's query of each partition, which stays open and waits."""
     waits = []
     for number in range(commits):
         start = changes.now() + timedelta(microseconds=1)
@@ -334,14 +335,15 @@ def bare_latency(changes: Backlog, commits: int) -> Done:
     unit="ms",
     goal=1.2,
     at_most=True,
-    about="A client that waits (`wait_seconds`) for the change of one commit at a time; the median of 50.",
-    against="The library's own query of each partition, which stays open and waits.",
+    about="A client waits (`wait_seconds`) for the change of one commit at a time. The figure is the "
+    "median of 50 commits.",
+    against="The change stream query of google-cloud-spanner for each partition, which stays open and waits.",
     same_work=False,
     pairs=1,
     warm_up=False,
 )
 def spanner_latency(bench: Bench) -> Iterator[Sides]:
-    """The row checks that a wait ends when the change comes."""
+    """This row checks that a wait ends when the change comes."""
     commits = bench.size(_COMMITS, 3)
     with backlog(1, 1) as changes:
         yield Sides(lambda: latency(changes, commits), lambda: bare_latency(changes, commits))

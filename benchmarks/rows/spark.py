@@ -26,7 +26,7 @@ _SETTINGS: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
 def job(frame: DataFrame) -> tuple[int, int]:
-    """Run the work for each DataFrame: count its rows, and compute the checksum of their ids."""
+    """Do the work for each DataFrame: count the rows, and compute the checksum of their ids."""
     from pyspark.sql import functions
 
     found = frame.agg(functions.count("*"), functions.sum(functions.crc32("event_id")))
@@ -70,18 +70,18 @@ def by_data_source(spark: SparkSession, path: Path) -> Done:
     unit="rows/s",
     goal=10,
     about=(
-        "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with documents of 300 "
-        "bytes and aggregates them, in a local session. The CPU time is the sum for the driver, its JVM "
-        "and Spark's Python workers."
+        "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with "
+        "documents of 300 bytes and aggregates them, in a local session. The CPU time is the sum of"
+        " the CPU times of the driver, its JVM and Spark's Python workers."
     ),
     against=(
-        "A loop that calls `createDataFrame` with event dicts and a given schema. It makes one DataFrame and "
-        "one job for each page of 1,000 events."
+        "A loop that calls `createDataFrame` with event dicts and a given schema. The loop makes "
+        "one DataFrame and one job for each page of 1,000 events."
     ),
     shown=(by_hand, job),
 )
 def spark(bench: Bench) -> Iterator[Sides]:
-    """Both sides run the same job over the same events."""
+    """In this row, both sides run the same job over the same events."""
     from pyspark_multiclouddb import local_session
 
     path = bench.folder / "store.db"
@@ -91,7 +91,7 @@ def spark(bench: Bench) -> Iterator[Sides]:
 
 
 def _counted(session: SparkSession, side: Callable[[SparkSession, Path], Done], path: Path) -> Side:
-    """Run the side, and add the CPU time of the JVM and of Spark's workers to that of this process."""
+    """Run a side, and add the CPU time of the JVM and of Spark's workers to its own CPU time."""
 
     def spent() -> float:
         return time.process_time() + cpu_of_descendants()

@@ -1,4 +1,4 @@
-"""The planner of the Spark source, without Spark."""
+"""Measures the planner of the Spark source, without Spark."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _POLLS: Final = 200
 
 
 def options(path: Path, **more: object) -> dict[str, str]:
-    """The options of the source."""
+    """Return the options of the source."""
     texts = {name: str(value) for name, value in more.items()}
     return {"url": url(path), "collection": str(ADDRESS.collection), **texts}
 
 
 class Plans:
-    """A stream's planner over a store with so many partitions; it is at the end of the feed."""
+    """The planner of a stream that is at the end of its feed, over a store with this number of partitions."""
 
     def __init__(self, folder: Path, partitions: int) -> None:
         from multiclouddb_embedded import EmbeddedStore
@@ -40,7 +40,7 @@ class Plans:
         self.offset = self.batches.after(self.batches.initial(), None)
 
     def poll(self, times: int) -> float:
-        """The CPU time of `latestOffset` when nothing has changed, in milliseconds."""
+        """Return the CPU time of `latestOffset` in milliseconds, when nothing has changed."""
         self.batches.after(self.offset, None)
         began = time.process_time()
         for _ in range(times):
@@ -63,13 +63,14 @@ class Plans:
     goal=50,
     at_most=True,
     about=(
-        "The CPU time of `latestOffset` on an idle stream over the embedded store. Spark calls it about ten "
-        "times a second, and the source looks once in `pollInterval`."
+        "The figure is the CPU time of `latestOffset` on an idle stream over the embedded store. "
+        "Spark calls `latestOffset` about ten times a second, but the source queries the store only"
+        " once per `pollInterval`."
     ),
     against="",
 )
 def spark_idle(bench: Bench) -> Iterator[Sides]:
-    """An idle stream costs next to nothing."""
+    """This row checks that an idle stream costs almost nothing."""
     some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
     with ExitStack() as stack:
         plans = {size: Plans(bench.folder, size) for size in {some, many}}

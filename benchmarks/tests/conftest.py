@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def make_row():
-    """Make rows of two sides: `make_row(ours, baseline, goal=…)`."""
+    """Return a function that makes a row of two sides: `make_row(ours, baseline, goal=…)`."""
 
     def make(ours, baseline=lambda: Done(10), name="row", goal=1.0, **settings):
         @contextmanager
@@ -28,7 +28,7 @@ def make_row():
 
 @pytest.fixture
 def run_benchmarks():
-    """Run the command as a user would; its output goes into pipes."""
+    """Run the command as a user would, with its output in pipes."""
     import subprocess
 
     def run(*arguments):

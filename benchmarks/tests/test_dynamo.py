@@ -1,4 +1,4 @@
-"""Tests what DynamoDB's rows share: cores and servers. A missing server breaks only these rows."""
+"""Tests what the rows about DynamoDB share: cores and servers. A missing server breaks only these rows."""
 
 import multiprocessing
 import os

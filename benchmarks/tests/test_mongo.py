@@ -1,5 +1,6 @@
-"""Tests what MongoDB's rows share: a server on its own core, sides that read the same changes, correct
-counts."""
+"""Tests what the rows about MongoDB share: the server's core, equal reads on both sides, and correct
+counts.
+"""
 
 import os
 from functools import partial
@@ -103,10 +104,10 @@ class TestCursors:
                 self.names.append(event.command_name)
 
             def succeeded(self, event):
-                """A command that has finished was already counted when it started."""
+                """Do nothing: the command was counted when it started."""
 
             def failed(self, event):
-                """A command that has failed was already counted when it started."""
+                """Do nothing: the command was counted when it started."""
 
         sent = Sent()
         with MongoClient(changes.url, event_listeners=[sent]) as native:

@@ -11,7 +11,7 @@ from benchmarks.row import Bench, Done, load_rows, row
 from benchmarks.stores import fill, grow, small_document
 
 SMALL = 0.002
-# They start a JVM.
+# These rows start a JVM.
 SPARK = ("spark",)
 IN_PROCESS = [name for name in load_rows() if name not in SPARK]
 
@@ -19,7 +19,7 @@ IN_PROCESS = [name for name in load_rows() if name not in SPARK]
 class TestRows:
     @pytest.mark.parametrize("name", IN_PROCESS)
     def test_row_runs(self, name):
-        # One pair shows that the row works; see test_measure.py for what becomes of five.
+        # One pair shows that the row works; test_measure.py tests what happens with five.
         result = run_row(attrs.evolve(load_rows()[name], pairs=1), SMALL)
         assert result.value > 0
         assert result.achieved > 0
@@ -82,5 +82,5 @@ class TestWorkIsChecked:
             sim.write(f"key-{number}", {"number": number})
         done = ideal(sim)
         assert done.count == 640
-        # At least one read for each partition, 64 at a time.
+        # There is at least one read for each partition, with 64 reads at a time.
         assert done.seconds >= 0.02

@@ -63,7 +63,7 @@ def _wrong(option: str, problem: str) -> typer.BadParameter:
 
 
 def to_config(url: str) -> ClientConfig:
-    """Read a URL, or the path of a TOML file, which may take secrets from the environment."""
+    """Read a URL or the path of a TOML file; a TOML file may take secrets from the environment."""
     if "://" not in url and url.endswith(".toml"):
         return ClientConfig.from_toml(url)
     return ClientConfig.from_url(url)
@@ -80,7 +80,7 @@ def to_address(text: str) -> ResourceAddress:
 
 
 def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAddress, FeedScope]:
-    """Read the target and the scope: a collection, or with `--scope` a database or a cluster."""
+    """Read the target and the scope: a collection or, with `--scope`, a database or a cluster."""
     kind = _to_scope(scope, provider)
     match kind:
         case EntireCluster():
@@ -116,8 +116,8 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
     """Read a time with its zone, an age like `-1h30m`, or `now`; ages count from this machine's clock.
 
     Args:
-        text: The user's.
-        option: Its option.
+        text: The text that the user wrote.
+        option: The option to which it belongs.
         known: The other values that the option accepts, for the message.
     """
     now = datetime.now(UTC)
@@ -137,7 +137,7 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
 
 
 def to_checkpoint(path: Path | None) -> Path | None:
-    """Read the path of a file in a folder that exists; this is checked before anything is read."""
+    """Read the path of a file; its folder must already exist."""
     if path is None:
         return None
     if path.is_dir():
@@ -195,7 +195,7 @@ def _to_scope(text: str, provider: str) -> FeedScope:
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
-    """Read a partition key: a JSON object with its components in their order."""
+    """Read a partition key: a JSON object with the components of the key in order."""
     example = 'a key is a JSON object like {"customer": "c-1"}'
     try:
         components: Any = decode_json(text)

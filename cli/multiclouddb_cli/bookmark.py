@@ -28,17 +28,16 @@ class Bookmark(FileCheckpointStore):
         self.name = file.name.removesuffix(_SUFFIX)
 
     def path(self, name: str) -> Path:
-        """The file.
+        """The path of the file.
 
         Raises:
-            MulticloudDbError: Return the path; raises `INVALID_REQUEST` for a name that a checkpoint cannot
-                have.
+            MulticloudDbError: Raised with `INVALID_REQUEST` for a name that a checkpoint cannot have.
         """
         super().path(name)
         return self._file
 
     def hold(self) -> None:
-        """From now on save nothing, because a later run has to read from the saved position again."""
+        """Save nothing from now on, because a later run has to continue from the saved position."""
         self.is_held = True
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:

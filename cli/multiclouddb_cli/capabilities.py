@@ -38,10 +38,10 @@ class TellsCapabilities(Protocol):
 
 @attrs.frozen
 class Column:
-    """One provider.
+    """One provider, as a column of the matrix.
 
     Attributes:
-        provider: Its id.
+        provider: The provider's id.
         known: The capabilities of the provider, or None if they are unknown.
         problem: The reason why the capabilities are not known.
     """
@@ -56,7 +56,7 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
 
     Args:
         config: The URL of one database, or None for every installed provider.
-        as_json: True to print one JSON object, by provider.
+        as_json: True to print one JSON object with the providers as keys.
 
     Raises:
         MulticloudDbError: Raised if the configuration is wrong.

@@ -1,7 +1,7 @@
 """`multiclouddb token check` shows whether a token can still be resumed, and for how long.
 
-First the command reads from the whole token as a reader would, with one event and no document. Then the
-command reads each partition alone, because events of one partition can hide that another has expired.
+First the command reads from the whole token as a reader would, but only one event without its document. Then
+it reads each partition alone, because events of one partition can hide that another partition has expired.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer as one word for a table."""
+        """The answer in a few words, for a table."""
         if self.error is not None:
             return str(self.error.category)
         if self.page is None:
@@ -85,8 +85,8 @@ class Verdict:
         envelope: The token.
         whole: The result of reading from the token: a page, or the error that the token has expired.
         answers: The results of reading the token's partitions one by one.
-        missed: Open partitions that the token neither contains nor leads to; None if these partitions cannot
-            be determined.
+        missed: Open partitions that the token neither contains nor leads to; None if they cannot be
+            determined.
     """
 
     envelope: Envelope
@@ -96,24 +96,24 @@ class Verdict:
 
     @property
     def page(self) -> ChangeFeedPage | None:
-        """The page, if the read returned one."""
+        """The page, if the read returned a page."""
         return self.whole if isinstance(self.whole, ChangeFeedPage) else None
 
     @property
     def error(self) -> MulticloudDbError | None:
-        """The reason why the token cannot be resumed, or None if it can."""
+        """The reason why the token cannot be resumed, or None if it can be resumed."""
         if isinstance(self.whole, MulticloudDbError):
             return self.whole
         return next((answer.error for answer in self.answers if answer.error is not None), None)
 
     @property
     def watermark(self) -> datetime | None:
-        """The watermark of the page, or else that of the token."""
+        """The watermark of the page, or of the token if there is no page."""
         return watermark_of(self.envelope) if self.page is None else self.page.diagnostics.watermark
 
     @property
     def lag(self) -> float | None:
-        """The number of seconds by which the watermark lags behind the service's clock."""
+        """How many seconds the watermark lags behind the service's clock."""
         return None if self.page is None else self.page.diagnostics.lag_seconds
 
     @property
@@ -125,7 +125,7 @@ class Verdict:
 
     @property
     def covers(self) -> str:
-        """True if every open partition of the service is in the token or descends from a partition in it."""
+        """True if the token covers every open partition of the service."""
         if self.missed is None:
             return "unknown"
         return f"no, {len(self.missed)} missed: {', '.join(self.missed[:3])}" if self.missed else "yes"
@@ -150,7 +150,7 @@ def check(
     """Print whether the token can be resumed.
 
     Raises:
-        MulticloudDbError: The error of a read from the token; `INVALID_REQUEST` for a foreign token.
+        MulticloudDbError: The error of a read from the token; `INVALID_REQUEST` for a token of another feed.
         typer.BadParameter: Raised if the token belongs to one partition key, and `key` is a different key.
     """
     envelope = decode_token(token)
@@ -173,8 +173,9 @@ def check(
         raise verdict.error
     if verdict.missed:
         typer.echo(
-            "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that continues "
-            "from it starts them after its next audit, with a PartitionFoundLate notice",
+            "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that "
+            "continues from it starts the missing partitions after its next audit, with a "
+            "PartitionFoundLate notice",
             err=True,
         )
         raise typer.Exit(NOT_COVERED)
@@ -212,10 +213,10 @@ def _scope(config: ClientConfig, envelope: Envelope, key: MulticloudDbKey | None
 
 def _one_key(envelope: Envelope, key: MulticloudDbKey | None) -> LogicalPartition:
     if key is None:
-        raise typer.BadParameter("the token is of one partition key: give it", param_hint="--key")
+        raise typer.BadParameter("the token belongs to one partition key: give that key", param_hint="--key")
     scope = LogicalPartition(key)
     if scope_text(scope) != envelope.scope:
-        raise typer.BadParameter("the token is of another partition key", param_hint="--key")
+        raise typer.BadParameter("the token belongs to another partition key", param_hint="--key")
     return scope
 
 
@@ -223,12 +224,12 @@ def _check_provider(config: ClientConfig, envelope: Envelope, options: ProviderO
     if envelope.provider_id != config.provider:
         raise invalid_request(
             "continuation_token",
-            f"is of provider {envelope.provider_id!r}, not {config.provider!r}",
+            f"belongs to provider {envelope.provider_id!r}, not to {config.provider!r}",
             "give the URL of the database that it came from",
         )
     if envelope.options_digest and options is None:
         raise typer.BadParameter(
-            "the token was made with provider options that change positions: give them",
+            "the token was made with provider options that change positions: give the same options",
             param_hint="--option NAME=VALUE",
         )
 

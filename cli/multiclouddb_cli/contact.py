@@ -1,4 +1,4 @@
-"""The client of a `tail`: a first connection that cannot work fails soon, unless the user wants to wait."""
+"""The client for `tail`: a first connection that cannot work fails soon, unless the user wants to wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from multiclouddb_cli.interrupt import Interrupt
 
 __all__ = ["Contact"]
 
-# What somebody may still start, create or allow.
+# Errors that may disappear if somebody starts a server, creates a resource or grants a permission.
 _MAY_COME: Final = (
     ErrorCategory.NOT_FOUND,
     ErrorCategory.AUTHENTICATION_FAILED,
@@ -29,11 +29,11 @@ _MAY_COME: Final = (
 
 
 class Contact:
-    """Reads pages as a client does; it connects at the first read. A signal may interrupt a read.
+    """Reads pages as a client does, connects at the first read, and lets a signal interrupt a read.
 
     Args:
-        connect: Makes the client.
-        interrupt: Handles the signals.
+        connect: A function that makes the client.
+        interrupt: The handler of the signals.
         observer: The object that receives the reports of an outage.
         waits: True to keep trying until the first page, False to raise the first failure.
     """
@@ -61,11 +61,11 @@ class Contact:
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
     ) -> ChangeFeedPage:
-        """One page.
+        """Read one page.
 
         Raises:
-            MulticloudDbError: Read as the client does; before the first page, only an error that is worth
-                waiting for is retryable.
+            MulticloudDbError: The error of the client; before the first page, it is retryable only if waiting
+                may help.
         """
         with self._interrupt.reading():
             try:

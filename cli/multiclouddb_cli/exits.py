@@ -1,4 +1,4 @@
-"""Defines one exit code for each kind of failure, so that a script knows what to do."""
+"""Defines one exit code for each kind of failure, so that scripts can react."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CODES: Final = {
 }
 
 TABLE: Final = {
-    OK: "done, or the reader of the pipe has ended",
+    OK: "the command is done, or the program that reads its output has ended",
     FAILURE: "the output cannot be written, or a defect: --debug shows where",
     USAGE: "wrong command line",
     3: "INVALID_REQUEST",
@@ -35,7 +35,7 @@ TABLE: Final = {
     7: "UNSUPPORTED_CAPABILITY",
     8: "THROTTLED, TRANSIENT_FAILURE: try again later",
     OTHER: "any other category",
-    NOT_COVERED: "token check: the token resumes, but does not cover every partition",
+    NOT_COVERED: "token check: the token can be resumed, but does not cover every partition",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Maps each exit code to its meaning; the help and the README show this table."""

@@ -41,7 +41,7 @@ def report(error: Exception, *, debug: bool) -> int:
             typer.echo(scrub(_traces(error).rstrip()), err=True)
         typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
         if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
-            # In a log, an error stays on one line. A traceback already contains the link.
+            # In a log, an error stays on one line, without the link. A traceback already contains the link.
             typer.echo(_dim(error.help_url), err=True)
     return code
 
@@ -78,7 +78,7 @@ def _line(error: Exception) -> tuple[int, str]:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "multiclouddb"
-        # These words of typer say nothing.
+        # These words from typer carry no information.
         said = error.format_message().rstrip(".").replace("Value error, ", "")
         return USAGE, f"[USAGE] {said}; see {command} --help"
     if isinstance(error, OSError):  # the library wraps its own errors, so this one comes from our output
@@ -87,7 +87,7 @@ def _line(error: Exception) -> tuple[int, str]:
 
 
 def scrub(text: str) -> str:
-    """Return the text with every URL in it redacted."""
+    """Return the text with every URL redacted."""
 
     def redacted(match: re.Match[str]) -> str:
         url = match.group()

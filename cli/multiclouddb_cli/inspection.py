@@ -25,7 +25,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def inspect(token: str, *, as_json: bool) -> None:
-    """Print to which feed the token belongs, its age, and what it covers.
+    """Print the token's feed, its age, and what it covers.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text is not a token.
@@ -48,9 +48,9 @@ def inspect(token: str, *, as_json: bool) -> None:
 
 
 def watermark_of(envelope: Envelope) -> datetime | None:
-    """Return a time; nothing after the token is older than this time.
+    """Return the watermark: no event after the token is older than this time.
 
-    None if the service did not report it.
+    Return None if the service did not report it.
     """
     if envelope.watermark is None:
         return None
@@ -124,7 +124,7 @@ def _facts(token: str, envelope: Envelope, standings: list[Standing]) -> dict[st
 
 
 def _name(envelope: Envelope, standing: Standing) -> str:
-    """Return the partition's name; for a token of one key a digest, because the name may be the key."""
+    """Return the partition's name, or a digest if the name may be a document's key."""
     if not envelope.scope.startswith("key:"):
         return standing.partition_id
     return f"#{_digest(standing.partition_id.encode())}"

@@ -1,4 +1,4 @@
-"""Makes Ctrl-C take effect between two pages, so that the checkpoint is after the printed events."""
+"""Lets Ctrl-C take effect only between two pages, so that the checkpoint is after the printed events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Interrupt:
     """Handles SIGINT and SIGTERM inside its `with` block.
 
     The first signal asks the loop to stop, and interrupts a read that is waiting. The second signal
-    interrupts anything that runs, for example printing into a pipe that nobody reads.
+    interrupts anything that runs, for example writing into a pipe that nobody reads.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Interrupt:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Mark a block in which an interrupt loses nothing."""
+        """Mark a block that may be interrupted, because an interrupt there loses nothing."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self._reading = True

@@ -25,7 +25,7 @@ def collections(config: ClientConfig, database: str | None, *, as_json: bool) ->
     """Print the address of each collection.
 
     Raises:
-        MulticloudDbError: By category.
+        MulticloudDbError: An error with a category, see `ErrorCategory`.
     """
     found = _listed(config, database, CALL_SECONDS)
     if as_json:
@@ -33,7 +33,7 @@ def collections(config: ClientConfig, database: str | None, *, as_json: bool) ->
     elif found:
         typer.echo("\n".join(printable(str(address)) for address in found))
     else:
-        typer.echo("there is no collection here, or none that this identity may see", err=True)
+        typer.echo("there is no collection here, or none that this user may see", err=True)
 
 
 def known_collections(url: str) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ _NAME = "multiclouddb"
 
 
 class Commands(TyperGroup):
-    """Runs a command; every failure is reported as one line on stderr and an exit code."""
+    """Runs a command, and reports every failure as one line on stderr and an exit code."""
 
     def main(
         self,
@@ -90,13 +90,13 @@ class Commands(TyperGroup):
     def _leave(self, code: int) -> int:
         try:
             sys.stdout.flush()
-        except OSError:  # it was reported already
+        except OSError:  # the failure was already reported
             _silence()
         return code
 
 
 def _silence() -> None:
-    """Discard the rest of the output, so that the interpreter reports no error about the missing reader."""
+    """Discard the remaining output, so that the interpreter does not report the missing reader."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -133,7 +133,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere on the line.")
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error; may be anywhere on the line."),
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
@@ -171,7 +172,7 @@ def tail(
     """Print changes as they happen.
 
     The checkpoint is saved after the events before it are printed: the next run resumes without a gap,
-    however this one ended. START and --last apply only if there is no checkpoint yet.
+    however this run ended. START and --last apply only if there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
     from multiclouddb_cli.arguments import to_checkpoint, to_config
@@ -243,11 +244,11 @@ def partitions(
 @app.command(short_help="Show what each provider can do, and the alternatives.")
 def capabilities(
     url: Annotated[
-        str | None, typer.Argument(metavar="URL", help="One database; all installed providers without it.")
+        str | None, typer.Argument(metavar="URL", help="One database; without it, all installed providers.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what each provider can do, and the alternative where it cannot; connects to nothing."""
+    """Show what each provider can do, or else the alternative; makes no connection."""
     from multiclouddb_cli import capabilities as command
     from multiclouddb_cli.arguments import to_config
 
@@ -262,16 +263,16 @@ def providers(as_json: Json = False) -> None:
     command.providers(as_json=as_json)
 
 
-@token_app.command(short_help="Show which feed it belongs to and its positions, offline.")
+@token_app.command(short_help="Show the feed and the positions of a token, offline.")
 def inspect(token: Token, as_json: Json = False) -> None:
-    """Show the feed of a token, its age and its partitions; connects to nothing, shows no document's key."""
+    """Show the feed of a token, its age and its partitions; makes no connection, shows no document keys."""
     from multiclouddb_cli import inspection
     from multiclouddb_cli.arguments import to_token
 
     inspection.inspect(to_token(token), as_json=as_json)
 
 
-@token_app.command(short_help="Show whether it still resumes, and for how long.")
+@token_app.command(short_help="Show whether a token can still be resumed, and for how long.")
 def check(
     url: Url,
     token: Token,
@@ -279,10 +280,10 @@ def check(
     options: ProviderOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show whether a token still resumes, for how long, and whether it covers every partition.
+    """Show whether a token can be resumed, for how long, and whether it covers every partition.
 
-    Nothing is changed. The exit code is 0 when it resumes and covers all, 10 when it resumes but does not
-    lead to every open partition, and otherwise that of the error.
+    Nothing is changed. The exit code is 0 if the token can be resumed and covers every partition, 10 if it
+    can be resumed but does not cover every open partition, and otherwise the exit code of the error.
     """
     from multiclouddb_cli import checking
     from multiclouddb_cli.arguments import to_config, to_key, to_token
@@ -293,13 +294,13 @@ def check(
 
 
 def run() -> None:
-    """The script `multiclouddb`."""
+    """Run the script `multiclouddb`."""
     # Without a handler, libraries would log to stderr.
     logging.getLogger().addHandler(logging.NullHandler())
     if sys.stdout is None:  # closed by the shell: >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # A character that the terminal's encoding lacks is written as an escape.
+        # A character that the terminal's encoding does not contain is written as an escape.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         app()
@@ -310,7 +311,7 @@ def run() -> None:
 
 
 def _end(code: int) -> None:
-    """End the process at once, because a call to a silent host would keep its thread alive."""
+    """End the process at once, because a thread that waits for a silent host would keep it alive."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`--last N` prints the newest events, if the service can start at a time."""
+"""`--last N` prints the newest events, if the service can start at a given time."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ def newest(
 ) -> tuple[list[ChangeEvent], str]:
     """Return the newest events in the order of their times, and the token after them.
 
-    The function reads the last minute, and then longer and longer times until there are enough events.
+    It reads the last minute, and then longer and longer periods until there are enough events.
 
     Args:
         contact: Reads pages.
-        request: The request, whose start is not used.
-        selection: Which events count.
+        request: The request; its start is not used.
+        selection: The events that count.
         count: The largest number of events to return.
         options: The time limits of one call.
 
     Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` if the service cannot start at a time.
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` if the service cannot start at a given time.
     """
     capabilities = contact.client.capabilities()
     if capabilities[Capability.CHANGE_FEED_POINT_IN_TIME].support is not Support.NATIVE:
         raise MulticloudDbError(
-            f"--last is not possible on {contact.client.config.provider}, which cannot start at a time; read "
+            f"--last is not possible on {contact.client.config.provider}, which cannot start at a given "
+            f"time; read"
             "--from beginning --until-idle and keep the last lines (tail -n)",
             ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, contact.client.config.provider, "tail"),
         )
@@ -88,5 +89,5 @@ def _read(
 
 
 def _newest_of(events: list[ChangeEvent], count: int) -> list[ChangeEvent]:
-    """Sorting keeps the order of events that have the same time and partition."""
+    """Return the newest events by time; events with the same time keep their order."""
     return sorted(events, key=lambda event: event.timestamp)[-count:]

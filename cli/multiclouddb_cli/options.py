@@ -111,9 +111,9 @@ def _complete_url(incomplete: str) -> list[str]:
 
 
 def _url_so_far() -> str | None:
-    """Return the URL on the line that the shell completes.
+    """Return the URL on the line that the shell is completing.
 
-    The parser provides none before an option's value.
+    While an option's value is completed, the parser provides no URL.
     """
     words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
     return next((word for word in words if "://" in word or word.endswith(".toml")), None)
@@ -160,17 +160,16 @@ Target: TypeAlias = Annotated[
     ),
 ]
 Database: TypeAlias = Annotated[
-    str | None, typer.Argument(metavar="DATABASE", help="Only the collections of this database.")
+    str | None, typer.Argument(metavar="DATABASE", help="List only the collections of this database.")
 ]
 Token: TypeAlias = Annotated[
-    str, typer.Argument(metavar="TOKEN", help="A token, @FILE with one or with a checkpoint, or - (stdin).")
+    str, typer.Argument(metavar="TOKEN", help="A token, @FILE with a token or a checkpoint, or - (stdin).")
 ]
 Scope: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="SCOPE",
-        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; an ID is what "
-        "partitions prints.",
+        help="collection, database, cluster, partition:ID, descendants:ID or key:JSON; partitions lists IDs.",
         autocompletion=_complete_scope,
     ),
 ]
@@ -199,7 +198,7 @@ To: TypeAlias = Annotated[
     typer.Option(
         "--to",
         metavar="TIME",
-        help="End after the changes up to this time, age (-10m) or now.",
+        help="End after the changes up to this time or age (-10m), or up to now.",
         autocompletion=_complete_time,
     ),
 ]
@@ -223,10 +222,10 @@ Format: TypeAlias = Annotated[
         "-f",
         "--format",
         metavar="TEMPLATE",
-        help="Print each event by a template: %k key, %s document, %y type, %{key.id}, \\n …",
+        help="Print each event with a template: %k key, %s document, %y type, %{key.id}, \\n …",
     ),
 ]
-UntilIdle: TypeAlias = Annotated[bool, typer.Option("--until-idle", help="End when there is nothing more.")]
+UntilIdle: TypeAlias = Annotated[bool, typer.Option("--until-idle", help="End when no changes are left.")]
 State: TypeAlias = Annotated[
     Want,
     typer.Option(metavar="STATE", case_sensitive=False, help="Documents: omit, include or require."),
@@ -245,13 +244,11 @@ Type: TypeAlias = Annotated[
 ]
 Since: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="TIME", help="Leave out changes before this time or age.", autocompletion=_complete_time
-    ),
+    typer.Option(metavar="TIME", help="Omit changes before this time or age.", autocompletion=_complete_time),
 ]
 OnlyKey: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="JSON", help="Leave out changes with another partition key, on any database."),
+    typer.Option(metavar="JSON", help="Omit changes with any other partition key; works on every database."),
 ]
 MaxEvents: TypeAlias = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="End after N printed events.")
@@ -277,11 +274,14 @@ ProviderOption: TypeAlias = Annotated[
     ),
 ]
 Wait: TypeAlias = Annotated[
-    bool, typer.Option("--wait", help="Keep trying while the feed cannot be read, also at the start.")
+    bool, typer.Option("--wait", help="Keep trying while the feed cannot be read, even at the start.")
 ]
-Timeout: TypeAlias = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="The limit of one call.")]
+Timeout: TypeAlias = Annotated[
+    float, typer.Option(min=0.1, metavar="SECONDS", help="The time limit of one call.")
+]
 MaxScanRate: TypeAlias = Annotated[
-    float | None, typer.Option(min=0.001, metavar="RATE", help="The limit of a snapshot's scan per second.")
+    float | None,
+    typer.Option(min=0.001, metavar="RATE", help="The highest rate of a snapshot's scan, per second."),
 ]
 Key: TypeAlias = Annotated[
     str | None, typer.Option(metavar="JSON", help="The partition key, for a token of one key.")

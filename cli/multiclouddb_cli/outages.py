@@ -21,10 +21,10 @@ _SHOWN_SECONDS: Final = 0.5
 
 
 class StatusLine:
-    """Shows one line on a terminal that says how far an idle feed was read; elsewhere nothing.
+    """Shows on a terminal, in one line, how far an idle feed was read; prints nothing elsewhere.
 
     Args:
-        clock: Returns seconds that never go back.
+        clock: A function that returns seconds that never go back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,11 +71,11 @@ class OutageReport(Observer):
     """Prints an outage: its reason once, then a line every half minute, and its end.
 
     Args:
-        status: The line that is cleared before another line is printed.
+        status: The status line, which is cleared before another line is printed.
 
     Attributes:
-        muted: True while nothing may be printed: a run that ends by itself reports its error, and closing
-            cancels reads.
+        muted: True while nothing may be printed: during closing, and in a run that ends by itself and reports
+            its own error.
     """
 
     def __init__(self, status: StatusLine, *, muted: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Prints events as JSON for people and `jq`: a key is an object, and values have no type tags."""
+"""Prints events as JSON for people and `jq`: keys are objects, and values have no type tags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["plain_event", "plain_json", "plain_value"]
 def plain_value(value: Any) -> Any:
     """Convert a value of a document to a value that has only JSON's types.
 
-    A number that JSON cannot hold, a time, bytes (base64) and a vendor's type become text.
+    Times, bytes (as base64), vendor types, and numbers that JSON cannot represent become text.
     """
     text = encode_json(value)
     found = orjson.loads(text)

@@ -1,4 +1,4 @@
-"""Lists the partitions in a token, and the position of each."""
+"""Lists the partitions in a token with their positions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Standing:
         partition_id: The service's own id of the partition.
         state: `active`, `drained` (its children are not named yet), `watched` (some of its children are
             named, and the engine searches for others), `waiting` (for its parents), `next` (a child of a
-            retired partition), or `scan` (what a snapshot has not divided into segments).
+            retired partition), or `scan` (the part of a snapshot that is not divided into segments yet).
         cursors: The position of the partition; several positions if its parents give different ones.
         parents: The parents for which the partition waits.
-        entry: The partition's entry in the lineage, or None for a child of a retired one.
+        entry: The partition's entry in the lineage, or None for a child of a retired partition.
     """
 
     partition_id: str
@@ -37,9 +37,9 @@ class Standing:
     entry: Entry | None = None
 
     def describe(self, feed: Feed) -> tuple[str, datetime | None]:
-        """Return the position as readable text, and a time.
+        """Return the position as readable text, and the time of the position.
 
-        Nothing after the position is older than this time.
+        No event after the position is older than this time.
         """
         try:
             positions = [feed.describe(cursor) for cursor in self.cursors]
@@ -73,12 +73,12 @@ def lineage_of(envelope: Envelope) -> Lineage | None:
 
 
 def ending(envelope: Envelope) -> str | None:
-    """Return how reading ended at this token, or None if it continues."""
+    """Return how reading ended at this token, or None if it has not ended."""
     match _state(envelope):
         case FeedOver(reason):
             return f"the feed is over: {reason}"
         case Retired(partition_id):
-            return f"partition {partition_id} has ended; its children continue it"
+            return f"partition {partition_id} has ended; its children follow"
         case _:
             return None
 

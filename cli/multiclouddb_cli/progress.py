@@ -1,4 +1,4 @@
-"""Shows the progress of a snapshot scan on stderr: a bar in a terminal, or else a line now and then."""
+"""Shows the progress of a snapshot scan on stderr: a bar in a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _CLEAR: Final = "\r\x1b[2K"
 
 
 def progress_line(progress: SnapshotProgress, rows_a_second: float | None) -> str:
-    """`[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`.
+    """Return `[####------] 4/10 segments  1,200 rows  600 rows/s  about 3.0s left  ordered`.
 
     Args:
         progress: The progress of the snapshot scan.
-        rows_a_second: Its speed; None if the rate is not known yet.
+        rows_a_second: The rate of the scan; None if the rate is not known yet.
     """
     segments = progress.segments
     words = []
@@ -45,7 +45,7 @@ class ScanProgress:
     """Shows the progress of one snapshot scan.
 
     Args:
-        clock: Returns seconds that never go back.
+        clock: A function that returns seconds that never go back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Reads options of a provider, from `--option NAME=VALUE`."""
+"""Reads the options of a provider from `--option NAME=VALUE`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _HINT = "--option"
 
 
 def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | None:
-    """The provider's options; None without any.
+    """Return the provider's options, or None if there are none.
 
     Raises:
         MulticloudDbError: Raised if the configuration or a value is wrong.
-        typer.BadParameter: Raised if the provider has no such option, or it cannot have this value.
+        typer.BadParameter: Raised if the provider has no such option, or if the option cannot have this
+            value.
     """
     if not texts:
         return None
@@ -63,7 +64,7 @@ def _kind(config: ClientConfig) -> type[ProviderOptions] | None:
 
 
 def _value(name: str, kind: str, text: str) -> Any:
-    """Return the value of a field whose type is written as `kind`."""
+    """Convert the text to a value for a field whose type is written as `kind`."""
     if kind.startswith(("str", "Literal")):
         return text
     if kind.startswith("bool"):

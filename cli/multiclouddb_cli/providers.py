@@ -21,7 +21,7 @@ class Installed:
     """One provider.
 
     Attributes:
-        provider: Its id.
+        provider: The provider's id.
         distribution: The name of the package in pip.
         version: The version of the installed distribution.
         problem: The reason why the provider cannot be imported, or None.
@@ -45,7 +45,7 @@ def providers(*, as_json: bool) -> None:
 
 
 def _points() -> list[EntryPoint]:
-    """Return each entry point once, because an editable distribution can be found twice."""
+    """Return each entry point only once; an editable distribution may be found twice."""
     return list({(point.name, point.value): point for point in entry_points(group=GROUP)}.values())
 
 

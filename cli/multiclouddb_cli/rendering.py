@@ -24,14 +24,14 @@ _LEAST_DOCUMENT: Final = 20
 
 
 class Renderer(Protocol):
-    """Make the text of an event, including the line end."""
+    """A function that makes the text of an event, including the line end."""
 
     def __call__(self, event: ChangeEvent, *, address: bool) -> str:
-        """The text.
+        """Return the text.
 
         Args:
             event: The event.
-            address: True if a line must say to which collection the event belongs.
+            address: True if the line must name the event's collection.
         """
         ...
 
@@ -70,9 +70,9 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
 
     Args:
         event: The change.
-        columns: The width of the line. On a narrow screen, the date is left out and a key may be cut.
+        columns: The width of the line. On a narrow screen, the date is omitted and the key may be shortened.
         colour: True to print the type in colour.
-        address: True to show which collection the document is in.
+        address: True to show the collection that contains the document.
     """
     narrow = columns < _NARROW
     kind = event.type.value.ljust(_TYPE_COLUMNS)
@@ -95,12 +95,12 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
 
 
 def key_text(event: ChangeEvent) -> str:
-    """`customer="c-1" order=7`."""
+    """Return the key as text: `customer="c-1" order=7`."""
     return " ".join(f"{printable(name)}={_json(value)}" for name, value in event.key.components.items())
 
 
 def notice_line(notice: Notice) -> str:
-    """`Gap: partition_id=… lost_from=… resumed_at=…`."""
+    """Return the notice as text: `Gap: partition_id=… lost_from=… resumed_at=…`."""
     facts = " ".join(f"{field.name}={getattr(notice, field.name)}" for field in attrs.fields(type(notice)))
     return printable(f"{type(notice).__name__}: {facts}")
 

@@ -78,7 +78,7 @@ def to_selection(
         None if key is None else to_key(key, "--only-key"),
     )
     if selection.since is not None and selection.until is not None and selection.since > selection.until:
-        raise typer.BadParameter("is later than --to: nothing can be between them", param_hint="--since")
+        raise typer.BadParameter("is later than --to: no change can be between them", param_hint="--since")
     return selection
 
 

@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 Cell: TypeAlias = str | tuple[str, str]
-"""A text, or a text with a style of rich."""
+"""A text, or a text with a style from rich."""
 
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0))}
-# A longer text may be folded in a table; shorter ones, for example a time, stay on one line.
+# A longer text may be wrapped in a table; shorter texts, for example times, stay on one line.
 _UNFOLDED: Final = 24
 _PARTS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
@@ -59,12 +59,12 @@ def width() -> int:
 
 
 def printable(text: str) -> str:
-    """Return one line without control characters, so that database text cannot control the terminal."""
+    """Return one line without control characters, so that data cannot control the terminal."""
     return text.translate(_CONTROLS)
 
 
 def shorter(text: str, columns: int) -> str:
-    """Return the beginning of a text that is too long."""
+    """Shorten a text to the width if it is too long."""
     return text if len(text) <= columns else f"{text[: max(0, columns - 1)]}…"
 
 
@@ -105,7 +105,7 @@ def check_reader() -> None:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         gone = any(state & (select.POLLERR | select.POLLNVAL) for _, state in poll.poll(0))
-    except (OSError, ValueError):  # stdout is not a file: a test, an embedding program
+    except (OSError, ValueError):  # stdout is not a file, for example in a test
         return
     if gone:
         raise BrokenPipeError
@@ -114,8 +114,8 @@ def check_reader() -> None:
 def emit(data: bytes) -> None:
     """Write to stdout; when the call returns, all data has left this process.
 
-    A signal may interrupt a write to a pipe. With PYTHONUNBUFFERED neither typer nor the text layer notices
-    the interruption, and the rest would be lost.
+    A signal may interrupt a write to a pipe. With PYTHONUNBUFFERED, neither typer nor the text layer notices
+    this, and the rest would be lost.
 
     Raises:
         BrokenPipeError: Raised if the output has no reader.
@@ -124,14 +124,14 @@ def emit(data: bytes) -> None:
     stream, rest = sys.stdout.buffer, memoryview(data)
     while rest:
         written: int | None = stream.write(rest)
-        if written is None:  # the pipe is non-blocking, and it is full
+        if written is None:  # the pipe does not block, and it is full
             select.select([], [stream], [])
         rest = rest[written or 0 :]
     stream.flush()
 
 
 def print_text(text: str) -> None:
-    """Print a sentence, wrapped between words in a terminal and on one line elsewhere."""
+    """Print a sentence: wrapped in a terminal, on one line elsewhere."""
     if is_terminal():
         text = textwrap.fill(
             text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -143,7 +143,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: S
     """Print a table: with lines and colours in a terminal, aligned columns elsewhere.
 
     Args:
-        columns: Their headings.
+        columns: The headings of the columns.
         rows: The cells of each row, one for each heading.
         spare: The headings of the columns that are omitted in a narrow terminal.
     """
@@ -164,7 +164,7 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> Table:
-    """Return the table as rich draws it, at most as wide as the terminal; rich reads no markup in it.
+    """Return a rich table that is at most as wide as the terminal; texts in it are not markup.
 
     Empty columns are omitted. Only long texts are wrapped.
     """

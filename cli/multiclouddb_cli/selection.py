@@ -18,8 +18,8 @@ class Selection:
 
     Attributes:
         types: The kinds of changes to print; empty means all.
-        since: A time before which events are left out, or None.
-        until: A time after which events are left out and the command ends, or None.
+        since: Events before this time are omitted; None for no limit.
+        until: Events after this time are omitted, and the command ends; None for no limit.
         key: The partition key, or None for every key.
     """
 
@@ -29,7 +29,7 @@ class Selection:
     key: MulticloudDbKey | None = None
 
     def of(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """Return the events to print."""
+        """Return those of the events that are to be printed."""
         return [event for event in events if self._holds(event)]
 
     def is_of_the_past(self) -> bool:
@@ -46,14 +46,14 @@ class Selection:
 
         Args:
             page: The last page.
-            asked_at: The time at which the service was asked.
+            asked_at: The time at which the page was requested.
         """
         if self.until is None:
             return False
         watermark = page.diagnostics.watermark
         if watermark is not None and watermark > self.until:
             return True
-        # An idle page has everything up to the moment when it was asked for.
+        # After an idle page, everything up to the time of its request was read.
         return page.idle and asked_at.astimezone(UTC) > self.until
 
     def _holds(self, event: ChangeEvent) -> bool:

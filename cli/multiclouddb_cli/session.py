@@ -1,4 +1,4 @@
-"""Opens one database with its engine and one feed, for information that a client does not provide."""
+"""Opens a database with its engine and one feed, for information that a client does not provide."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL_SECONDS: Final = 30.0
 
 
 class Session:
-    """A connected database and the feed that a request needs; a context manager.
+    """A connected database with the feed for a request; a context manager.
 
     Args:
         config: The configuration for reaching the database.
@@ -44,10 +44,10 @@ class Session:
 
     @cached_property
     def opened(self) -> OpenFeed:
-        """The request's feed.
+        """Return the request's feed.
 
         Raises:
-            MulticloudDbError: Raised if the database cannot do what the request asks for.
+            MulticloudDbError: Raised if the database does not support the request.
         """
         spec = spec_of(self.provider, self._request, "open")
         opened = OpenFeed(self.provider, spec, Tries(self.provider).call, CALL_SECONDS)
@@ -59,7 +59,7 @@ class Session:
         return self.opened.feed
 
     def read(self, request: ChangeFeedRequest, wait_seconds: float = 0.0) -> ChangeFeedPage:
-        """One page.
+        """Read one page.
 
         Raises:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.

@@ -1,4 +1,4 @@
-"""`multiclouddb tail`."""
+"""`multiclouddb tail` prints changes as they happen."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class Wish:
         return isinstance(self.request.scope, EntireDatabase | EntireCluster)
 
     def page_size(self, left: int | None) -> int:
-        """The limit of a page when so many events may still be printed.
+        """Return the page size if this many events may still be printed.
 
-        A saved position must not be after an event that was not printed. Without a checkpoint, a selection
-        reads whole pages, because most of their events may be left out.
+        A saved position must not be after an event that was not printed. With a selection and no checkpoint,
+        whole pages are read, because most of their events may be omitted.
         """
         if left is None or (self.checkpoint is None and self.selection != Selection()):
             return 0
@@ -129,15 +129,16 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
     with changes:
         _follow(changes, wish, printer, bookmark)
     if bookmark is not None and bookmark.is_held and bookmark.load() is None:
-        typer.echo("warning: no checkpoint was saved, because no change before --to came first", err=True)
+        typer.echo("warning: no checkpoint was saved, because the first change came after --to", err=True)
 
 
 def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeFeedIterator:
-    # The engine retries each call, so a run that should end does not also wait for the end of an outage.
+    # The engine already retries each call, so a run that ends by itself does not wait for the end of an
+    # outage.
     outage = float("inf") if wish.wait else 0.0 if wish.until_idle else _OUTAGE_SECONDS
     size = wish.page_size(wish.max_events)
     if bookmark is not None and wish.selection.until is not None and bookmark.load() is None:
-        size = 1  # so that a position is saved before the first event that a later run has to print
+        size = 1  # so a position is saved before the first event that a later run has to print
     return ChangeFeedIterator(
         contact,
         attrs.evolve(wish.request, max_page_size=size),
@@ -189,7 +190,7 @@ class _Printer:
         self._progress = ScanProgress()
 
     def lines(self, events: list[ChangeEvent]) -> None:
-        """Events to stdout."""
+        """Print events to stdout."""
         if events:
             render = self._wish.render
             text = "".join(render(event, address=self._wish.wide) for event in events)
@@ -197,7 +198,7 @@ class _Printer:
         self.printed += len(events)
 
     def page(self, page: ChangeFeedPage, most: int | None) -> None:
-        """Up to `most` events to stdout, everything else to stderr."""
+        """Print up to `most` events to stdout, and everything else to stderr."""
         events = self._wish.selection.of(page.events)[:most]
         self._progress.clear()
         if events or page.notices:

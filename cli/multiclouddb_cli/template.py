@@ -49,13 +49,13 @@ _PATHS: Final = (
 
 
 class Template:
-    r"""A parsed template. A text that does not end with `\n`, `\r` or `\0` gets a line end.
+    r"""A parsed template; a line end is added unless the text ends with `\n`, `\r` or `\0`.
 
     Args:
-        text: The user's.
+        text: The text that the user wrote.
 
     Raises:
-        typer.BadParameter: Raised if the template names something that no event has.
+        typer.BadParameter: Raised if the template names a value that no event has.
     """
 
     def __init__(self, text: str) -> None:

@@ -60,14 +60,14 @@ class Meter(Observer):
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
     ) -> None:
-        """Count it."""
+        """Count a retry."""
         with self._lock:
             self.retries += 1
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """Record the headroom of a partition.
 
-        Record the headroom of a partition; called for every partition, because the limit is infinite here.
+        The engine calls this for every partition, because the limit is infinite here.
         """
         with self._lock:
             self.headroom[partition_id] = seconds
@@ -78,8 +78,8 @@ class Board:
 
     Args:
         session: The database.
-        request: The next read.
-        meter: Collects the engine's reports.
+        request: The request for the next read.
+        meter: The collector of the engine's reports.
         waits: True to keep trying until the first page.
     """
 
@@ -99,7 +99,7 @@ class Board:
         """Read the feed for a while.
 
         Raises:
-            MulticloudDbError: An error that a retry does not fix, or of the first read.
+            MulticloudDbError: An error that a retry does not fix, or the error of the first read.
         """
         began = time.monotonic()
         self._before = Counter(self._counts)
@@ -202,8 +202,8 @@ def top(
         config: The configuration for reaching the database.
         request: The feed to show and the start position.
         interval: The number of seconds between two tables.
-        once: One table only.
-        wait: Keep trying while the feed cannot be read.
+        once: True to print only one table.
+        wait: True to keep trying while the feed cannot be read.
 
     Raises:
         MulticloudDbError: An error that a retry does not fix.

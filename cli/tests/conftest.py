@@ -93,7 +93,7 @@ def shell(tmp_path):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Make an installed provider that fails as its URL says."""
+    """Make an installed provider that fails in the way that its URL says."""
     info = tmp_path / "site" / "multiclouddb_fake-9.8.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: multiclouddb-fake\nVersion: 9.8\n")

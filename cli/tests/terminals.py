@@ -1,4 +1,4 @@
-"""Runs a command on a terminal and returns what it showed."""
+"""Runs a command on a terminal, and returns what the terminal showed."""
 
 import os
 import pty
@@ -10,7 +10,7 @@ PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
 
 
 def in_terminal(*words, columns=200, cwd=None, **environment):
-    """Run a command to its end on a terminal; return its exit code and all that it showed."""
+    """Run a command on a terminal until it ends; return its exit code and everything that it showed."""
     main, worker = pty.openpty()
     size = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
     inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
@@ -20,7 +20,7 @@ def in_terminal(*words, columns=200, cwd=None, **environment):
             env={**inherited, **size, **environment},
         ) as process:  # fmt: skip
             os.close(worker)
-            # A read returns no more than a terminal holds: read again until the terminal is closed.
+            # One read returns only a part: read again until the terminal is closed.
             parts = list(iter(partial(read_from, main), b""))
         return process.returncode, b"".join(parts).decode()
     finally:
@@ -28,7 +28,7 @@ def in_terminal(*words, columns=200, cwd=None, **environment):
 
 
 def read_from(terminal):
-    """Return the next part of what a terminal showed, or `b""` if its program has ended."""
+    """Return the next part of a terminal's output, or `b""` if its program has ended."""
     try:
         return os.read(terminal, 65536)
     except OSError:  # the other side is closed

@@ -185,7 +185,7 @@ class TestRefused:
             (("--last", 3, "--from", "now"), None),
             (("--last", 3, "--from", "beginning"), "only one"),
             (("--json", "--format", "%k"), "only one"),
-            (("--since", "now", "--to", "-1h"), "nothing can be between"),
+            (("--since", "now", "--to", "-1h"), "no change can be between"),
             (("--type", "drop"), "create"),
             (("--on-expired", "ignore"), "skip"),
             (("--option", "poll_seconds"), "NAME=VALUE"),
@@ -227,7 +227,7 @@ class TestRefused:
 class TestCompletion:
     @pytest.fixture
     def complete(self, run):
-        """What bash is offered after a line."""
+        """Return what bash offers as completion of a line."""
 
         def offered(line):
             env = {
@@ -325,7 +325,7 @@ PLUGIN = Plugin()
 
 
 class TestDeadHost:
-    """The first try fails at once; the engine tries again for three seconds."""
+    """Tests a host that refuses connections: the engine tries again for three seconds."""
 
     def follow(self, fake, tmp_path, *words, command="tail"):
         (tmp_path / "site" / "fake_provider.py").write_text(DEAD)

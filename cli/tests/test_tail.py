@@ -1,4 +1,4 @@
-"""`multiclouddb tail`."""
+"""Tests `multiclouddb tail`."""
 
 import json
 import re
@@ -122,7 +122,7 @@ class TestCheckpoint:
         assert (head.returncode, head.stderr) == (0, "")
         rest = shell(line)
         seen = set(keys(head.stdout)) | set(keys(rest.stdout))
-        # Events in the pipe count as printed: the checkpoint is after them.
+        # Events in the pipe count as printed, so the checkpoint is after them.
         assert len(seen) >= 8
 
     def test_a_damaged_one_is_refused(self, run, url, store, tmp_path):

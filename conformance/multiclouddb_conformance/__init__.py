@@ -1,1 +1,1 @@
-"""The conformance kit contains a simulated service, models of what a feed promises, and a loss oracle."""
+"""The conformance kit contains a simulated service, a model of the promises of a feed, and a loss oracle."""

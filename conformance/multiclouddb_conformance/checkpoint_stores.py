@@ -70,7 +70,7 @@ def refusal(call: Callable[..., object], *arguments: Any) -> MulticloudDbError:
 
 
 def loaded(store: CheckpointStore, name: str = "orders") -> Checkpoint:
-    """Return a checkpoint, which must exist."""
+    """Load a checkpoint, which must exist."""
     found = store.load(name)
     assert found is not None
     return found
@@ -94,7 +94,7 @@ class CheckpointStoreTests:
 
     @pytest.fixture
     def program(self, kind: StoreKind, folder: Path) -> Program:
-        """Return the command that runs a Python program with its own `store` at the same location."""
+        """Return a command that runs a Python program with its own `store` at the same location."""
 
         def command(text: str) -> list[str]:
             name, module = kind.type.__name__, kind.type.__module__
@@ -273,9 +273,9 @@ class TestCrash(CheckpointStoreTests):
     def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
         self, store: CheckpointStore, folder: Path, program: Program
     ) -> None:
-        """The process is killed while it saves without a pause.
+        """The process is killed while it saves one checkpoint after another.
 
-        Every save that the process reported must be kept.
+        Each save that the process has reported must survive.
         """
         command = program("""
 found, n = store.load("orders"), 0

@@ -1,4 +1,4 @@
-"""Gives each test a collection: it is written natively through the harness, and read through the client."""
+"""Gives each test a collection, which the harness writes natively and the client reads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Collection:
 
     Attributes:
         harness: The harness of the provider.
-        address: Its address.
+        address: The address of the collection.
         client: The client that reads the collection; `restart` replaces it.
         begin: A token for the position before the first write. Tests that do not test starts begin at this
             token, because not every service can start at the beginning.
@@ -76,14 +76,14 @@ class Collection:
         self.harness.write(self.address, writes)
 
     def fill(self, count: int, start: int = 0) -> list[str]:
-        """Create this many documents, one by one, and return their keys."""
+        """Create the given number of documents, one by one, and return their keys."""
         names = [f"k{number}" for number in range(start, start + count)]
         for number, name in enumerate(names, start):
             self.put(name, n=number)
         return names
 
     def split(self, partition_id: str | None = None) -> list[str]:
-        """Split a partition, by default the first one. Return the ids of the children."""
+        """Split a partition, by default the first; return the ids of the children."""
         before = self.partitions()
         self.harness.split(self.address, partition_id or before[0])
         return [name for name in self.partitions() if name not in before]
@@ -96,7 +96,7 @@ class Collection:
         return child
 
     def trim(self) -> None:
-        """Remove all changes made so far, as retention does."""
+        """Remove all changes made so far, as the retention would do."""
         self.harness.trim(self.address)
 
     # -- Reads
@@ -130,7 +130,7 @@ class Collection:
         wait: float = 0.0,
         **settings: Any,
     ) -> ChangeFeedPage:
-        """One page."""
+        """Return one page."""
         request = self.request(start, size, **settings)
         return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
@@ -139,7 +139,7 @@ class Collection:
         return self.page(Now(), **settings).continuation_token
 
     def pages(self, start: StartPosition | str, size: int = 0, **settings: Any) -> Iterator[ChangeFeedPage]:
-        """Return the pages up to the first idle one, or up to the end of the partition."""
+        """Return the pages up to the first idle page, or up to the end of the partition."""
         idle = 0
         for _ in range(_MOST_PAGES):
             page = self.page(start, size, **settings)
@@ -160,7 +160,7 @@ class Collection:
         return page
 
     def read(self, start: StartPosition | str, count: int, **settings: Any) -> list[ChangeEvent]:
-        """Read until `count` different events have arrived, and then to the end.
+        """Read until `count` different events have arrived, and then to the end of the feed.
 
         The events are returned in the order of delivery. If the service does not promise the order of a key
         across partitions, they are sorted by `order_key`.
@@ -205,7 +205,7 @@ class Collection:
         return list(self.client.list_physical_partitions(self.address))
 
     def key_in(self, partition_id: str, start: int = 0) -> str:
-        """Return a key whose changes go to an open partition; the key is found by writing."""
+        """Return a key whose changes go to an open partition; to find it, write documents."""
         token = self.now()
         for number in range(start, start + 64):
             self.put(f"probe-{number}", probe=number)

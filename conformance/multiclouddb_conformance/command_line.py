@@ -1,4 +1,6 @@
-"""Runs the `multiclouddb` command in a separate process, either to its end or killed and started again.
+"""Runs the `multiclouddb` command in a separate process, to its end or with kills and restarts.
+
+Every process is a fork of a helper that has imported the command, see `command_process.py`.
 
 The command must be installed: `pip install "multiclouddb[cli]"`.
 """
@@ -9,22 +11,21 @@ import os
 import re
 import signal
 import subprocess
-import sys
+import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from multiclouddb_api import ChangeEvent, event_from_json
+from multiclouddb_conformance.command_process import CommandProcess
 from multiclouddb_conformance.loss.life import plain_key
 from multiclouddb_conformance.waiting import SOON, wait_until
 
 __all__ = ["Tail", "Writer", "apart_from_silence", "assert_refused", "facts", "follow", "run", "said"]
-
-_PROGRAM: Final = (sys.executable, "-m", "multiclouddb_cli")
 
 
 def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,14 +35,11 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
         words: The arguments after `multiclouddb`.
         environment: Additional environment variables for the command.
     """
-    return subprocess.run(
-        [*_PROGRAM, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SOON,
-        env={**os.environ, **environment},
-    )
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = CommandProcess([*map(str, words)], stdout, stderr, {**os.environ, **environment})
+        status = process.wait(SOON)
+        printed = [(file.seek(0), file.read())[1] for file in (stdout, stderr)]
+    return subprocess.CompletedProcess(words, status, *printed)
 
 
 def said(*words: object) -> str:
@@ -52,7 +50,7 @@ def said(*words: object) -> str:
 
 
 def facts(*words: object) -> dict[str, str]:
-    """Return the two-column lines at the start of such an output."""
+    """Return the two-column lines at the start of a command's output, as a mapping."""
     lines = said(*words).partition("\n\n")[0].splitlines()
     return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
 
@@ -66,7 +64,7 @@ def assert_refused(
         ran: The command.
         code: The expected exit code.
         category: The expected start of the line.
-        words: Texts that the line must contain.
+        words: The texts that the line must contain.
         hidden: Secrets that must not appear anywhere, not even in a warning.
     """
     assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
@@ -77,9 +75,9 @@ def assert_refused(
 
 
 def apart_from_silence(stderr: str) -> str:
-    """What a command printed on stderr, without the reports that a service did not answer for a moment.
+    """Return what a command printed on stderr, without reports of a slow service.
 
-    A busy machine is enough for such a report.
+    A busy machine is enough to cause such a report.
 
     Args:
         stderr: The output.
@@ -89,13 +87,13 @@ def apart_from_silence(stderr: str) -> str:
 
 
 class Tail:
-    """Runs `multiclouddb tail --json` with a checkpoint: kills it, starts it again, and so on.
+    """Runs `multiclouddb tail --json` with a checkpoint, kills it, and starts it again.
 
     Args:
         words: The arguments after `multiclouddb tail`, with a `--checkpoint`.
 
     Attributes:
-        checkpoint: The file.
+        checkpoint: The checkpoint file.
         seen: Every event that the command printed.
     """
 
@@ -111,18 +109,21 @@ class Tail:
         The events of the process come in a queue as they are printed.
         """
         events: Queue[ChangeEvent] = Queue()
-        process = subprocess.Popen(
-            [*_PROGRAM, *self._words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        reader = threading.Thread(target=self._read, args=(process.stdout, events), name="reader")
-        reader.start()
-        try:
-            yield events
-        finally:
-            process.kill()
-            reader.join(SOON)
-            _, complaint = process.communicate()
-        assert (process.returncode, re.findall("^error.*", complaint, re.MULTILINE)) == (-signal.SIGKILL, [])
+        ends = os.pipe()
+        with open(ends[0]) as lines, tempfile.TemporaryFile("w+") as stderr:
+            with open(ends[1], "w") as stdout:
+                process = CommandProcess(self._words, stdout, stderr, os.environ)
+            reader = threading.Thread(target=self._read, args=(lines, events), name="reader")
+            reader.start()
+            try:
+                yield events
+            finally:
+                process.kill()
+                reader.join(SOON)
+                status = process.wait(SOON)
+            stderr.seek(0)
+            complaint = stderr.read()
+        assert (status, re.findall("^error.*", complaint, re.MULTILINE)) == (-signal.SIGKILL, [])
 
     def _read(self, lines: Iterable[str], events: Queue[ChangeEvent]) -> None:
         for line in lines:
@@ -188,7 +189,7 @@ class Writer:
 
 
 def follow(tail: Tail, writer: Writer, lives: Sequence[tuple[Callable[[], Any] | None, int]]) -> None:
-    """Let a `tail` command follow a writer, and kill it several times; the last process ends by itself.
+    """Let a `tail` command follow a writer; kill it several times, and let its last process end by itself.
 
     Args:
         tail: The command, which starts at `now` or at a checkpoint.

@@ -31,10 +31,10 @@ class Shown:
         url: The URL of the server.
         collection: The collection, in the form that the commands accept.
         put: A function that writes a document with this key.
-        delete: Deletes it.
-        key: A function that returns the key as JSON shows it.
+        delete: A function that deletes this document.
+        key: A function that returns the key in the form that JSON output shows.
         begin: The options for a start at the first change.
-        can_start_at: True if the service can start at a time.
+        can_start_at: True if a feed can start at a given time.
         has_old: True if the service can send old documents.
         option: An option of the provider, or None if it has none.
         began: A time before the first change.
@@ -74,14 +74,15 @@ class CommandOptions:
     def out(self, *words: object) -> str:
         """Return the output of a command that must succeed without a warning.
 
-        A machine that is busy for more than a second looks like an outage, whose report is allowed.
+        A report of an outage is allowed, because a machine that is busy for more than a second looks like
+        one.
         """
         ran = command(*words)
         assert (ran.exit_code, apart_from_silence(ran.stderr)) == (0, ""), ran.stderr
         return str(ran.stdout)
 
     def refused(self, code: int, *words: object) -> str:
-        """Return the one line of a command that must be refused."""
+        """Return the only line that a command prints if it must be refused."""
         ran = command(*words)
         assert (ran.exit_code, ran.stdout) == (code, ""), ran.stderr
         (line,) = ran.stderr.splitlines()
@@ -93,7 +94,7 @@ class CommandOptions:
         return self.out("tail", shown.url, shown.collection, *shown.begin, *ends, *words).splitlines()
 
     def test_collections_are_listed(self, shown: Shown) -> None:
-        """Return the keys in the form that the commands accept, and as JSON."""
+        """Collections are listed in the form that the commands accept, and as JSON."""
         assert shown.collection in self.out("collections", shown.url).splitlines()
         database, _, collection = shown.collection.rpartition("/")
         listed = json.loads(self.out("collections", shown.url, *filter(None, [database]), "--json"))
@@ -121,7 +122,7 @@ class CommandOptions:
         return json.dumps(dict(list(shown_key.items())[:1]))
 
     def test_times_bound_what_is_printed(self, shown: Shown) -> None:
-        """Tests `--since`, `--to`, `--from` with a time and an age, and `--last`."""
+        """Tests `--since`, `--to`, `--last`, and `--from` with a time or an age."""
         shown.fill()
         assert len(self.tail(shown, "--since", "-1h")) == 4
         assert self.tail(shown, "--to", "-1h") == []
@@ -151,7 +152,7 @@ class CommandOptions:
             assert "old" in self.refused(7, "tail", *old)
 
     def test_options_of_the_provider_are_passed_on(self, shown: Shown) -> None:
-        """Tests `--option` with a known name, with an unknown name, and with a wrong value."""
+        """Tests `--option` with a known name, an unknown name, and a wrong value."""
         words = ("tail", shown.url, shown.collection, "--until-idle")
         if shown.option is None:
             assert "has no options" in self.refused(2, *words, "--option", "no_such=1")

@@ -1,9 +1,9 @@
-"""Provides a provider that wraps another one, with one method for each answer that a test may change.
+"""Defines a provider that wraps another provider, with one method for each answer that a test may change.
 
 Fault scripts and mutants use this wrapper. Without overrides the wrapper changes nothing, and supports
 exactly what the wrapped object supports. So each wrapper has every member of the contract, including the
-members with a default. A wrapper has the members of a protocol (`SupportsHeads`) only if the wrapped object
-has them: `tests/test_delegating.py` compares them.
+members with a default. A wrapper has the members of a protocol such as `SupportsHeads` only if the wrapped
+object has them; `tests/test_delegating.py` checks this.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["WrappedFeed", "WrappedMapper", "WrappedPlugin", "WrappedProvider", "
 
 @attrs.frozen(eq=False)
 class WrappedMapper(Mapper):
-    """A mapper that wraps another one; a subclass changes its results.
+    """A mapper that wraps another mapper; a subclass changes the results.
 
     Attributes:
         inner: The wrapped mapper.
@@ -82,7 +82,7 @@ class WrappedReader(Reader):
         inner: The reader.
         feed: The feed that opened the reader.
         partition_id: The service's own id of the partition.
-        cursor: Its start cursor.
+        cursor: The cursor at which it started.
         fetches: The number of fetches of this reader so far.
         cancelled: Set by `cancel`.
     """
@@ -204,7 +204,7 @@ class WrappedFeed(Feed):
 
 
 class WrappedProvider(Provider):
-    """A provider that passes every call on; override the method whose answer should change.
+    """A provider that forwards every call; override the method whose answer should change.
 
     Attributes:
         inner: The provider.
@@ -215,7 +215,7 @@ class WrappedProvider(Provider):
 
     def __init__(self, inner: Provider) -> None:
         self.inner = inner
-        # Attributes of the class in a provider are attributes of the instance here.
+        # Here these are attributes of the instance; in other providers they are attributes of the class.
         vars(self).update(
             provider_id=inner.provider_id, options_type=inner.options_type, page_records=inner.page_records
         )
@@ -307,7 +307,7 @@ class WrappedProvider(Provider):
 
 
 class WrappedPlugin(ProviderPlugin):
-    """Connects like another plugin and wraps its providers; override `wrap`.
+    """A plugin that connects like another plugin and wraps its providers; override `wrap`.
 
     Args:
         inner: The plugin.

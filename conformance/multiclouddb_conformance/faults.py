@@ -1,4 +1,4 @@
-"""Defines fault scripts: values that describe the faults that every provider must survive.
+"""Defines fault scripts: descriptions of the faults that every provider must survive.
 
 If a provider has a scripted server, the server produces the faults on the wire: the harness overrides
 `Harness.troubled`. For all other providers, `FaultyProvider` produces the faults in the reader.
@@ -89,7 +89,7 @@ class ServerFailure:
 
 @attrs.frozen
 class DropMidPage:
-    """The connection is lost in the middle of an answer; the service's iterator has already moved.
+    """The connection is lost in the middle of an answer, after the service's iterator has advanced.
 
     Attributes:
         times: The number of answers that are lost.
@@ -122,7 +122,7 @@ class Silent:
 
 @attrs.frozen
 class ExpireIterator:
-    """A reader's iterator expires after its first answer.
+    """A reader's iterator expires after the reader's first answer.
 
     Attributes:
         times: The number of readers that are affected.
@@ -164,12 +164,12 @@ class LateSiblings:
 
 @attrs.frozen
 class LeavesOut:
-    """A start omits the last partition, and returns nothing that leads to this partition."""
+    """A start omits the last partition, and returns no partition that leads to it."""
 
 
 @attrs.frozen
 class Trimmed:
-    """Retention removes all changes made so far while an answer with records is in progress."""
+    """Retention removes all existing changes while an answer with records is in progress."""
 
 
 FaultScript: TypeAlias = (
@@ -202,7 +202,7 @@ FAULTS: Final[Mapping[str, FaultScript]] = {
     "children named late": LateChildren(),
     "trimmed": Trimmed(),
 }
-"""The scripts that the suite runs by name; the other scripts have separate tests."""
+"""The scripts that the suite runs by name; the other scripts have tests of their own."""
 
 
 def _failure(category: ErrorCategory, message: str, retry_after: float | None = None) -> ProviderFault:
@@ -218,9 +218,9 @@ class FaultyProvider(WrappedProvider):
 
     Args:
         inner: The provider.
-        script: The trouble.
-        act: Splits, merges or trims the collection natively, for scripts that need it. The function is called
-            once, from the reading thread.
+        script: The fault script.
+        act: A function that splits, merges or trims the collection natively, for scripts that need this; it
+            is called once, from the reading thread.
 
     Attributes:
         happened: How often the fault has happened.
@@ -253,14 +253,14 @@ class FaultyProvider(WrappedProvider):
         return super().open_feed(spec, deadline)
 
     def close(self) -> None:
-        """End all silence."""
+        """Release every read that hangs, and close the provider."""
         self._closed.set()
         super().close()
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Fetch records, with the fault before or after the fetch."""
+        """Fetch records, and cause the fault before or after the fetch."""
         script = self._script
         self._before(reader)
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
@@ -297,7 +297,7 @@ class FaultyProvider(WrappedProvider):
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """Return the children, late if the script requires it."""
+        """Return the children, or return them later if the script requires it."""
         if isinstance(self._script, LateChildren) and self._once():
             return dict.fromkeys(awaiting, Awaiting())
         outcomes = super().discover(feed, awaiting, deadline)
@@ -317,7 +317,7 @@ class FaultyProvider(WrappedProvider):
         return {name: attrs.evolve(head, outcome=self._ending(head.outcome)) for name, head in heads.items()}
 
     def _ending(self, outcome: Outcome) -> Outcome:
-        """Return the end of a partition, with the children that the script lets it name."""
+        """Return the end of a partition, with the children that it may name according to the script."""
         match self._script, outcome:
             case ChildrenFirst(), Drained(children):
                 self._note()
@@ -365,18 +365,18 @@ class FaultyProvider(WrappedProvider):
             return self._left >= 0
 
     def _note(self) -> bool:
-        """Record that the endless fault has happened."""
+        """Count one more occurrence of the endless fault."""
         with self._lock:
             self.happened += 1
         return True
 
 
 class FaultyPlugin(WrappedPlugin):
-    """Connects like another plugin and adds a fault to every reader.
+    """A plugin that connects like another plugin and adds a fault to every reader.
 
     Args:
         inner: The plugin.
-        script: The trouble.
+        script: The fault script.
         act: As in `FaultyProvider`.
 
     Attributes:

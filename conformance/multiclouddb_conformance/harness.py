@@ -1,4 +1,4 @@
-"""The harness is the code, at most 60 lines, with which every us8 test can run on a provider.
+"""The harness is the code (at most 60 lines) that lets every us8 test run on a provider.
 
     class MyHarness(Harness):
         capabilities = MY_CAPABILITIES
@@ -83,12 +83,12 @@ ABILITIES: Final[Mapping[str, str]] = {
     "poison": "no poison records",
     "keys_only": "no feed of keys only",
     "idle_moves": "an idle position does not move",
-    "read_past_trim": "a position after all trimmed changes expires with them",
+    "read_past_trim": "a position after the last trimmed change expires too",
     "fork": "no fork",
     "watermarks": "no watermarks",
     "other_options": "no options that change positions",
     "secrets": "no secrets in the configuration",
-    "notices": "no notices of the service's own in a feed that goes on",
+    "notices": "no notices from the service in a feed that continues",
     "alone": "reads more than one collection",
     "audit": "no audit of coverage",
     "late_children": "no fault in the reader: children named late",
@@ -96,7 +96,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "silence": "no fault in the reader: silence",
     "key_order": "no order of a key across partitions",
     "still": "splits by itself",
-    "high_floor": "a snapshot's floor lies below older changes",
+    "high_floor": "the floor of a snapshot is below older changes",
     "interleaved": "no interleaved scan",
 }
 """Maps the name of each ability that a harness may lack to its text in the summary.
@@ -110,19 +110,19 @@ class Harness(ABC):
 
     Attributes:
         capabilities: The capabilities that the provider must report; the suite checks the report.
-        plugin: A plugin that connects the provider, which need not be installed.
-        scope: The scope of tests that do not name one. If the scope is wider than a collection, set
+        plugin: The plugin that connects to the service; it need not be installed.
+        scope: The scope for tests that do not name a scope. If the scope is wider than a collection, set
             `can_alone = False` and let no other test write there at the same time.
         partitions: The number of partitions of a new collection.
         precision_seconds: How many seconds too early `AtTime` may start, as the capability's note says.
-        patience_seconds: The longest time until the feed shows a write, in seconds.
-        idle_pages: The number of consecutive idle pages that mean the end; more than 1 for a service that
-            shows writes late.
+        patience_seconds: The longest time, in seconds, until a write appears in the feed.
+        idle_pages: The number of consecutive idle pages after which a test stops reading; more than 1 if the
+            service shows writes late.
         rounding: The unit to which the service rounds event times down.
         expiry_updates: The number of changes that `expire` makes before the delete.
-        value_types: Those values of `multiclouddb_conformance.values` that documents preserve exactly.
-        key_types: Those values that may be used as keys.
-        secrets: Those texts in `config()` that must not be shown.
+        value_types: The values from `multiclouddb_conformance.values` that documents preserve exactly.
+        key_types: The values that may be used as keys.
+        secrets: The texts in `config()` that must never be shown.
         folder: An empty folder for the current test.
     """
 
@@ -169,7 +169,7 @@ class Harness(ABC):
         self.folder = folder
 
     def open(self) -> None:  # noqa: B027 - most need nothing
-        """Start or find the service; called before any other method."""
+        """Start the service, or find a running one; called before any other method."""
 
     def close(self) -> None:  # noqa: B027 - most need nothing
         """Remove everything that the harness made."""
@@ -185,7 +185,7 @@ class Harness(ABC):
         """Create an empty collection whose key has one component.
 
         Args:
-            name: Its name.
+            name: The name of the collection.
             kind: Which documents the feed of the collection contains.
             partitions: The number of partitions, if it can be chosen.
         """
@@ -199,20 +199,20 @@ class Harness(ABC):
     def split(self, address: ResourceAddress, partition_id: str) -> None:
         """Split a partition, which is given by its public id.
 
-        The method returns when writes go to the children.
+        The method returns once writes go to the children.
         """
         self._lacks("split")
 
     def merge(self, address: ResourceAddress, a: str, b: str) -> None:
-        """Merge two partitions that were made by one split."""
+        """Merge two partitions that one split has made."""
         self._lacks("merge")
 
     def trim(self, address: ResourceAddress) -> None:
-        """Remove all changes made so far, as retention does."""
+        """Remove all changes made so far, as the retention would do."""
         self._lacks("trim")
 
     def expire(self, address: ResourceAddress, key: Any) -> None:
-        """Let the service delete a document whose time to live has passed."""
+        """Make the service delete a document whose time to live has passed."""
         self._lacks("expire")
 
     def poison(self, address: ResourceAddress, key: Any) -> None:
@@ -224,7 +224,7 @@ class Harness(ABC):
         self._lacks("recreate")
 
     def announce(self, address: ResourceAddress) -> None:
-        """Cause one notice without an event; the feed must continue after the notice."""
+        """Cause one notice without an event, after which the feed continues."""
         self._lacks("announce", "notices")
 
     def other_options(self) -> ProviderOptions:
@@ -263,16 +263,16 @@ class Harness(ABC):
     def open_readers(self) -> int | None:
         """Return the number of open native readers (cursors, streams, iterators).
 
-        None if this number is unknown.
+        Return None if this number is unknown.
         """
         return None
 
     def connect(self, observer: Observer | None = None) -> MulticloudDbClient:
-        """A new client."""
+        """Return a new client."""
         return open_client(self.plugin, self.config(), observer)
 
     def troubled(self, script: FaultScript, act: Callable[[], None]) -> MulticloudDbClient:
-        """Return a new client that meets a fault: in the reader, unless this method is overridden.
+        """Return a new client with a fault; by default the fault is in the reader.
 
         Args:
             script: The fault script; a scripted server produces the fault on the wire.

@@ -1,7 +1,7 @@
 """Defines the promises of a feed as pure checks on the delivered events, for any provider.
 
 Each check gets the truth (identities of changes in the order of writing) and the events in the order
-of delivery. The check returns its findings as texts, and no text if everything is correct. Redelivery
+of delivery. It returns its findings as texts; if everything is correct, there is none. Redelivery
 is allowed: only the first delivery of a change counts for order.
 """
 
@@ -33,7 +33,7 @@ Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """Return the identity, for cases in which event ids are known in advance, as in a simulation."""
+    """Return the event id as the identity, if event ids are known in advance, as in a simulation."""
     return event.event_id
 
 
@@ -46,7 +46,7 @@ def first_deliveries(delivered: Iterable[ChangeEvent], identify: Identify = by_e
 
 
 def count_duplicates(delivered: Sequence[ChangeEvent], identify: Identify = by_event_id) -> int:
-    """Return how many deliveries were not the first of their change."""
+    """Return how many events were redeliveries of a change."""
     return len(delivered) - len(first_deliveries(delivered, identify))
 
 
@@ -86,7 +86,7 @@ def check_key_order(
 def check_order_keys(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """Check that the order keys of each key's changes agree with the order of writing."""
+    """Check that, for each key, the order keys agree with the order of writing."""
     by_order_key = sorted(first_deliveries(delivered, identify), key=lambda event: event.order_key)
     return _in_order(truth, by_order_key, identify, lambda event: event.key, "the order_keys of key")
 
@@ -118,7 +118,7 @@ def check_lineage(
     parents: Mapping[str, Iterable[str]],
     identify: Identify = by_event_id,
 ) -> list[str]:
-    """Check that no event of a partition came before the last event of an ancestor.
+    """Check that no event of a partition came before the last event of any of its ancestors.
 
     Args:
         delivered: The delivered events, in the order of delivery.
@@ -143,7 +143,7 @@ def check_lineage(
 
 
 def _parents_first(parents: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the partitions, each after all its parents."""
+    """Return the partitions in an order in which each comes after all its parents."""
     order: dict[str, None] = {}
     for start in parents:
         pending = [start]
@@ -164,7 +164,8 @@ def check_watermarks(
     Args:
         pages: The pages that one consumer received, in order.
         identify: A function that returns the identity of an event's change.
-        seen: Changes that were delivered before; if they are delivered again, they may be older.
+        seen: Changes that were delivered before; they may be older than the watermark if they are delivered
+            again.
     """
     known = set(seen)
     mark = None
@@ -186,7 +187,7 @@ def check_watermarks(
 
 
 def check_identity(delivered: Iterable[ChangeEvent], identify: Identify | None = None) -> list[str]:
-    """Check that an event id always means one event, and with `identify`, that a change has one event id."""
+    """Check that each event id means one event and, with `identify`, that each change has one event id."""
     firsts: dict[str, ChangeEvent] = {}
     names: defaultdict[Hashable, set[str]] = defaultdict(set)
     found = []

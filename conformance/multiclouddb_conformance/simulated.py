@@ -1,4 +1,4 @@
-"""Provides the simulation as a provider plugin, and its harness, which is the suite's reference."""
+"""Provides the simulation as a provider plugin, with a harness that is the suite's reference."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ SIMULATED: Final = CapabilitySet(
         **{each: CapabilityNote(Support.UNSUPPORTED, "read each collection") for each in _LACKING},
     }
 )
-"""The capabilities of a simulation, with a note on each missing one."""
+"""The capabilities of a simulation, with a note for each missing capability."""
 
 
 class SimulationPlugin(ProviderPlugin):
-    """Connects to simulations; failed calls are retried without pauses.
+    """A plugin that connects to simulations, and retries failed calls without pauses.
 
     Attributes:
         sims: The collections that clients see, in the order of creation.
@@ -116,7 +116,7 @@ class SimulationHarness(Harness):
         self._sims[address].transaction([(self.key(each.key), each.document) for each in writes])
 
     def split(self, address: ResourceAddress, partition_id: str) -> None:
-        """Split into two."""
+        """Split a partition into two."""
         self._sims[address].split(partition_id.rpartition(":")[2])
 
     def merge(self, address: ResourceAddress, a: str, b: str) -> None:
@@ -145,11 +145,11 @@ class SimulationHarness(Harness):
         self._sims[address].recreate(self.partitions)
 
     def other_options(self) -> ProviderOptions:
-        """Return options that have another meaning for positions."""
+        """Return options that change the meaning of positions."""
         return SimulationOptions(view="other")
 
     def now(self) -> datetime:
-        """The virtual clock."""
+        """Return the time of the virtual clock."""
         return max(sim.now for sim in self._sims.values())
 
     def open_readers(self) -> int:

@@ -13,7 +13,7 @@ _NONE = ""
 
 
 class Sink:
-    """Stores rows by key, each with the `order_key` of the event from which the row comes.
+    """Stores rows by key, each row with the `order_key` of its event.
 
     Attributes:
         tombstones: True to keep deleted keys with their `order_key`.
@@ -36,11 +36,11 @@ class Sink:
                 self._rows[event.key] = (event.order_key, None if deleted else event.new_item_state)
 
     def begin_again(self) -> None:
-        """Record that another snapshot begins: everything stored so far is older than its rows."""
+        """Record that another snapshot begins: its rows are newer than everything stored so far."""
         self._rows = {key: (_NONE, document) for key, (_, document) in self._rows.items()}
 
     def end_backfill(self) -> None:
-        """Record that the snapshot is over: delete all rows that the snapshot has not contained."""
+        """Record that the snapshot is over: delete all rows that it did not contain."""
         self._rows = {key: row for key, row in self._rows.items() if row[0] != _NONE}
 
     def drop_tombstones(self) -> None:
@@ -52,7 +52,7 @@ class Sink:
         return {key: document for key, (_, document) in self._rows.items() if document is not None}
 
     def copy(self) -> Sink:
-        """Return a copy, for a target whose last pages are lost together with their token."""
+        """Return a copy, to stand for a target that loses its last pages together with their token."""
         made = Sink(tombstones=self.tombstones)
         made._rows = dict(self._rows)
         return made

@@ -1,4 +1,4 @@
-"""Shared code for tests of snapshots: a source that knows its rows, and a function that reads the pages."""
+"""Shared code for snapshot tests: a source that knows its rows, and functions that read pages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ORDERS: Final = [
     )
     for order in SnapshotOrder
 ]
-"""Every order of a scan, for a parameter of a test."""
+"""The parameters for a test that runs with every order of a scan."""
 ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
 INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
@@ -87,7 +87,7 @@ def _nothing(number: int) -> None:
 def walk(
     collection: Collection, start: Snapshot | str, size: int = 0, between: Between = _nothing, **settings: Any
 ) -> Iterator[ChangeFeedPage]:
-    """Return the pages from a start to the first idle one.
+    """Return the pages from a start up to the first idle page.
 
     `between` is called after each page with its number.
     """
@@ -101,7 +101,7 @@ def walk(
 
 
 def started_of(page: ChangeFeedPage) -> SnapshotStarted:
-    """Return the notice on a page on which a snapshot begins."""
+    """Return the notice that starts a snapshot, from the snapshot's first page."""
     (notice,) = (each for each in page.notices if isinstance(each, SnapshotStarted))
     return notice
 
@@ -112,7 +112,7 @@ def is_done(page: ChangeFeedPage) -> bool:
 
 
 def until_equal(source: Source, sink: Sink, token: str) -> None:
-    """Read on until the sink equals the source, but at most for the time that the harness allows."""
+    """Continue reading until the sink equals the source, at most for the time that the harness allows."""
     for _ in range(100):
         if sink.rows() == source.rows():
             return

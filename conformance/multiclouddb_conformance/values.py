@@ -33,9 +33,9 @@ VALUES: Final[Mapping[str, Any]] = {
     "map": {"a": {"b": {"c": [True]}}, "": "empty name"},
     "dollar name": {"$date": "not a date", "$x": 1},
 }
-"""Name → value. Values for documents.
+"""Values for documents, by name.
 
-A harness lists in `value_types` those that its service preserves exactly.
+A harness lists in `value_types` the values that its service preserves exactly.
 """
 
 KEYS: Final[Mapping[str, Any]] = {
@@ -50,4 +50,4 @@ KEYS: Final[Mapping[str, Any]] = {
     "datetime": datetime(2026, 1, 31, 12, tzinfo=UTC),
     "uuid": UUID("12345678-1234-5678-1234-567812345678"),
 }
-"""Name → value. Values for keys; a harness lists in `key_types` those that its service accepts."""
+"""Values for keys, by name; a harness lists in `key_types` the values that its service accepts."""

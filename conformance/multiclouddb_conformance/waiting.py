@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 __all__ = ["SOON", "assert_prompt", "wait_until"]
 
 SOON: Final = 60.0
-"""Seconds: more than any successful action takes on a slow machine."""
+"""A time limit in seconds: longer than any successful action takes on a slow machine."""
 
 T = TypeVar("T")
 
@@ -32,8 +32,8 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
 def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: float, tries: int = 5) -> None:
     """Assert that an action takes less than `seconds`, on a machine that also does other work.
 
-    An action that is slow by itself is slow each time, so one quick attempt is enough. Every attempt must
-    also end within `at_most`, so that an action that sometimes hangs is found.
+    One quick attempt is enough, because an action that is slow by itself is slow every time. Each attempt
+    must also end within `at_most`, so that an action that sometimes hangs is detected.
 
     Args:
         seconds: The promised time.
@@ -45,4 +45,4 @@ def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: floa
     while not took or min(took) >= seconds:
         assert len(took) < tries, f"not once in {seconds:g} seconds: {took}"
         took.append(attempt())
-        assert took[-1] < at_most, f"{took[-1]:.1f} seconds, which is no delay of a busy machine: it hung"
+        assert took[-1] < at_most, f"{took[-1]:.1f} seconds, more than the delay of a busy machine: it hung"

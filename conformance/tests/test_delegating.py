@@ -1,6 +1,6 @@
-"""Checks by introspection that a wrapper passes every member of the contract on to the wrapped object.
+"""Checks by introspection that a wrapper forwards every member of the contract to the wrapped object.
 
-A new member of the contract makes a test fail here until the wrapper passes the member on.
+If the contract gets a new member, a test fails here until the wrapper forwards the member.
 """
 
 import inspect
@@ -29,7 +29,7 @@ MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
 
 class Answer(str):
-    """The answer or the argument of a call; also a feed or a provider that a wrapper may wrap."""
+    """Stands for an answer or an argument of a call, or for a feed or provider that a wrapper wraps."""
 
     spec = identity = provider_id = options_type = page_records = None
 
@@ -49,7 +49,7 @@ def attributes(of):
 
 
 def telling(name):
-    """Make a method that returns its own name and arguments."""
+    """Make a method that returns its own name and its arguments."""
 
     def method(self, *args, **kwargs):
         self.asked.append((name, *args, *kwargs.values()))
@@ -59,7 +59,7 @@ def telling(name):
 
 
 def inside(of, *abilities):
-    """Make an object of a contract class with these protocols; no member answers like the default."""
+    """Make an object of a contract class with these protocols; no member behaves like the default."""
     names = {name for each in (of, *abilities) for name in methods(each)}
     members = {name: telling(name) for name in names}
     made = type(f"Inside{of.__name__}", (of,), members)()
@@ -91,7 +91,7 @@ def check_passed_on(outer, inner, of, name):
     assert inner.asked == [(name, *args)], f"{type(outer).__name__}.{name} does not call the wrapped object"
     assert all(given is arg for given, arg in zip(inner.asked[0][1:], args, strict=True))
     expected = inner.made[name]
-    # A wrapper around the answer, or the answer itself.
+    # The result is a wrapper around the answer, or the answer itself.
     nothing = inspect.signature(getattr(of, name)).return_annotation == "None"
     assert (answer is None) if nothing else (getattr(answer, "inner", answer) is expected)
 
@@ -122,7 +122,7 @@ class TestProtocols:
         return [(outer, inner) for outer, inner in pairs if isinstance(outer, protocol)]
 
     def test_a_wrapper_can_do_it_where_the_one_inside_can(self, protocol):
-        (pair,) = self.wrappers(protocol)  # a protocol is for one kind of thing: a feed, a provider
+        (pair,) = self.wrappers(protocol)  # a protocol belongs either to feeds or to providers
         for name in methods(protocol):
             check_passed_on(*pair, protocol, name)
 

@@ -68,7 +68,7 @@ class World:
 
 
 class ToyClient:
-    """Reads the whole history in commit order, three events on each page; a token is a number."""
+    """A client that reads the whole history in commit order, three events a page; a token is a number."""
 
     PAGE = 3
 
@@ -297,7 +297,7 @@ class TestWrongApplications:
 
 
 class Ahead(ToyClient):
-    """Fetches ahead into a buffer and counts buffered events as read."""
+    """A client that fetches ahead into a buffer and counts buffered events as read."""
 
     def __init__(self, world):
         super().__init__(world)
@@ -316,7 +316,7 @@ class Ahead(ToyClient):
 
 
 class DropsTheLast(ToyClient):
-    """Loses the last event of each full page."""
+    """A client that loses the last event of each full page."""
 
     def page(self, start, stop):
         page = super().page(start, stop)
@@ -324,7 +324,7 @@ class DropsTheLast(ToyClient):
 
 
 class LosesDeletes(ToyClient):
-    """Drops deletes."""
+    """A client that drops deletes."""
 
     def page(self, start, stop):
         page = super().page(start, stop)
@@ -332,14 +332,14 @@ class LosesDeletes(ToyClient):
 
 
 class IdleTooSoon(ToyClient):
-    """Reports idle while more events exist."""
+    """A client that reports idle while more events exist."""
 
     def page(self, start, stop):
         return attrs.evolve(super().page(start, stop), idle=True)
 
 
 class SkipsAfterResume(ToyClient):
-    """Makes the first read of a new client start one event too late."""
+    """A client whose first read starts one event too late."""
 
     def position(self, start):
         late = self.reads == 1 and isinstance(start, FromContinuationToken)
@@ -416,7 +416,7 @@ class TestWrongClients:
 
     def test_a_child_before_its_parent_is_caught(self):
         class ChildFirst(ToyClient):
-            """Reads the partitions in the order of their names, the latest first."""
+            """A client that reads the newest partitions first."""
 
             def __init__(self, world):
                 super().__init__(world)
@@ -434,7 +434,7 @@ class TestWrongClients:
         report = oracle(ChildFirst, life=life).run(max_kills=2)
         report.assert_nothing_lost()
         assert every_finding(report, "lineage")
-        # Without the lineage, the order of keys shows it.
+        # Without the lineage, the order of each key's changes shows the defect.
         blind = oracle(ChildFirst, life=life, lineage=None).run(max_kills=2)
         assert not every_finding(blind, "lineage")
         assert every_finding(blind, "disorder")
@@ -565,7 +565,7 @@ class TestReport:
 
 
 class EngineClient:
-    """Uses the engine over the simulation, without threads and without waiting."""
+    """A client that uses the engine and the simulation, without threads and without waiting."""
 
     def __init__(self, world):
         self.provider = SimulationProvider(world.sim, page_records=20)

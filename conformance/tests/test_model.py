@@ -1,4 +1,4 @@
-"""Tests the checks on delivered events, each on the smallest feed that violates the check."""
+"""Tests each check on delivered events with the smallest feed that violates it."""
 
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
@@ -30,7 +30,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def event(number, partition="p0", key="a"):
-    """Return the event of the change with this number."""
+    """Return the event for the change with this number."""
     return ChangeEvent(
         event_id=f"e{number}",
         key=MulticloudDbKey({"id": key}),

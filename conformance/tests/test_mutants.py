@@ -11,7 +11,7 @@ from multiclouddb_conformance.simulated import SIMULATED
 
 pytest_plugins = ["pytester"]
 
-# Every mutant passes this test: a mutant fails the named tests, not all tests.
+# Every mutant must pass this test: a mutant must fail the named tests, not every test.
 BYSTANDER = "TestCapabilities::test_capabilities_and_their_notes_are_the_same_for_every_client"
 MODULE = """
 from multiclouddb_conformance.mutants import MUTANTS, harness_of
@@ -23,7 +23,7 @@ HARNESS = harness_of(next(each for each in MUTANTS if each.__name__ == {name!r})
 
 @pytest.fixture
 def outcomes(pytester, monkeypatch):
-    """Run tests of the suite on a mutant in this process. Return the names of the tests by outcome."""
+    """Run tests of the suite on a mutant in this process; return the names of the tests by outcome."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(mutant, names, *, sound):
@@ -48,7 +48,7 @@ class TestMutants:
         wanted = {"failed": set(mutant.caught_by), "passed": {BYSTANDER}}
         assert outcomes(mutant, [*mutant.caught_by, BYSTANDER], sound=False) == wanted
 
-    # All other mutants have the harness of test_us8_simulation.py, where the same tests pass.
+    # The harness of all other mutants is that of test_us8_simulation.py, where the same tests pass.
     @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.declared is not SIMULATED])
     def test_the_same_run_without_the_defect_passes(self, outcomes, mutant):
         names = [*mutant.caught_by, BYSTANDER]

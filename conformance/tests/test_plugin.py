@@ -1,4 +1,4 @@
-"""Tests the pytest plugin: the tests that it deselects or runs twice, and its reports about them."""
+"""Tests which tests the pytest plugin deselects or runs twice, and what it reports about them."""
 
 import pytest
 
@@ -71,7 +71,7 @@ class TestGate:
     def test_what_a_harness_lacks_is_deselected_and_told(self, run, lack, reason):
         result = run(f"HARNESS = harness(Support.NATIVE, {lack})")
         assert "test_merge" not in names(result)
-        result.stdout.fnmatch_lines(["*deselected, for the harness lacks*", f"Some: {reason}: 1 test"])
+        result.stdout.fnmatch_lines(["*deselected, because the harness lacks*", f"Some: {reason}: 1 test"])
 
     def test_nothing_is_told_of_the_other_half_of_what_works(self, run):
         result = run("HARNESS = harness(Support.NATIVE)")

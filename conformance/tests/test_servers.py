@@ -57,7 +57,8 @@ class TestFetchOnce:
 
     def test_it_is_unpacked_beside_its_place(self, folder):
         """The server is unpacked on the target's file system, because a folder cannot be renamed across file
-        systems."""
+        systems.
+        """
         seen = []
         fetch_once(folder, bring, DIGEST, lambda *each: seen.extend(each) or unpack(*each))
         assert all(path.is_relative_to(folder.parent) for path in seen)
@@ -68,7 +69,7 @@ class TestFetchOnce:
         assert names(folder) == ["server-1.0"]
 
     def test_many_at_once_fetch_once(self, folder):
-        """The first process gives the others time to start a second fetch by mistake."""
+        """The first process waits, so that another process could start a second fetch by mistake."""
         runs, begin, again = [], threading.Barrier(4), threading.Event()
 
         def slow(into):

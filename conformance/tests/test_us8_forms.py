@@ -1,4 +1,4 @@
-"""Runs the whole suite on services with other forms of listings, which show open partitions only."""
+"""Runs the whole suite on services whose listings show only open partitions."""
 
 import attrs
 

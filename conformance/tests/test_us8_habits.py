@@ -1,4 +1,6 @@
-"""Runs the suite on services with other behaviour, because it must demand only what is promised."""
+"""Runs the suite on services with different behaviour, because the suite must require only what is
+promised.
+"""
 
 import attrs
 

@@ -11,11 +11,9 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 class MovesKeysHarness(SimulationHarness):
-    """A harness in which any split or merge may move keys to any partition, as the emulator of Cloud Spanner
-    does.
-    """
+    """A harness in which any split or merge may move keys to any partition, as in Spanner's emulator."""
 
-    # A key belongs to no fixed partition here, so a key cannot find a partition.
+    # Here a key has no fixed partition, so a partition cannot be found from a key.
     capabilities: ClassVar = CapabilitySet(
         {
             **SimulationHarness.capabilities.notes,
@@ -36,7 +34,7 @@ class RestlessHarness(MovesKeysHarness):
 
 
 class RestlessOpenHarness(MovesKeysHarness):
-    """A harness that does the same only sometimes, with listings of open partitions without parents."""
+    """A harness that does the same, but less often, and lists open partitions without parents."""
 
     behaviour = attrs.evolve(
         MovesKeysHarness.behaviour, splits_itself=4, listing=Listing.OPEN, seed_descendants=False

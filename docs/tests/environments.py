@@ -1,4 +1,4 @@
-"""Makes environments that contain only the project's wheels and the packages of the extras that a page names.
+"""Makes environments with only the project's wheels and the packages of the extras that a page names.
 
 Packages from registries are fetched once per user. The fetched packages are kept outside the clone, in a
 folder named after their versions. The project's wheels are unpacked next to that folder for every run.
@@ -39,7 +39,7 @@ class Wheels:
         self._files = {canonicalize_name(path.name.split("-")[0]): path for path in folder.glob("*.whl")}
 
     def unpack(self, name, folder):
-        """Unpack a wheel into a folder of packages; return its commands, name → module and function."""
+        """Unpack a wheel into a folder of packages; map each of its commands to a module and a function."""
         with ZipFile(self._files[name]) as wheel:
             wheel.extractall(folder)
             (info,) = {path.split("/")[0] for path in wheel.namelist() if ".dist-info/" in path}
@@ -48,7 +48,9 @@ class Wheels:
         return dict(points["console_scripts"]) if points.has_section("console_scripts") else {}
 
     def needed(self, requirement):
-        """Return what pip would install for a requirement: the project's distributions, and the others."""
+        """Return what pip would install for a requirement: the project's distributions, and other
+        packages.
+        """
         ours, foreign, seen, left = set(), set(), set(), [Requirement(requirement)]
         while left:
             wanted = left.pop()
@@ -69,7 +71,7 @@ class Wheels:
 
 
 def chosen(requirements, extras):
-    """Return the requirements that apply on this machine, with these extras, without their markers."""
+    """Return the requirements that apply on this machine with these extras, without markers."""
     for each in map(Requirement, requirements):
         if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             each.marker = None
@@ -77,7 +79,7 @@ def chosen(requirements, extras):
 
 
 def pins(foreign):
-    """Return the versions in `.venv` of these requirements and of everything that they require, as lines."""
+    """Return lines with the versions in `.venv` of these requirements and all their dependencies."""
     found, left = {}, [Requirement(each) for each in foreign]
     seen = set()
     while left:
@@ -92,9 +94,9 @@ def pins(foreign):
 
 
 def fetched(foreign):
-    """Return the folder with these requirements, in the versions of `.venv`.
+    """Return a folder with these requirements, in the same versions as in `.venv`.
 
-    A user's first call fetches them.
+    The first call of a user fetches the packages.
     """
     lines = pins(foreign)
     key = json.dumps([sys.version_info[:2], sys.platform, os.uname().machine, sorted(foreign), lines])

@@ -1,4 +1,6 @@
-"""Starts the services that blocks of the README name, on this machine, with the data the blocks expect."""
+"""Starts the services that the README's blocks name, on this machine, with the data that the blocks
+expect.
+"""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""Gives tests the programs, commands and tables of a how-to page, and the page's servers."""
+"""Provides the programs, commands and tables of a how-to page, and its servers, for tests."""
 
 import functools
 import os
@@ -16,10 +16,10 @@ PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', 
 
 
 class Page:
-    """A how-to page, or several that belong together.
+    """A how-to page, or several pages that belong together.
 
     Attributes:
-        text: All of it.
+        text: The whole text.
         programs: The programs on the page that have a name.
     """
 
@@ -70,7 +70,7 @@ class Page:
 
 @functools.cache
 def servers(provider):
-    """Import modules of the servers of a provider's tests, which are not an installed package."""
+    """Import modules of a provider's test servers, which are not an installed package."""
     spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
     spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests/servers")]
     sys.modules[spec.name] = module_from_spec(spec)

@@ -22,12 +22,12 @@ import attrs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Blocks of one file follow each other on the first, see test_tutorial.py; the second runs from wheels.
+# On the first page, several blocks make up one file, see test_tutorial.py; the second page runs from wheels.
 ELSEWHERE = (ROOT / "docs/tutorial/write-a-provider.md", ROOT / "docs/index.md")
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r'title="([^"]+)"')
 MARK = "=== end of block ==="
-# Blocks run in __main__, so that what they define can be pickled. Tracebacks show the page's own lines.
+# Blocks run in __main__, so that their definitions can be pickled. Tracebacks show the lines of the page.
 RUN = f"""
 def run_blocks():
     import json, sys
@@ -114,7 +114,7 @@ def test_pages_have_blocks():
 
 
 def test_the_spark_page_shows_what_the_readme_runs():
-    """Starting Spark once is enough for both texts."""
+    """The two texts must be equal, so starting Spark once is enough for both."""
     page = (ROOT / "docs/reference/spark.md").read_text(encoding="utf-8")
     shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     run_there = [block.code for block in blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))]
@@ -123,7 +123,7 @@ def test_the_spark_page_shows_what_the_readme_runs():
 
 
 class TestTheRunner:
-    """A wrong page must make the test fail."""
+    """Tests that a wrong page makes the test fail."""
 
     PAGE = textwrap.dedent(
         """

@@ -87,7 +87,7 @@ def orders(server):
 
 class TestPrograms:
     def test_from_an_empty_account_to_the_first_event(self, orders):
-        assert PAGE.run("worker.py") == ""  # a position, before there is any record
+        assert PAGE.run("worker.py") == ""  # a position before the first record
         assert PAGE.run("write.py") == ""
         assert PAGE.run("first.py") == PAGE.said_behind("first.py")
         assert PAGE.run("own_session.py") == PAGE.run("own_clients.py") == "3\n"
@@ -145,7 +145,7 @@ class TestPermissions:
         return json.loads(text)
 
     def allowed(self):
-        """Action → resource."""
+        """Map each allowed action to its resource."""
         found = {}
         for statement in self.policy()["Statement"]:
             assert statement["Effect"] == "Allow"
@@ -155,7 +155,9 @@ class TestPermissions:
         return found
 
     def test_the_policy_allows_what_is_called_and_no_more(self, orders):
-        """Read a feed from both ends, across a rollover, a token and a snapshot; list its partitions."""
+        """The policy covers reads from both ends, across a rollover, from a token and with a snapshot, and
+        listings.
+        """
         called = set()
         session = boto3.Session()
 
@@ -247,7 +249,7 @@ class TestRefusals:
                     client.read_changes(ChangeFeedRequest(**asked))
 
     def test_each_category_has_its_row(self):
-        # A reader causes no conflict, and the only way out of a permanent failure is a report.
+        # Not listed: a reader causes no conflict, and a permanent failure can only be reported.
         assert PAGE.categories() == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
 
     def test_a_stream_that_was_switched_off_and_on(self, orders):

@@ -53,7 +53,7 @@ def write_program(page, name):
 
 
 def by_opentelemetry(read):
-    """Return the metrics of the page's observer after a run: metric and labels → value, or count."""
+    """After a run, map each metric of the page's observer, with its labels, to its value or count."""
     write_program("metrics.md", "to_opentelemetry.py")
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -146,7 +146,7 @@ class TestSpread:
 
     @pytest.mark.parametrize("kept", [True, False])
     def test_an_older_change_that_comes_late_changes_nothing(self, store, plan, kept):
-        """One follower has read the merged child before the other has read its own parent."""
+        """One follower reads the merged child before the other follower has read its own parent."""
         write_program("spread-over-processes.md", "worker.py")
         worker = runpy.run_path("worker.py")
         upsert = worker["UPSERT"] if kept else worker["UPSERT"].partition(" WHERE ")[0]
@@ -184,7 +184,7 @@ class TestPoison:
         with closing(sqlite3.connect(store.path)) as database, database:
             database.execute("UPDATE log SET doc = '{' WHERE seq = ?", (broken,))
         with closing(sqlite3.connect("letters.db")) as letters, connect(f"embedded://{store.path}") as client:
-            for _ in range(2):  # a second reader finds it again and stores it once
+            for _ in range(2):  # a second reader finds the record again and stores it only once
                 pages = reader(client, ORDERS, Beginning(), letters).pages()
                 numbers = [event.new_item_state["number"] for page in pages for event in page.events]
                 assert sorted({*numbers, broken}) == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""Checks the project's papers: changelogs name the version, and all named files and make targets exist."""
+"""Checks documents: changelogs name the version, and all files and make targets that documents name exist."""
 
 import re
 import subprocess

@@ -91,7 +91,7 @@ def users(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """Provide a deployment for tests that each have their own database."""
+    """Provide one deployment for all tests that use separate databases."""
     with started(tmp_path_factory.mktemp("one")) as replica_set:
         yield replica_set
 
@@ -118,7 +118,7 @@ def by_mongosh(name):
 
 
 def adminly(name):
-    """Return the page's command for the deployment that starts with this text."""
+    """Return the page's `adminCommand` that starts with this text."""
     (found,) = (call for (call,) in by_mongosh("adminCommand") if next(iter(call)) == name)
     return found
 
@@ -144,7 +144,7 @@ def page_of(client, address, start, **asked):
 
 
 def events_of(client, address, start, **asked):
-    """All existing events."""
+    """Return all existing events."""
     with client.iterate_changes(ChangeFeedRequest(address, start, **asked), until_idle=True) as changes:
         return list(changes)
 
@@ -181,7 +181,7 @@ class Monitor(CommandListener):
 
 @contextmanager
 def watched(replica_set):
-    """Provide one of the library's clients, and the commands that it sends."""
+    """Provide a client of the library, and the commands that it sends."""
     monitor = Monitor()
     with (
         MongoClient(replica_set.uri(), event_listeners=[monitor]) as native,
@@ -193,7 +193,7 @@ def watched(replica_set):
 class TestPrograms:
     def test_from_a_replica_set_to_the_first_event(self, empty):
         create_orders(empty.client())
-        assert PAGE.run("worker.py") == ""  # a position, before there is any change
+        assert PAGE.run("worker.py") == ""  # a position before the first change
         assert PAGE.run("write.py") == ""
         assert PAGE.run("first.py") == PAGE.said_behind("first.py")
         assert PAGE.run("options.py") == PAGE.said_behind("options.py")
@@ -277,7 +277,7 @@ ASKED = {
 
 
 class TestRoles:
-    """Tests the rights of a user with the role of each row, and of the user that the page creates."""
+    """Tests the rights of users with the role in each row, and of the user that the page creates."""
 
     COLLECTION = ({"db": "shop", "collection": "orders"}, ["find", "changeStream"])
     LIST = ({"db": "shop", "collection": ""}, ["listCollections"])
@@ -625,11 +625,11 @@ class TestOptions:
 
     def test_the_page_says_which_ones_a_token_is_bound_to(self):
         bound = {field.name for field in attrs.fields(MongoOptions) if field.metadata.get("positions")}
-        said = re.search(r"the options (.*?), and refused", " ".join(PAGE.text.split()))[1]
+        said = re.search(r"its values of the options (.*?)\. A request", " ".join(PAGE.text.split()))[1]
         assert set(words_of(said)) == bound
 
     def opened(self, one, database, options):
-        """Return the streams that a request and the next one open, each with all its options."""
+        """Return the streams that a request and the next request open, each with all its options."""
         address = ResourceAddress(database.name, "orders")
         with watched(one) as (client, monitor):
             page = page_of(client, address, Now(), provider_options=options)
@@ -672,7 +672,8 @@ class TestOptions:
                 request = ChangeFeedRequest(address, FromContinuationToken(token))
                 client.read_changes(request, OperationOptions(wait_seconds=wait))
         sizes = [command["cursor"]["batchSize"] for _, command in monitor.streams()]
-        least, most = re.fullmatch(r"what a page takes, (\d+) to ([\d,]+)", rows["batch_size"]).groups()
+        said = re.fullmatch(r"the size of a page, .* least (\d+) and at most ([\d,]+)", rows["batch_size"])
+        least, most = said.groups()
         assert {int(least), int(most.replace(",", ""))} <= set(sizes)
         awaited = {command.get("maxTimeMS") for command in monitor.sent if "getMore" in command}
         assert rows["max_await_time_ms"] == "10, or 500 in a long poll (`wait_seconds`)"
@@ -957,7 +958,7 @@ class TestSpeed:
 
 class TestFailures:
     def test_each_category_has_its_row(self):
-        # A reader causes no conflict, and the only way out of a permanent failure is a report.
+        # Not listed: a reader causes no conflict, and a permanent failure can only be reported.
         assert PAGE.categories() == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
 
     def test_a_wrong_password(self, users):

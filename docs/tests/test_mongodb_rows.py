@@ -1,4 +1,4 @@
-"""Tests that the page of MongoDB's specifications is up to date; every row has a test or a reason."""
+"""Tests that the page about MongoDB's specifications is up to date: every row has a test or a reason."""
 
 import re
 import runpy
@@ -20,9 +20,7 @@ def text():
 
 
 def problems(change=None, shown=None):
-    """Return the errors that the generator reports after one row was changed, with these tests instead of the
-    real ones.
-    """
+    """Return the generator's errors after a change of one row, with these tests instead of the real tests."""
     rows = [change.get(row.id, row) for row in ROWS.values()] if change else list(ROWS.values())
     return MADE["problems"]([row for row in rows if row], MADE["shown_rows"]() if shown is None else shown)
 
@@ -54,11 +52,11 @@ class TestRows:
 
 
 class TestProblems:
-    """The generator reports an error for every change that would make the page untrue."""
+    """Tests that the generator reports an error for every change that would make the page wrong."""
 
     def test_a_row_without_test_and_reason(self):
         shown = {name: words for name, words in MADE["shown_rows"]().items() if name != "CS-12"}
-        assert problems(shown=shown) == ["CS-12: has neither a test nor a reason for having none"]
+        assert problems(shown=shown) == ["CS-12: has neither a test nor a reason for having no test"]
 
     def test_a_reason_beside_a_test(self):
         change = {"CS-12": attrs.evolve(ROWS["CS-12"], no_test="Too hard.")}
@@ -66,7 +64,7 @@ class TestProblems:
         assert wrong.startswith("CS-12: has a test")
 
     def test_a_row_that_is_gone(self):
-        assert "CS-12: is not in the data once, in its place" in problems({"CS-12": None})
+        assert "CS-12: must be in the data once, at its place" in problems({"CS-12": None})
 
     def test_a_test_of_no_row(self):
         assert any(
@@ -92,7 +90,7 @@ class TestProblems:
 
 
 class TestWords:
-    """Tests the rows that require documentation."""
+    """Tests the rows whose requirement is documentation."""
 
     @pytest.mark.parametrize(
         "words",
@@ -131,17 +129,20 @@ class TestWords:
     @pytest.mark.parametrize("field", ["lsid", "$db", "$clusterTime", "$readPreference", "txnNumber"])
     def test_rc_05_the_page_says_which_fields_are_undefined(self, field):
         assert (
-            f"`{field}`" in re.search(r"Fields that the driver adds itself \((.*?)\) have \*\*no", text())[1]
+            f"`{field}`"
+            in re.search(r"a field that the driver adds itself \((.*?)\), the behaviour is \*\*not", text())[
+                1
+            ]
         )
 
     def test_rc_17_the_page_says_what_happens_to_maxtimems(self):
-        assert "`maxTimeMS` in the command: sent as it is, but **overwritten**" in text()
+        assert "the remaining time **overwrites** `maxTimeMS`" in text()
 
     def test_rc_24_the_page_says_that_the_options_are_for_getmore(self):
         assert "`comment` of `run_cursor_command` are **for `getMore` only**" in text()
 
     def test_rc_26_the_page_says_that_another_cursor_type_is_undefined(self):
-        assert re.search(r"`cursor_type` has to match .* \*\*undefined behaviour\*\*", text())
+        assert re.search(r"`cursor_type` has to match .* the behaviour is \*\*undefined\*\*", text())
 
     def test_rc_28_the_page_says_that_two_timeouts_are_refused(self):
         assert "`timeout_ms` together with `max_time_ms` is not supported and refused" in text()

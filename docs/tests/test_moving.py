@@ -1,4 +1,4 @@
-"""Tests the programs of "Moving from": the old and the new program print the same output as the page."""
+"""Tests the programs of "Moving from": the old and the new program print the output that the page shows."""
 
 import sys
 import zipfile
@@ -14,7 +14,7 @@ from .test_cosmos import settle
 
 BLOOP = "bloop==3.1.1"
 DIGEST = "sha256:eeca3c343aa7b9404d60c8206d5a630adbe65c5f60ae0f9e6b6d46ca8fb7fe6b"
-# Four changes: a key and its status, None to delete it.
+# Four changes, each a key and its status; None deletes the key.
 WRITES = (("o-1", "new"), ("o-1", "paid"), ("o-2", "new"), ("o-1", None))
 
 
@@ -57,7 +57,9 @@ def orders(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("orders")
 def test_from_boto3_and_from_bloop(monkeypatch):
-    """bloop requires an older boto3 than the installed one, so its wheel is fetched without dependencies."""
+    """bloop requires an older boto3 than the installed version, so its wheel is fetched without
+    dependencies.
+    """
     prints_the_same(page_of("boto3"))
     assert page_of("boto3").programs["ours.py"] == page_of("bloop").programs["ours.py"]
     monkeypatch.setenv("PYTHONPATH", str(bloop()))

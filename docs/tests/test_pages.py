@@ -40,7 +40,7 @@ def test_words_in_code_do_not_count():
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_page_speaks_of_the_product(page):
-    """Numbers of requirements may appear only in the table of promises."""
+    """The numbers of requirements may appear only in the table of promises."""
     found = re.findall(r"[Uu]ser [Ss]tory|\bUS8\b|\bFR-\d+", text_of(page))
     assert page.name == PROMISES or found == []
 
@@ -55,4 +55,4 @@ def test_a_generated_page_says_so_at_its_end(page):
 def test_some_pages_are_generated():
     generated = {page.name for page in PAGES if is_generated(page)}
     assert {"us8.md", "mutants.md", "options.md", "databases.md", "benchmarks.md"} <= generated
-    assert len(generated) == 8
+    assert len(generated - {"peers.md"}) == 8  # that one has a record only where it was measured

@@ -87,14 +87,12 @@ def portability(element):
 def numbers(element):
     """Return the numbers of the warnings that the section names."""
     text = " ".join(portability(element).split())
-    found = re.search(r"Warnings? ([\d, and]+) in docs/configuration\.md", text)
+    found = re.search(r"See warnings? ([\d, and]+) in docs/configuration\.md", text)
     return {int(number) for number in re.findall(r"\d+", found[1])} if found else set()
 
 
 def public_elements():
-    """Return every name that an application can use: the exports of the package, and the methods of its
-    classes.
-    """
+    """Yield what an application can use: the exports of the package and the methods of its classes."""
     for name in api.__all__:
         element = getattr(api, name)
         yield element

@@ -1,8 +1,8 @@
-"""Tests that every block of the README and the landing page works as printed, with the wheels alone.
+"""Tests that every block of the README and the landing page works as printed, with only the wheels installed.
 
 The blocks run in page order, in one folder, twice; blocks of `make` are not run. Each block runs in an
-environment that contains what the last `pip install` above it installs. The home folder is empty, and the
-services are local.
+environment with the packages that the last `pip install` above the block installs. The home folder is empty,
+and the services are local.
 """
 
 import os
@@ -26,10 +26,10 @@ from .page import ROOT
 PAGES = ["README.md", "docs/index.md"]
 FENCE = re.compile(r"^```(\w*)[^\n`]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INSTALL = re.compile(r'pip install "(multiclouddb\[[a-z,]+\])"')
-# A Java of the machine says so whenever Spark starts.
+# The machine's Java prints this line whenever Spark starts.
 BY_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
-# With Spark, on a machine that does much else.
+# This is enough with Spark on a busy machine.
 LONG = 600
 
 
@@ -63,9 +63,9 @@ class Machine:
     """The machine of a person who reads a page.
 
     Args:
-        wheels: Our wheels.
+        wheels: The project's wheels.
         folder: An empty folder.
-        stack: Stop the services at the end.
+        stack: The exit stack that stops the services at the end.
     """
 
     def __init__(self, wheels, folder, stack):
@@ -157,7 +157,7 @@ def line_with(lines, text):
 
 
 def follow(machine, block, service, number):
-    """Run a block that follows a service: it prints what was written during and since the last run."""
+    """Run a block that follows a service: it must print what was written during and after the last run."""
     checkpoint = machine.work / re.search(r"--checkpoint (\S+)", block.code)[1]
     with machine.following(block, service) as (began, lines):
         if number:

@@ -1,4 +1,4 @@
-"""Tests that generated pages equal the output of their generators, and that links lead to pages."""
+"""Tests that generated pages equal the output of their generators, and that links lead to existing pages."""
 
 import re
 import runpy
@@ -28,7 +28,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 @attrs.frozen
 class Empty:
-    """No fields."""
+    """A class without fields."""
 
 
 def read(name):
@@ -72,6 +72,7 @@ class TestGeneratedPages:
         kept = read("reference/command-line.md")
         assert "Traceback" not in kept
         assert re.findall(r"\(exit code (\d+)\)", kept) == ["2", "2", "4", "6", "6"]
+        assert kept.count("$ multiclouddb ") == 29
 
     def test_the_promises_are_those_of_today(self):
         assert read("reference/us8.md") == GENERATE["us8_page"](), AGAIN
@@ -114,7 +115,9 @@ class TestDatabases:
 
 
 class TestOptions:
-    """The wording of a docstring may change before the page does; names and defaults may not."""
+    """Tests the names and defaults on the page; the wording of docstrings may change before the page
+    changes.
+    """
 
     ROW = re.compile(r"^\| (`\w+`) \| (required|`[^|]*`) \| ", re.MULTILINE)
 
@@ -159,7 +162,8 @@ class TestErrors:
         assert f"\n[{category}] " in text
         assert "usual causes" in text.lower()
         assert "**Ways out.**" in text
-        # MkDocs makes a one-word heading's anchor by lower-casing it, and one page for each file.
+        # MkDocs makes the anchor of a one-word heading by lower-casing the word, and makes one page for each
+        # file.
         link = MulticloudDbError("", ErrorDetail(category)).help_url
         assert link == f"{DOCS_URL}reference/errors/#{category.lower()}"
 

@@ -1,4 +1,6 @@
-"""Tests that the address of the repository is one setting, which metadata and site use unless it is empty."""
+"""Tests the setting with the address of the repository, which the metadata and the site use unless it is
+empty.
+"""
 
 import runpy
 import shutil

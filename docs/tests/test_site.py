@@ -1,4 +1,6 @@
-"""Tests that the site builds without a warning, shows all that is public, and loads no other site."""
+"""Tests that the site builds without warnings, shows everything public, and loads nothing from other
+sites.
+"""
 
 import json
 import os
@@ -137,17 +139,17 @@ def test_portability_is_shown_in_boxes(built):
 
 
 def test_warnings_that_a_docstring_names_are_links(built, pages):
-    """Each number leads to the heading of that number."""
+    """Each number links to the heading with that number."""
     folder, _ = built
     there = pages["configuration/index.html"].ids
     for page in REFERENCE:
         text = (folder / f"reference/{page}/index.html").read_text(encoding="utf-8")
         links = re.findall(
-            r'<a [^>]*href="../../configuration/#(\d+)([^"]*)"[^>]*>(?:Warnings? )?(\d+)</a>', text
+            r'<a [^>]*href="../../configuration/#(\d+)([^"]*)"[^>]*>(?:[Ww]arnings? )?(\d+)</a>', text
         )
         assert {f"{number}{rest}" for number, rest, _ in links} <= there
         assert [link for link in links if link[0] != link[2]] == []
-        assert not re.search(r"Warnings? \d", re.sub(r"<a .*?</a>", "", text))
+        assert not re.search(r"[Ww]arnings? \d", re.sub(r"<a .*?</a>", "", text))
         assert page != "api" or len(links) > 30
 
 
@@ -185,7 +187,7 @@ def test_search_knows_the_pages(built):
 def test_search_finds(built, words, page):
     """Every word of a query is in the title or the text of a section.
 
-    One of the found pages must be the expected one.
+    One of the found pages must be the expected page.
     """
     folder, _ = built
     index = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))

@@ -73,9 +73,9 @@ class TestTutorial:
         (suite,) = ElementTree.parse(folder / "ran.xml").getroot().iter("testsuite")
         counts = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
         assert counts == {"tests": counts["tests"], "failures": 0, "errors": 0, "skipped": 0}
-        assert counts["tests"] > 200  # as the page says
+        assert counts["tests"] > 200  # as described on the page
         assert "xfailed" not in ran.stdout
-        assert "deselected, for the harness lacks what they need" in ran.stdout
+        assert "deselected, because the harness lacks what they need" in ran.stdout
 
     def test_the_provider_and_its_harness_are_as_short_as_promised(self):
         assert code_lines("listfeed.py") < 155
@@ -86,7 +86,7 @@ class TestTutorial:
         assert (ran.returncode, ran.stdout) == (0, FILES["try_it.txt"])
 
     def test_what_the_page_calls_wrong_turns_tests_red(self, folder, tmp_path):
-        """Tests the two defects that the page asks the reader to try."""
+        """The page asks the reader to try these two defects."""
         for right, wrong in (
             ("first = len(log)", "first = log.kept_from"),
             ("return records[count - 1][0] + 1", "return records[-1][0] + 1"),

@@ -16,7 +16,7 @@ ENTRIES = {entry["id"]: entry for group in DATA.values() if isinstance(group, li
 
 @cache
 def node_ids_in(file):
-    """Return the file and the node ids in it, without running or importing it."""
+    """Return the node ids in a file, without running or importing the file."""
 
     def walk(body, prefix):
         for node in body:

@@ -22,7 +22,7 @@ _MARKS: Final = b',:"'
 
 
 def beyond_bounds(text: bytes) -> str | None:
-    """Return the limit that a JSON text exceeds; None if the text exceeds no limit.
+    """Return the limit that a JSON text exceeds, or None.
 
     If the text is not JSON, the answer is valid up to the place where a parser stops.
 
@@ -31,6 +31,8 @@ def beyond_bounds(text: bytes) -> str | None:
     """
     if len(text) > MAX_BYTES:
         return f"it has more than {MAX_BYTES >> 20} MiB of JSON"
+    if len(text) < MAX_VALUES and text.count(b"[") + text.count(b"{") <= MAX_LEVELS:
+        return None  # most tokens: too short for too many values, and too few brackets to nest deep
     structure = _structure(text)
     if structure is None or (len(structure) >= MAX_VALUES and _count(structure) >= MAX_VALUES):
         return f"it has more than {MAX_VALUES} values"
@@ -40,9 +42,9 @@ def beyond_bounds(text: bytes) -> str | None:
 
 
 def _structure(text: bytes) -> bytes | None:
-    """Return the brackets, commas and colons outside strings, with braces replaced by brackets.
+    """Return only the brackets, commas and colons outside strings, with braces replaced by brackets.
 
-    None if the text contains too many strings.
+    Return None if the text contains too many strings.
     """
     if b"\\" in text:
         text = text.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -61,7 +63,7 @@ def _count(structure: bytes) -> int:
 
 
 def _is_deep(brackets: bytes) -> bool:
-    """Return whether the text nests too deep. Each round removes the innermost pairs of brackets.
+    """Return whether the text nests too deep: each round removes the innermost pairs of brackets.
 
     Unpaired brackets are never removed.
     """

@@ -35,7 +35,7 @@ __all__ = [
 def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
     """Return the audit data for the token of a new feed.
 
-    None for a feed of one partition key, which is not audited.
+    Return None for a feed of one partition key, because it is not audited.
 
     Args:
         feed: The feed.
@@ -71,7 +71,7 @@ def is_audit_due(audited: Audited | None, every: float) -> bool:
 
 
 def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[Seed] | None:
-    """Ask a feed for the partitions that a lineage (the partitions in a token) does not cover.
+    """Ask a feed for the partitions that a lineage does not cover.
 
     Args:
         feed: The feed of the lineage.
@@ -113,7 +113,7 @@ def audit_failed(lineage: Lineage) -> None:
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """Prepare a lineage for `Feed.uncovered`: leave out entries and parents that no listing names."""
+    """Prepare a lineage for `Feed.uncovered`: omit entries and parents that no listing names."""
     unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
     return {
         entry.partition_id: _tracked(entry, unlisted)
@@ -138,22 +138,22 @@ def missed_by_parents(
     """Return the partitions that a token neither contains nor leads to, found through the listed parents.
 
     Pure. The search begins at each open partition, and at each parent for which a partition of the token
-    still waits, and follows the parents. If the search reaches a partition of the token, the start is
-    covered. If the search reaches an ancestor of an entry of the token, the ancestor was read, and everything
-    found below this ancestor was missed.
+    still waits. From there, the search goes from each partition to its parents. If the search reaches a
+    partition of the token, the start is covered. If it reaches an ancestor of an entry of the token, the
+    ancestor was read, and everything found below this ancestor was missed.
 
     Args:
         tracked: Every partition in the token.
-        listed: The partitions that the service lists. The listing may be incomplete, and its pages may show
-            the state at different times.
+        listed: The partitions that the service lists. The listing may be incomplete, and each of its pages
+            may show the state at a different time.
         is_gone: A function that asks the service whether an unlisted partition no longer exists. If the
             partition still exists, it is not listed yet, and its descendants cannot be judged now. The
             function is called only if a partition seems to be missed.
 
     Returns:
-        Maps each missed partition to those of its parents that were also missed. None if the listing
-        is incomplete: it lacks a partition of the token that is being read, or an ancestor of an entry
-        of the token. In that case a partition that was read may look like a missed one.
+        A mapping from each missed partition to those of its parents that were also missed. None if the
+        listing is incomplete: it lacks a partition of the token that is being read, or an ancestor of an
+        entry of the token. In that case a partition that was read may look like a missed one.
     """
     listed = list(listed)
     parents = parents_of(listed)
@@ -180,8 +180,8 @@ def ancestors_read(
     """Return the ancestors of a token's partitions, all of which have been read.
 
     Returns:
-        The ancestors, and every partition that the service does not list although it is an ancestor or in
-        the token. The ancestors of an unlisted partition are not known.
+        Two collections: the ancestors; and the unlisted partitions, which are those ancestors and token
+        partitions that the service does not list. The ancestors of an unlisted partition are not known.
     """
     named_by = (
         parent

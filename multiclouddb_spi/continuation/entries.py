@@ -22,7 +22,7 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """The partitions that are being read, that wait, or that have ended, in the order in which they are read.
+    """The partitions of a feed (being read, waiting, or ended), in the order in which they are read.
 
     Args:
         entries: The partitions in the order in which they are read.
@@ -36,23 +36,26 @@ class Entries:
         self._entries = dict[str, Entry]()
         self._plan_id: str | None = None
         self._segments: dict[str, None] = {}
+        self._waiting_for: dict[str, set[str]] = {}
         for entry in entries:
             self._entries[entry.partition_id] = entry
             if type(entry) is Plan:
                 self._plan_id = entry.partition_id
             elif type(entry) is Active and not entry.listed:
                 self._segments[entry.partition_id] = None
+            elif type(entry) is Waiting:
+                self._index(entry)
         self.audited = audited
 
     def to_json(self) -> Cursor:
-        """Return the entries as JSON; an active partition takes six characters besides its id and cursor."""
-        value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
+        """Return the entries as JSON; each active partition adds six characters to its id and cursor."""
+        value: dict[str, Cursor] = {"p": list(map(entry_to_json, self._entries.values()))}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
         return value
 
     def stands_like(self, other: Entries) -> bool:
-        """Return whether both contain the same partitions at the same positions.
+        """Return whether both lineages contain the same partitions at the same positions.
 
         Watches and audits are ignored.
 
@@ -82,6 +85,8 @@ class Entries:
 
     def waiting(self) -> list[Waiting]:
         """The child partitions that wait for a parent."""
+        if not self._waiting_for:
+            return []
         return [entry for entry in self._entries.values() if type(entry) is Waiting]
 
     def listed(self) -> set[str]:
@@ -105,7 +110,7 @@ class Entries:
         """Return whether an entry is a segment of a scan.
 
         Args:
-            partition_id: Its id.
+            partition_id: The id of the entry.
         """
         return partition_id in self._segments
 
@@ -135,11 +140,11 @@ class Entries:
         return entry if type(entry) is AwaitingChildren else None
 
     def unnamed(self) -> list[AwaitingChildren]:
-        """The partitions that were read to their end and have no known child yet."""
+        """The partitions that were read to their end and that have no known child yet."""
         return [entry for entry in self.awaiting_children() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """Return the position of an active or ended partition, or the part that a plan has not divided yet.
+        """Return the position of an active or ended partition, or the undivided rest of a plan.
 
         Args:
             partition_id: The service's own id of the partition.
@@ -149,7 +154,7 @@ class Entries:
         return entry.cursor
 
     def fresh_children(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
-        """The children that the partition has not named before.
+        """Return the children that the partition has not named before.
 
         Args:
             partition_id: The partition.
@@ -160,10 +165,10 @@ class Entries:
         return [child for child in children if child.partition_id not in named]
 
     def undiscovered(self, partition_id: str, children: Sequence[Child]) -> set[str]:
-        """Return those other unknown parents of the children that only this partition has led to so far.
+        """Return the other parents of these children that are not in the lineage.
 
-        These parents are not discovered yet, or they are older than the retention and cannot name their
-        children any more.
+        These parents are not discovered yet, or they are older than the retention and can no longer name
+        their children.
 
         Args:
             partition_id: The service's own id of the partition.
@@ -171,3 +176,7 @@ class Entries:
         """
         fresh = [child for child in children if child.partition_id not in self._entries]
         return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}
+
+    def _index(self, entry: Waiting) -> None:
+        for parent in entry.parents:
+            self._waiting_for.setdefault(parent, set()).add(entry.partition_id)

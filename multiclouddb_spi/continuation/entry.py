@@ -47,7 +47,7 @@ _WAITING: Final = 4
 _UNLISTED: Final = 8
 _KNOWN: Final = _DRAINED | _SUSPECT | _WAITING | _UNLISTED
 _MOST: Final = 2**53
-"""The highest count that a token may contain: JSON parsers of all languages read it exactly."""
+"""The highest count that a token may contain: JSON parsers in all languages read this number exactly."""
 
 
 @attrs.frozen
@@ -76,8 +76,8 @@ class AwaitingChildren:
     Attributes:
         partition_id: The service's own id of the partition.
         cursor: The position at which the partition ends.
-        children: The children that were named so far, including those that have been read to their end since;
-            empty if no child is known.
+        children: The children that were named so far, including those that have been read to their end since
+            then; empty if no child is known.
         watched: How long the engine has looked for children, in tenths of a second of running time.
     """
 
@@ -93,7 +93,7 @@ class Waiting:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        said: The distinct start positions given by its seed and by the parents that were read to their end.
+        said: The distinct start positions that its seed and its fully read parents gave.
         parents: The parents that have not named this child yet, and a lost partition that the child may
             descend from.
         named_at: The service's time when the child was named, in µs since 1970, if some of its parents were
@@ -133,8 +133,8 @@ Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
     """Return the entry of a partition that starts at its seed.
 
-    The entry waits for those of its parents that are present. Only children of the seed that are present are
-    kept. The engine searches for the other children again.
+    The entry waits for those of its parents that are present. Of the seed's children, only those that are
+    present are kept. The engine searches for the other children again.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)
@@ -145,12 +145,12 @@ def seeded(seed: Seed, present: Collection[str]) -> Entry:
 
 
 def place_of(entry: Entry) -> Entry:
-    """Return a copy of an entry without the time that the search for its children has taken."""
+    """Return a copy of an entry without the duration of the search for its children."""
     return attrs.evolve(entry, watched=0) if type(entry) is AwaitingChildren else entry
 
 
 def entry_to_json(entry: Entry) -> Cursor:
-    """One partition in the form that a token stores."""
+    """Return one partition in the form that a token stores."""
     match entry:
         case Plan():
             return plan_to_json(entry)
@@ -182,7 +182,7 @@ def entry_from_json(item: Any) -> Entry:
         case [str(), _, int() as flags, *_] if is_plan(flags):
             return plan_from_json(item)
         case [str(), _, int() as flags, *_] if flags > 0 and flags & ~_KNOWN:
-            raise _newer(f"a partition has the flags {flags}, this library knows {_KNOWN}")
+            raise _newer(f"a partition has the flags {flags}, but this library knows only {_KNOWN}")
         case [str() as partition_id, cursor, 2 | 8 | 10 as flags]:
             return Active(partition_id, cursor, bool(flags & _SUSPECT), not flags & _UNLISTED)
         case [str() as partition_id, cursor, 1]:
@@ -201,7 +201,7 @@ def entry_from_json(item: Any) -> Entry:
 
 
 def audited_to_json(audited: Audited) -> Cursor:
-    """The audit data in the form that a token stores."""
+    """Return the audit data in the form that a token stores."""
     return [audited.since, audited.at, int(audited.retired)]
 
 

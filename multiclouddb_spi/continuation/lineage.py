@@ -2,22 +2,21 @@
 
 A lineage is the part of a token that changes. Each partition in a lineage is in one of three states:
 
-    Active    it is read from its cursor
+    Active    the engine reads it from its cursor
     AwaitingChildren   it is read to its end, and the service may name more children than it has named so far
     Waiting   a child: some of its parents are not drained; it has the cursors that the drained ones gave
 
 A child that is known starts at once, unless it waits for another parent. The parent of such a child stays in
 the lineage as AwaitingChildren and is asked again (`watch`). This ends when the service proves that all
-children are known, or when the watch has lasted long enough. As long as the parent is in the lineage, all its
-descendants are covered. A lineage also contains the times when the feed began and when its coverage was last
-audited.
+children are known, or when the watch has lasted long enough. As long as the parent is in the lineage, none of
+its descendants can be missed. A lineage also contains the times when the feed began and when its coverage was
+last audited.
 
-A child starts when *every* parent has named it. If a parent is not in the lineage, it has not been discovered
-yet, because every partition of the feed descends from its seeds. So the child also waits for an unknown
-parent, and never starts too early. There are two exceptions: a partition that is older than retention
-(`replace`, `undiscovered`), and a parent that does not descend from the partitions that are read
-(`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one of them as
-for a parent (`Retention`).
+A child starts when *every* parent has named it. Every partition of the feed descends from its seeds. So a
+parent that is not in the lineage has not been discovered yet. The child also waits for such a parent, and
+never starts too early. There are two exceptions: a partition that is older than retention (`replace`,
+`undiscovered`), and a parent that does not descend from the partitions that are read (`UndiscoveredParents`).
+A partition that may descend from several lost partitions waits for one of them as for a parent (`Retention`).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Join: TypeAlias = Callable[[str, Sequence[Cursor]], Cursor]
 
 
 class Lineage(ScanEntries):
-    """The partitions of one feed; their order is the order of reading. Not thread-safe.
+    """The partitions of one feed, in the order in which they are read. Not thread-safe.
 
     Args:
         entries: The partitions in the order in which they are read.
@@ -59,16 +58,13 @@ class Lineage(ScanEntries):
             audited.
 
     Attributes:
+        join: The function that was passed as argument.
         audited: The audit data that was passed as argument.
     """
 
     def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
         super().__init__(entries, audited)
-        self._join = join
-        self._waiting_for: dict[str, set[str]] = {}
-        for entry in self._entries.values():
-            if type(entry) is Waiting:
-                self._index(entry)
+        self.join = join
 
     @classmethod
     def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
@@ -101,17 +97,17 @@ class Lineage(ScanEntries):
         audited = audited_from_json(value["a"]) if "a" in value else None
         entries = list(map(entry_from_json, value["p"]))
         if sum(type(entry) is Plan for entry in entries) > 1:
-            raise InvalidCursor("it holds two snapshots")
+            raise InvalidCursor("it contains two snapshots")
         if len({entry.partition_id for entry in entries}) != len(entries):
             raise InvalidCursor("a partition is listed twice")
         return cls(entries, join, audited)
 
     def copy(self) -> Lineage:
         """Return a copy of this lineage; changing the copy does not change the original."""
-        return Lineage(self._entries.values(), self._join, self.audited)
+        return Lineage(self._entries.values(), self.join, self.audited)
 
     def start(self, partition_id: str) -> bool:
-        """Start a child without waiting for its parents any longer; False while the child waits for a scan.
+        """Start a child without waiting for its parents any longer; return False while it waits for a scan.
 
         Args:
             partition_id: The child.
@@ -123,7 +119,7 @@ class Lineage(ScanEntries):
             self._entries[partition_id] = entry = attrs.evolve(entry, parents=(plan.partition_id,))
             self._index(entry)
             return False
-        cursor = self._join(partition_id, entry.said)
+        cursor = self.join(partition_id, entry.said)
         del self._entries[partition_id]
         self._entries[partition_id] = Active(partition_id, cursor, listed=entry.listed)
         return True
@@ -209,14 +205,14 @@ class Lineage(ScanEntries):
         return [seed.partition_id for seed in fresh]
 
     def _seed(self, seed: Seed, present: Collection[str]) -> None:
-        """Add a partition that waits for those of its parents that are present and have not ended."""
+        """Add a partition; it waits for those of its parents that are present and have not ended."""
         watched = self._watched_among(seed.parents, seed.partition_id)
         entry = self._entries[seed.partition_id] = seeded(seed, set(present) - watched)
         if isinstance(entry, Waiting):
             self._index(entry)
 
     def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
-        """Return those parents of a child that have ended and are only watched.
+        """Return the parents of a child that have ended and are only watched for more children.
 
         These parents count as having named the child.
         """
@@ -265,7 +261,7 @@ class Lineage(ScanEntries):
         if complete:
             self._note_retired(listed=listed)
         else:
-            assert listed, "who looks for more children asks the service, which knows nothing of this one"
+            assert listed, "the service does not know this partition, so it cannot name more children"
             freed = [name for name in sorted(waited) if isinstance(self._entries.get(name), Waiting)]
             known = dict.fromkeys((*named, *(child.partition_id for child in children), *freed))
             watched = entry.watched if type(entry) is AwaitingChildren else 0
@@ -283,11 +279,11 @@ class Lineage(ScanEntries):
         coming: Collection[str] = frozenset(),
         holds: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Replace a partition whose records are older than the retention by what is left of its branch.
+        """Replace a partition whose records are older than the retention with its remaining descendants.
 
         Args:
             partition_id: The partition.
-            seeds: The partition itself again, or those of its descendants that still exist (`Feed.oldest`).
+            seeds: The partition itself again, or its remaining descendants (`Feed.oldest`).
             coming: Partitions that will be discovered later; a child still waits for a parent among them.
             holds: Maps a seed or a waiting partition to the entry for which it waits as for a parent.
 
@@ -299,7 +295,7 @@ class Lineage(ScanEntries):
         known = self._entries.keys() | {seed.partition_id for seed in seeds} | set(coming)
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
         for seed in fresh:
-            again = seed.partition_id == partition_id  # it was read: its parents are drained
+            again = seed.partition_id == partition_id  # it was being read: its parents are drained
             self._seed(seed, () if again else known)
         for held, leader in (holds or {}).items():
             self._hold(held, leader)
@@ -354,7 +350,3 @@ class Lineage(ScanEntries):
             if self.start(child_id):
                 started.append(child_id)
         return started
-
-    def _index(self, entry: Waiting) -> None:
-        for parent in entry.parents:
-            self._waiting_for.setdefault(parent, set()).add(entry.partition_id)

@@ -24,7 +24,7 @@ from multiclouddb_spi.continuation.entry import AwaitingChildren
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.moment import to_micros
 from multiclouddb_spi.continuation.retention import Retention
-from multiclouddb_spi.continuation.watching import due, settle
+from multiclouddb_spi.continuation.watching import settle
 from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.retry import Call
@@ -34,7 +34,7 @@ __all__ = ["Audit", "Coming", "Moved", "Mover", "Waits"]
 
 @attrs.frozen
 class Moved:
-    """The result when a partition has ended.
+    """The result of handling the end of a partition.
 
     Attributes:
         fresh: The children that were not known before.
@@ -52,7 +52,7 @@ class Waits:
     Attributes:
         fresh: The children that are not known yet.
         named: The same children, with all other entries that each of them has to wait for.
-        lost: Parents that are older than the retention, or that no entry of the lineage leads to.
+        lost: Parents that are older than the retention, or to which no entry of the lineage leads.
             No child waits for these parents.
         now: The service's time, in µs since 1970, if the children wait for undiscovered parents in a feed
             without audits; else None.
@@ -66,7 +66,7 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """What the descendants of a partition wait for if that partition is older than the retention.
+    """What the descendants of a lost partition wait for (a partition that is older than the retention).
 
     Attributes:
         partitions: The partitions that will be discovered later.
@@ -84,7 +84,8 @@ class Audit:
     Attributes:
         late: The missed partitions, which are now in the lineage, each with its notice.
         seeds: The ids of all partitions that the feed named.
-        stranded: Partitions for which others wait, although they were gone before the service listed them.
+        stranded: Partitions that no longer existed when the service first could have listed them, although
+            others wait for them.
         error: The reason why the service did not name the stranded partitions, or None.
     """
 
@@ -95,7 +96,7 @@ class Audit:
 
 
 class Mover:
-    """Applies the service's answers to one lineage; each call makes its own instance.
+    """Applies the service's answers to one lineage; every call of the client makes its own instance.
 
     Args:
         feed: The feed of the lineage.
@@ -169,10 +170,6 @@ class Mover:
             case _:
                 assert_never(outcome)
 
-    def due(self) -> list[AwaitingChildren]:
-        """The partitions whose children must be requested now."""
-        return due(self._feed, self._lineage)
-
     def discover(
         self, entries: Sequence[AwaitingChildren], end: Callable[[str, Outcome], Sequence[str] | None]
     ) -> list[str]:
@@ -197,7 +194,7 @@ class Mover:
         return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
 
     def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
-        """Ask the service what others wait for if a partition is lost; does not change the lineage.
+        """Ask what other partitions wait for if a partition is lost; the lineage is not changed.
 
         Args:
             name: The partition.
@@ -209,7 +206,7 @@ class Mover:
         return Coming(*self._retention.lost(self._lineage, name, seeds))
 
     def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
-        """Continue with the rest of a partition that the retention has left; return the ids that start now.
+        """Continue with the remaining descendants of a lost partition; return the ids that start now.
 
         Args:
             name: The partition.
@@ -241,13 +238,13 @@ class Mover:
         except Exception as error:  # noqa: BLE001 - returned with what was found; the next audit asks again
             failed = error
         if stranded or failed is not None:
-            audit_failed(lineage)  # the next audit comes soon: this call may be unable to report its findings
+            audit_failed(lineage)  # audit again soon: this call may be unable to report what it found
         found = tuple(seed.partition_id for seed in seeds or ())
         return Audit(tuple(late), found, tuple(stranded), failed)
 
 
 def _retention(feed: Feed, call: Call, deadline: Deadline) -> Retention:
-    # This is not a method of the mover, because a method would create a reference cycle, which would keep
+    # This is a function, because a method of the mover would create a reference cycle, which would keep
     # every event in memory until the garbage collector runs.
     asked = feed.for_one_call()
     return Retention(

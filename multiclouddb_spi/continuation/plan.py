@@ -2,7 +2,7 @@
 
     [id, cursor, flags, [floor, µs, rate, retention, done, segments, rows, records, credit]]
 
-`cursor` identifies the part that is not divided into segments yet; it is null if everything is divided. The
+`cursor` identifies the part that is not divided into segments yet; null if everything is divided. The
 flags are a set of bits. Bit 16 marks a plan, 32 a stream that waits for the scan, 64 a scan whose start was
 announced, and 128 `SnapshotOrder.AUTO`. The segments that are currently read are ordinary entries with bit 8,
 because no listing of the service names them.
@@ -41,9 +41,9 @@ class Plan:
             divided.
         floor: The `order_key` of every row in the snapshot.
         moment: The start of the snapshot, in µs since 1970.
-        holds: True as long as reading changes waits for the end of the scan.
+        holds: True as long as the engine reads no changes before the scan ends.
         announced: True once a page has contained the `SnapshotStarted` notice of this scan.
-        auto: True if changes may be read before the end of the scan.
+        auto: True if the engine may start to read changes before the scan ends.
         rate: `Snapshot.max_scan_rate`.
         retention: The number of seconds for which the service keeps a new position of the change stream; None
             if this time is not known.
@@ -51,7 +51,7 @@ class Plan:
         segments: The expected number of segments, or None.
         rows: The number of rows that were delivered.
         records: The approximate number of rows at the start, or None.
-        credit: Page space that the scan did not get on earlier pages, in quarters of a place, 0 to 3.
+        credit: Space that the scan did not get on earlier pages, in quarters of a place, 0 to 3.
     """
 
     partition_id: str
@@ -70,17 +70,17 @@ class Plan:
     credit: int = 0
 
     def progress(self) -> SnapshotProgress:
-        """The progress of the scan, in the form for the application."""
+        """The progress of the scan, as the application sees it."""
         order = SnapshotOrder.ORDERED if self.holds else SnapshotOrder.INTERLEAVED
         return SnapshotProgress(order, self.done, self.segments, self.rows, self.records)
 
 
 def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
-    """Return the entry of a snapshot that begins.
+    """Return the entry for a snapshot that begins.
 
     Args:
-        scan: From the provider.
-        wanted: From the application.
+        scan: The plan that the provider returned.
+        wanted: The snapshot that the application requested.
     """
     return Plan(
         snapshot_id_of(scan.plan_id),
@@ -98,7 +98,7 @@ def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
 def shown(count: int | None) -> int | None:
     """Return a number that is only shown to users.
 
-    None if the number is too large for a token, because services may estimate any number.
+    Return None if the number is too large for a token: a service's estimate may be any number.
 
     Args:
         count: A number of segments or of records, reported by the provider.

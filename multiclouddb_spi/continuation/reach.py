@@ -1,4 +1,4 @@
-"""Searches the graph of partitions; this one function answers all questions about descent."""
+"""Searches the graph of partitions; the same function serves all questions about descent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["parents_of", "reach"]
 def reach(
     starts: Iterable[str], edges: Mapping[str, Iterable[str]], ends: Container[str] = frozenset()
 ) -> set[str]:
-    """Return all partitions that can be reached from `starts`, including `starts` themselves; pure.
+    """Return all partitions that can be reached from `starts`, including `starts` themselves. Pure.
 
     Args:
         starts: The partitions at which the search begins.
-        edges: Maps a partition to the next ones: its parents, its children, or the partitions for which it
-            waits.
+        edges: Maps a partition to the next partitions: its parents, its children, or the partitions for which
+            it waits.
         ends: Partitions at which the search stops when it reaches them.
     """
     found: set[str] = set()

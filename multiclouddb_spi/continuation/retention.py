@@ -2,10 +2,10 @@
 
 A partition that no longer exists names no children, and a partition that the service still lists may descend
 from several such partitions. The listed partition has to start after all of them, so that it is read once and
-in order. So the listed partition waits for an entry of the lineage that also no longer exists, as for a
-parent. When that entry turns out to be lost, the partition waits for the next such entry. A listed partition
-is never omitted in the hope that another entry names it. The reason is that a lost entry may still end
-normally, with records that were read before, and then it names only its own children.
+in order. So the listed partition waits for a lost entry of the lineage as if it were a parent. When the loss
+of that entry is detected, the partition waits for the next such entry. A listed partition is never left to be
+named by another entry. The reason is that a lost entry may still end normally, with records that were read
+before, and then it names only its own children.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
 list only open partitions, or list a partition late. `Feed.oldest` decides: if a partition can still be read,
@@ -63,7 +63,7 @@ class Retention:
         self._left: set[str] = set()
 
     def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
-        """Return the waits after the loss of a partition, for `Lineage.replace`.
+        """Return what partitions wait for after the loss of a partition, for `Lineage.replace`.
 
         Args:
             lineage: The lineage, which still contains the lost partition.
@@ -124,10 +124,10 @@ class Retention:
         return named, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
-        """Return parents for which others wait, but which were never listed and no longer exist.
+        """Return parents that were never listed and no longer exist, although others wait for them.
 
-        An audit calls this method. The method returns none as long as an entry of the lineage itself no
-        longer exists, because the descendants of that entry are determined when it is read.
+        An audit calls this method. It returns none as long as an entry of the lineage itself no longer
+        exists: the descendants of that entry become known when it is read.
 
         Args:
             lineage: The lineage after the audit.
@@ -142,7 +142,7 @@ class Retention:
         return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
 
     def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-        """Among partitions that no entry leads to, return those that may descend from an unlisted one."""
+        """Return the partitions that no entry leads to and that may descend from an unlisted partition."""
         parents = parents_of(listed)
         above = {name: reach([name], parents) for name in names}
         unlisted = set[str]().union(*above.values()) - parents.keys()
@@ -152,9 +152,9 @@ class Retention:
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
         """Return the partitions that no longer exist, and those of their descendants that still exist.
 
-        If the current call has already asked for more partitions, the method returns the descendants of all
-        of them. Because of this, a partition may wait for an entry that does not lead to it. Such a partition
-        starts later than necessary, but it does start.
+        If the current call has already asked for more partitions, the descendants of all of them are
+        returned. So a partition may wait for an entry that does not lead to it. Such a partition starts later
+        than necessary, but it does start.
         """
         unlisted = _unlisted(names, listed)
         if not self._asked.issuperset(unlisted):
@@ -173,7 +173,7 @@ def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
 
 
 def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-    """Among partitions that no entry leads to, return those that were never read; an audit starts them."""
+    """Return the partitions that no entry leads to and that were never read; an audit starts them."""
     parents = parents_of(listed)
     there = parents.keys() & names
     if lineage.audited is None or not there:
@@ -188,7 +188,9 @@ def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
 def _holds(
     parents: dict[str, tuple[str, ...]], names: Collection[str], gone: Sequence[str]
 ) -> dict[str, str]:
-    """For each partition, find an entry that no longer exists and does not wait for the partition.
+    """For each partition, find an entry that no longer exists and for which the partition can wait.
+
+    The entry itself does not wait for the partition.
 
     Args:
         parents: Maps a partition to what it waits for, now or later; the answer is added to this mapping.

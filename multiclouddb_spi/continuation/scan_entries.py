@@ -1,4 +1,4 @@
-"""Keeps a snapshot scan in a lineage: its plan, its segments, and the partitions that wait for its end.
+"""Keeps a snapshot scan in a lineage: the plan, the segments, and the partitions that wait for the end.
 
 A plan is one entry. The plan stays in the lineage until every segment is defined and read. So a partition
 that waits for the plan waits for the whole scan, even if segments are split. `Lineage` is the only subclass.
@@ -38,7 +38,7 @@ class ScanEntries(Entries):
         """Add a scan; if it holds the stream, every partition of the lineage waits for it.
 
         Args:
-            plan: Its entry.
+            plan: The entry of the scan.
         """
         stream = list(self._entries)
         self._entries[plan.partition_id] = plan
@@ -46,7 +46,7 @@ class ScanEntries(Entries):
         self.hold_for_scan(stream)
 
     def hold_for_scan(self, partition_ids: Iterable[str]) -> None:
-        """Make partitions wait for the scan, if a scan holds the change stream.
+        """Make partitions wait for the scan, if there is one that holds the change stream.
 
         Args:
             partition_ids: Partitions that have not been read yet.
@@ -70,7 +70,7 @@ class ScanEntries(Entries):
 
         Args:
             partition_id: The id of the segment or partition that has ended.
-            outcome: How.
+            outcome: The way in which it has ended.
 
         Raises:
             ProviderFault: `PERMANENT_FAILURE`, because such a provider violates its contract.
@@ -79,7 +79,7 @@ class ScanEntries(Entries):
             case Scanned(pieces) if self.is_segment(partition_id):
                 self.check_cut(pieces, partition_id)
             case Scanned():
-                raise _broken(f"{partition_id} is no segment and has ended with Scanned")
+                raise _broken(f"{partition_id} is not a segment, but has ended with Scanned")
             case Drained() | Awaiting() if self.plan is not None and self.is_segment(partition_id):
                 raise _broken(f"the segment {partition_id} has ended with {type(outcome).__name__}")
             case _:
@@ -89,8 +89,8 @@ class ScanEntries(Entries):
         """Refuse segments whose id already belongs to another entry.
 
         Args:
-            segments: What was cut.
-            replaced: The segment that the new ones replace, or None.
+            segments: The new segments.
+            replaced: The segment that the new segments replace, or None.
 
         Raises:
             ProviderFault: `PERMANENT_FAILURE`, because such a provider violates its contract.
@@ -101,7 +101,7 @@ class ScanEntries(Entries):
             raise _broken(f"a segment was cut twice, or has the id of a partition: {known or names}")
 
     def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
-        """Begin to read parts of the scan; return their ids.
+        """Add segments of the scan to be read; return their ids.
 
         Args:
             segments: The parts.
@@ -118,11 +118,11 @@ class ScanEntries(Entries):
     def scanned(self, segment_id: str, pieces: Sequence[Segment]) -> list[str]:
         """Record that a part of the scan was read to its end.
 
-        Return the ids of the segments that replace its rest.
+        Return the ids of the segments that replace the rest of this part.
 
         Args:
             segment_id: The part.
-            pieces: The segments that are read instead of the rest of this part.
+            pieces: The segments that replace the rest of this part.
         """
         del self._entries[segment_id]
         self._segments.pop(segment_id, None)
@@ -134,11 +134,11 @@ class ScanEntries(Entries):
         return self.cut(pieces, plan.cursor)
 
     def is_scanned(self) -> bool:
-        """Return whether the lineage contains a scan of which nothing is left to read."""
+        """Return whether the lineage contains a scan and every row of this scan was read."""
         return (plan := self.plan) is not None and plan.cursor is None and not self._segments
 
     def end_scan(self) -> list[str]:
-        """Remove the scan and the rest of it; return the ids of the stream partitions that start now."""
+        """Remove the scan and its remaining segments; return the ids of stream partitions that start now."""
         plan = self.plan
         if plan is None:
             return []
@@ -159,5 +159,5 @@ class ScanEntries(Entries):
 
 
 def _broken(problem: str) -> ProviderFault:
-    message = f"{problem}, against the contract of snapshots; this is a defect of the provider: report it"
+    message = f"{problem}; this violates the contract of snapshots and is a defect of the provider: report it"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

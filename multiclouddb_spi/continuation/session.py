@@ -18,13 +18,13 @@ __all__ = ["Finished", "Session"]
 
 @attrs.frozen
 class Finished:
-    """The content of a token after which no change can follow.
+    """The content of a token that no change can follow.
 
-    The engine does not ask the service for such a token.
+    If a token has this content, the engine does not ask the service.
 
     Attributes:
         token: The request's token.
-        over: The end of the feed, with the reason.
+        over: Why the feed ended.
         skipped: Undecodable records that the token skips.
     """
 
@@ -35,7 +35,7 @@ class Finished:
 
 @attrs.frozen
 class Session:
-    """Keeps the state of one call.
+    """The state of one call.
 
     Attributes:
         feed: The opened feed.
@@ -61,7 +61,7 @@ class Session:
         watermark: int | None = None,
         skipped: tuple[tuple[str, str], ...] = (),
     ) -> Envelope:
-        """Return the content of a token for this feed; `encode_token` makes the token.
+        """Return the content of a token for this feed; `encode_token` makes the token from it.
 
         Args:
             state: The state of the feed as JSON.

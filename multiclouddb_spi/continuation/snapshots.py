@@ -1,4 +1,4 @@
-"""Makes the lineage with which reading from `Snapshot()` begins, and one lineage for each segment."""
+"""Makes the first lineage of a read from `Snapshot()`, and one lineage for each segment."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def resolve_backfill(
     """
     now = clock()
     if isinstance(position, AtTime):
-        check_not_ahead(position.utc, now, "AtTime.utc", "pass a moment that has been, or start now")
+        check_not_ahead(position.utc, now, "AtTime.utc", "pass a time in the past, or start now")
     scan = backfill()
     if scan is None:
         raise not_startable()
@@ -89,7 +89,7 @@ def resolve_backfill(
 
 
 def cut_all(plan: Plan, cut: Callable[[Cursor], tuple[list[Segment], Cursor | None]]) -> Iterator[Segment]:
-    """Return every segment of a plan.
+    """Divide a plan completely, and return every segment.
 
     Args:
         plan: The plan.
@@ -118,7 +118,7 @@ def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lin
 
 
 def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
-    """How long the service keeps the stream's positions; infinite if the service does not report it.
+    """Return how long the service keeps the stream's positions; infinite if it does not report this time.
 
     Args:
         feed: The feed of the lineage.

@@ -1,4 +1,4 @@
-"""Makes the lineage with which reading from a start position begins."""
+"""Makes the first lineage of a read from a start position."""
 
 from __future__ import annotations
 

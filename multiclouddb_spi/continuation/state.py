@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entry import AwaitingChildren, Waiting
+from multiclouddb_spi.continuation.entry import AwaitingChildren
 from multiclouddb_spi.continuation.lineage import Join, Lineage
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
@@ -97,20 +97,20 @@ def state_from_json(value: Any, join: Join) -> FeedState:
     """Return the state that was passed to `state_to_json`.
 
     Raises:
-        InvalidCursor: Raised if `state_to_json` did not make the value, or nothing could ever be read from
-            it.
+        InvalidCursor: Raised if `state_to_json` did not make the value, or if no read could ever return a
+            change.
     """
     end = end_from_json(value)
     if end is not None:
         return end
     lineage = lineage_from_json(value, join)
     if not len(lineage):
-        raise InvalidCursor("it holds no partition")
+        raise InvalidCursor("it contains no partition")
     return lineage
 
 
 def lineage_from_json(value: Any, join: Join) -> Lineage:
-    """Return the lineage whose `to_json` made the value; refuse partitions that wait for each other.
+    """Rebuild a lineage from its JSON; refuse partitions that wait for each other.
 
     Raises:
         InvalidCursor: Raised if `Lineage.to_json` did not make the value.
@@ -121,13 +121,13 @@ def lineage_from_json(value: Any, join: Join) -> Lineage:
 
 
 def check_waits(lineage: Lineage) -> None:
-    """Refuse partitions that wait for each other, because their events would never come.
+    """Refuse partitions that wait for each other, because they would never be read.
 
     Raises:
         InvalidCursor: Raised if some partitions wait for each other.
     """
-    parents = {entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}
-    if parents and _is_circular(parents):
+    waiting = lineage.waiting()
+    if waiting and _is_circular({entry.partition_id: entry.parents for entry in waiting}):
         raise InvalidCursor("partitions wait for each other")
 
 
@@ -154,7 +154,7 @@ def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
 
 
 def end_from_json(value: Any) -> Retired | FeedOver | None:
-    """Return the state if reading has ended in it, else None.
+    """Return the state if it is an end of reading, else None.
 
     Raises:
         InvalidCursor: Raised if a child in the value is unreadable.
@@ -189,4 +189,4 @@ def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Awaiti
             named = (*others, *(child.partition_id for child in children))
             return AwaitingChildren(partition_id, cursor, named, watched)
         case _:
-            raise InvalidCursor("how long children were looked for is unreadable")
+            raise InvalidCursor("the duration of a search for children is unreadable")

@@ -8,8 +8,8 @@
 
 Decoding runs no code from the token, inflates into a bounded buffer, and counts the values before it parses
 them. Any text gives a token or `INVALID_REQUEST`. The engine never makes a token that it cannot read again.
-The checksum detects damage, but not forgery. No protection from forgery is needed, because a token gives no
-access to anything that its reader could not read without it.
+The checksum detects damage, but not forgery. No protection from forgery is needed, because a token gives its
+reader no additional access.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
 VERSION: Final = 1
 _MOST_CHARACTERS: Final = MAX_BYTES // 3 * 4 + 16
-# Memory for each byte of JSON: for the parser; for the values; and the maximum for all values together.
+# The memory that the parser and the values need for each byte of JSON, and the maximum for all values.
 _PARSER_TAKES, _MOST_FOR_A_BYTE, _MOST_FOR_VALUES = 14, 32, 250_000_000
 _FIELD: Final = "continuation_token"
 _PLAIN, _DEFLATED = b"j", b"z"
@@ -120,25 +120,24 @@ def encode_token(envelope: Envelope) -> str:
         body["w"] = envelope.watermark
     if envelope.skipped:
         body["k"] = [list(item) for item in envelope.skipped]
-    plain = _dumped(body)
+    try:
+        plain = orjson.dumps(body)
+        problem = beyond_bounds(plain)
+    except orjson.JSONEncodeError as error:
+        plain, problem = b"", f"it is not JSON, or nests deeper than {MAX_LEVELS} levels ({error})"
+    if problem is not None:
+        raise _cannot_be_made(envelope, problem)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
     deflated = deflate.compress(plain) + deflate.flush()
     flag, payload = (_DEFLATED, deflated) if len(deflated) < len(plain) else (_PLAIN, plain)
     return _text(flag + zlib.crc32(payload).to_bytes(4, "big") + payload)
 
 
-def _dumped(body: dict[str, Any]) -> bytes:
-    try:
-        plain = orjson.dumps(body)
-        problem = beyond_bounds(plain)
-    except orjson.JSONEncodeError as error:
-        plain, problem = b"", f"it holds what is no JSON, or nests deeper than {MAX_LEVELS} levels ({error})"
-    if problem is None:
-        return plain
-    raise MulticloudDbError(
-        f"{_FIELD}: cannot be made ({problem}); read the partitions of a feed this large one by one, with "
-        "client.plan_partitions; a provider writes a position that nests deep as text",
-        ErrorDetail(ErrorCategory.PERMANENT_FAILURE, provider=str(body["p"]), operation="read_changes"),
+def _cannot_be_made(envelope: Envelope, problem: str) -> MulticloudDbError:
+    return MulticloudDbError(
+        f"{_FIELD}: cannot be made ({problem}); if the feed is too large, read its partitions one by one "
+        "with client.plan_partitions; if a position nests too deep, the provider must write it as text",
+        ErrorDetail(ErrorCategory.PERMANENT_FAILURE, provider=envelope.provider_id, operation="read_changes"),
     )
 
 
@@ -156,12 +155,12 @@ def decode_token(token: str) -> Envelope:
         body = _parse(_payload(token))
     except MemoryError as error:
         raise invalid_request(
-            _FIELD, "is too large for the memory that this process may take", "give the process more memory"
+            _FIELD, "is too large for the memory that this process may use", "give the process more memory"
         ) from error
     version = body.get("v")
     if isinstance(version, int) and version > VERSION:
         raise invalid_request(
-            _FIELD, f"is of version {version}, this library reads up to {VERSION}", "upgrade multiclouddb"
+            _FIELD, f"has version {version}, this library reads up to {VERSION}", "upgrade multiclouddb"
         )
     match body:
         case {
@@ -201,7 +200,7 @@ def _payload(token: str) -> bytes:
         raise _damaged("its last characters are not what this library writes")
     flag, checksum, payload = raw[:1], raw[1:5], raw[5:]
     if flag not in (_PLAIN, _DEFLATED) or len(checksum) != 4:
-        raise _damaged("it does not begin like one")
+        raise _damaged("it does not begin like a token")
     if zlib.crc32(payload).to_bytes(4, "big") != checksum:
         raise _damaged("its checksum does not match")
     return payload if flag == _PLAIN else _inflate(payload)
@@ -231,9 +230,9 @@ def _parse(payload: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
-        raise _damaged("it holds no JSON") from error
+        raise _damaged("it contains no JSON") from error
     if not isinstance(body, dict):
-        raise _damaged("it holds no JSON object")
+        raise _damaged("it contains no JSON object")
     return body
 
 
@@ -247,7 +246,7 @@ def _address(database: str | None, collection: str | None) -> ResourceAddress:
 def _watermark(value: object) -> int | None:
     if value is None or is_micros(value):
         return value
-    raise _damaged("its watermark is no time")
+    raise _damaged("its watermark is not a time")
 
 
 def _skipped(value: object) -> tuple[tuple[str, str], ...]:

@@ -1,15 +1,16 @@
-"""Decides when a child partition starts if this feed may never read some of its parents.
+"""Decides when a child partition starts if the feed may never read some of the child's parents.
 
 A feed of a whole collection waits for every parent, because an audit finds parents to which the feed does not
 lead. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
-partition key. In these feeds, a parent that is not in the lineage is called undiscovered. Either another
-reader reads it, or it descends from a partition of the lineage that has not been read to its end. In most
-cases the service's listing shows which of the two cases applies. A child does not wait for a parent that
-another reader reads (`Retention.named`). If the listing does not show the case, this rule decides:
+partition key. In these feeds, a parent that is not in the lineage is called undiscovered. There are two
+cases: another reader reads the parent, or the parent descends from a partition of the lineage that has not
+been read to its end. In most cases the service's listing shows which case applies. A child does not wait for
+a parent that another reader reads (`Retention.named`). If the listing does not show this, the following rule
+decides:
 
-An undiscovered parent existed before its child was made, so its ancestors had ended by then. So if a
+An undiscovered parent existed before its child was made, so the parent's ancestors had already ended. So if a
 partition was read past the time at which the child was named, and has not ended, it leads to no undiscovered
-parent. The same is true for a partition that was asked after that time and had no more records.
+parent. Nor does a partition that was asked after that time and had no more records.
 
 With this rule a child may start late, but no child is left out. Children start one at a time, the oldest
 first, because one waiting child may lead to another.
@@ -33,8 +34,8 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 class UndiscoveredParents:
     """The children of a lineage that wait only for undiscovered parents.
 
-    Each call makes its own instance before it reads. A child starts at once if the positions show that its
-    wait would never end.
+    Each call of a feed without audits makes its own instance before it reads. A child starts at once if the
+    positions show that its wait would never end.
 
     Args:
         feed: The feed of the lineage.
@@ -43,16 +44,14 @@ class UndiscoveredParents:
 
     def __init__(self, feed: Feed, lineage: Lineage) -> None:
         self._feed, self._lineage = feed, lineage
-        self._before: set[str] = set()
-        if lineage.audited is None:
-            while (child := self._oldest()) is not None and self._is_passed(child):
-                lineage.start(child.partition_id)
-            self._before = {child.partition_id for child in _waiting_for_undiscovered(lineage)}
+        while (child := self._oldest()) is not None and self._is_passed(child):
+            lineage.start(child.partition_id)
+        self._before = {child.partition_id for child in _waiting_for_undiscovered(lineage)}
 
     def settle(self) -> bool:
         """Start a child whose wait would never end.
 
-        The method is called after every active partition was asked in this call and none had more records.
+        Call this method only after every active partition was asked in this call and none had more records.
 
         Returns:
             True if no child waits, so that the feed is idle.
@@ -67,7 +66,7 @@ class UndiscoveredParents:
         return False
 
     def _oldest(self) -> Waiting | None:
-        """Return the child with the first start position; if positions do not decide, the first named."""
+        """Return the child with the first start position; else the child that was named first."""
         return min(_waiting_for_undiscovered(self._lineage), key=self._begins, default=None)
 
     def _begins(self, child: Waiting) -> datetime:
@@ -83,10 +82,5 @@ class UndiscoveredParents:
 
 
 def _waiting_for_undiscovered(lineage: Lineage) -> list[Waiting]:
-    """Return the children without a parent in the lineage.
-
-    The result is empty if audits find the missed partitions of this feed.
-    """
-    if lineage.audited is not None:
-        return []
+    """Return the children without a parent in the lineage."""
     return [child for child in lineage.waiting() if not any(parent in lineage for parent in child.parents)]

@@ -1,6 +1,6 @@
 """Decides when to search again for the children of an ended partition, and for how long.
 
-The duration of a search is running time: it adds up the monotonic seconds between two lookups of one process.
+The duration of a search is running time: the sum of the monotonic seconds between the lookups in one process.
 The token keeps this duration, so that neither a restart nor a client's clock ends a search early. The process
 remembers only the time of its last lookup; if that time is lost, the search lasts longer.
 """
@@ -20,7 +20,7 @@ from multiclouddb_spi.continuation.entry import AwaitingChildren
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
 
-__all__ = ["due", "is_due", "is_over", "looked", "pause_after", "settle"]
+__all__ = ["is_due", "is_over", "looked", "pause_after", "settle"]
 
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 120.0
@@ -41,7 +41,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def pause_after(watched: int) -> float:
-    """Return the seconds from one lookup to the next: about as long as the search has lasted so far.
+    """Return the pause before the next lookup, about as long as the search has lasted so far.
 
     So the process looks for children fourteen times in ten minutes. Half of these lookups are in the first
     six seconds, when most late children appear.
@@ -56,7 +56,7 @@ def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
     """Return whether to search for more children of a partition now.
 
     If no child is known, the engine searches at once, because the feed cannot continue without a child. A
-    process that has not searched yet also searches at once.
+    process that has not searched yet searches at once.
 
     Args:
         feed: The feed that contains the partition.
@@ -70,18 +70,8 @@ def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
     return last is None or time.monotonic() - last >= pause_after(entry.watched)
 
 
-def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
-    """The partitions whose children the engine must search for now.
-
-    Args:
-        feed: The feed of the lineage.
-        lineage: The lineage.
-    """
-    return [entry for entry in lineage.awaiting_children() if is_due(feed, entry)]
-
-
 def is_over(entry: AwaitingChildren, seconds: float) -> bool:
-    """Return whether the search for a partition's children is over; never true before one child is known.
+    """Return whether the search for a partition's children is over; never True as long as no child is known.
 
     Args:
         entry: The partition.
@@ -99,8 +89,8 @@ def looked(feed: Feed, partition_id: str, watched: int) -> int:
         watched: The duration of the search so far, in tenths of a second.
 
     Returns:
-        The new duration of the search. The duration grows by the time since this process last searched, or
-        not at all if that time is unknown.
+        The new duration of the search. The duration grows by the time since the last search of this process;
+        if that time is unknown, it does not grow.
     """
     now = time.monotonic()
     with _lock:
@@ -129,8 +119,8 @@ def settle(
     Args:
         feed: The feed of the lineage.
         lineage: Changed in place.
-        entries: The partitions whose children were requested.
-        outcomes: The answers of the service; if a partition has no answer, the service was not asked for it.
+        entries: The partitions whose children were searched for.
+        outcomes: The answers of the service; a partition without an answer was not asked for.
         seconds: How long to search for more children.
         end: A function that applies an outcome to the lineage, and returns the ids that start.
 
@@ -155,6 +145,6 @@ def settle(
             continue
         if not lineage.fresh_children(
             name, children_of(outcome)
-        ):  # otherwise it could not be added, so look for it again
+        ):  # Otherwise the child could not be added, so the engine searches for it again.
             started += lineage.forget(name)
     return started

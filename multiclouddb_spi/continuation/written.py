@@ -1,4 +1,4 @@
-"""The lineages of the last tokens that this process has written: its own tokens need not be parsed."""
+"""Keeps the lineages of the last tokens that this process wrote, so that these tokens need not be parsed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _MOST_ENTRIES: Final = 100_000
 
 @attrs.frozen(eq=False)
 class Written:
-    """One token.
+    """A token that this process wrote.
 
     Attributes:
         envelope: The token without its state.
-        state: The state.
+        state: The state. Only the call that has taken the token may change it.
     """
 
     envelope: Envelope
     state: Lineage
 
     def lineage(self, join: Join) -> Lineage:
-        """Return the lineage as if it had been parsed from the token.
+        """Return the state, which is the same as if it were parsed from the token.
 
         Args:
             join: `Feed.join`.
@@ -39,13 +39,14 @@ class Written:
         Raises:
             InvalidCursor: Raised if partitions wait for each other, as for a parsed token.
         """
-        lineage = Lineage(self.state, join, self.state.audited)
-        check_waits(lineage)
-        return lineage
+        self.state.join = join
+        if self.state.waiting():
+            check_waits(self.state)
+        return self.state
 
 
 class WrittenTokens:
-    """Keeps a lineage with its token until the token is used.
+    """Keeps each lineage with its token until the token is used.
 
     A consumer that reads page after page uses each token once. A token that is used again is parsed.
 
@@ -61,7 +62,7 @@ class WrittenTokens:
         self._lock = threading.Lock()
 
     def keep(self, token: str, envelope: Envelope, lineage: Lineage) -> None:
-        """Keep the lineage of a token; nobody may change it from now on.
+        """Keep the lineage of a token; nobody may change the lineage from now on.
 
         Args:
             token: The token.
@@ -69,34 +70,29 @@ class WrittenTokens:
             lineage: The state in it.
         """
         with self._lock:
-            self._remove(token)
+            if token not in self._written:  # the same token has the same entries
+                self._entries += len(lineage)
             self._written[token] = Written(attrs.evolve(envelope, state=None), lineage)
-            self._entries += len(lineage)
             while len(self._written) > _MOST_TOKENS or self._entries > _MOST_ENTRIES:
-                self._remove(next(iter(self._written)))
+                self._entries -= len(self._written.popitem(last=False)[1].state)
 
     def take(self, token: str) -> Written | None:
-        """Remove and return the lineage of a token; None if it is not kept."""
+        """Remove and return the lineage of a token; or None."""
         with self._lock:
-            written = self._remove(token)
+            written = self._written.pop(token, None)
+            if written is not None:
+                self._entries -= len(written.state)
         if written is not None and self.checks:
             _check(token, written)
-        return written
-
-    def _remove(self, token: str) -> Written | None:
-        """The caller holds the lock."""
-        written = self._written.pop(token, None)
-        if written is not None:
-            self._entries -= len(written.state)
         return written
 
 
 def _check(token: str, written: Written) -> None:
     parsed = decode_token(token)
     state = state_from_json(parsed.state, _first)
-    assert attrs.evolve(parsed, state=None) == written.envelope, "a token says something else than was kept"
+    assert attrs.evolve(parsed, state=None) == written.envelope, "a token differs from what was kept"
     assert isinstance(state, Lineage)
-    assert list(state) == list(written.state), "a token says something else than the lineage that was kept"
+    assert list(state) == list(written.state), "a token differs from the lineage that was kept"
     assert state.audited == written.state.audited
 
 

@@ -1,1 +1,1 @@
-"""Bounded reads without an engine: decides how far to read, plans ranges, and repeats a range unchanged."""
+"""Plans bounded reads without an engine, and reads the planned ranges, which can be read again unchanged."""

@@ -15,7 +15,7 @@ __all__ = ["added", "clip", "is_news", "records_before", "within"]
 
 
 def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """Return the heads. A head that is after the target, or may be, is replaced by the target."""
+    """Return the heads, but replace each head that is or may be after the target by the target."""
     if target is None:
         return heads
     clipped = {}
@@ -24,7 +24,7 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
             bound = target.cursors[name]
             order = feed.compare(head.cursor, bound)
             if order != -1:
-                # An end exactly at the bound is also left for later, because its children lie after the
+                # An end exactly at the target is also left for later, because its children lie after the
                 # target.
                 head = Head(bound, None if order != 0 and head.records else head.records, Continue())
         clipped[name] = head
@@ -32,7 +32,7 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
 
 
 def is_news(head: Head, moved: bool) -> bool:
-    """Return True for records, for possible records, and for an end; False if only the position has moved."""
+    """Return True if there are or may be records, or an end; False if only the position has moved."""
     return bool(head.records) or (head.records is None and moved) or not goes_on(head.outcome)
 
 
@@ -44,7 +44,7 @@ def records_before(head: Head, asked: Cursor, share: int) -> int:
 
 
 def added(before: Head | None, head: Head) -> Head:
-    """Join two heads of one partition into one; the head was requested in two parts."""
+    """Join two heads of one partition that were requested one after the other."""
     if before is None or before.records is None or head.records is None:
         return head if before is None else attrs.evolve(head, records=None)
     return attrs.evolve(head, records=before.records + head.records)
@@ -58,7 +58,7 @@ def within(feed: Feed, entry: Active, target: Target | None) -> bool:
         return target.passed is None or entry.partition_id in target.passed
     bound = target.cursors[entry.partition_id]
     order = feed.compare(entry.cursor, bound)
-    # At the same place only other hints matter: they keep what was already scanned.
+    # At the same place only different hints matter: they record what was already scanned.
     return order in (-1, None) or (order == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
 
 

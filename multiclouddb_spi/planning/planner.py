@@ -36,6 +36,7 @@ from multiclouddb_spi.continuation.mover import Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.continuation.state import lineage_from_json
+from multiclouddb_spi.continuation.watching import is_due
 from multiclouddb_spi.contract import Feed, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -55,7 +56,7 @@ _log = logging.getLogger("multiclouddb.planner")
 
 
 class Planner:
-    """Plans the reads of one feed; each call, which may make several attempts, uses its own instance.
+    """Plans the reads of one feed; every call of the client uses its own instance.
 
     Args:
         provider: Classifies failures.
@@ -80,7 +81,7 @@ class Planner:
         self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
 
     def start(self, position: FeedStart | Snapshot, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
-        """Resolve a start.
+        """Convert a start position into a lineage.
 
         Args:
             position: The start position. The scan of a snapshot is read in whole segments.
@@ -121,7 +122,7 @@ class Planner:
         *,
         allow_empty: bool = False,
     ) -> Step:
-        """Plan the next step; if the step is not worth reading, its `moved` is False.
+        """Plan the next step; its `moved` is False if there is nothing to read.
 
         Args:
             before: The lineage at which the step starts; it is not changed.
@@ -129,8 +130,8 @@ class Planner:
                 end.
             deadline: The time limit for planning the step.
             target: The latest position up to which the step may read.
-            allow_empty: True if positions that moved without any record also justify a step. Otherwise a
-                position that stays the same for a long time becomes older than the service's log.
+            allow_empty: True if positions that moved without any record also justify a step. Without such
+                steps, a position could become older than the service's log.
         """
         wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)
@@ -138,7 +139,7 @@ class Planner:
     def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
         """Plan every step from a lineage to the present end of the feed, or to the target.
 
-        Each partition is asked once, so planning ends however fast new records arrive.
+        Each partition is asked only once, so planning ends even if new records keep arriving.
 
         Args:
             before: The lineage at which the first step starts.
@@ -157,7 +158,7 @@ class Planner:
             before = step.after
 
     def target(self, before: Lineage, deadline: Deadline) -> Target:
-        """Return the present end of the feed; all records written later lie after it.
+        """Return the present end of the feed, before all records that are written later.
 
         Args:
             before: The lineage at which the read starts.
@@ -165,14 +166,14 @@ class Planner:
         """
         last, passed = before, set[str]()
         for step in self.steps(before, deadline):
-            # A partition that has ended may stay in the lineage, while more children are looked for.
+            # An ended partition may stay in the lineage while the engine searches for more children.
             passed |= {e.partition_id for e in step.before.active()}
             last = step.after
         stands = {entry.partition_id: entry.cursor for entry in last.active()}
         return Target(stands, frozenset(passed - stands.keys()))
 
     def target_at(self, moment: datetime, deadline: Deadline, field: str = "AtTime.utc") -> Target:
-        """Return the end that the feed had at a given time; needs `CHANGE_FEED_POINT_IN_TIME`.
+        """Return where the feed ended at a given time; needs `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
             moment: The given time, with a time zone. The target lies before this time, as closely as the
@@ -217,7 +218,7 @@ class Planner:
         after = before.copy()
         self._skipped: list[str] = []
         mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
-        if entries := mover.due():
+        if entries := [entry for entry in after.awaiting_children() if is_due(self._feed, entry)]:
             mover.discover(entries, partial(_end, mover))
         late = self._audit(after, mover, deadline)
         heads = self._heads(mover, wanted, max_records, deadline, target)
@@ -271,7 +272,7 @@ class Planner:
         deadline: Deadline,
         target: Target | None,
     ) -> dict[str, Head]:
-        """Find the position up to which each partition is read; `max_records` limits all reads together."""
+        """Find the position up to which to read each partition; `max_records` limits their total."""
         if max_records is None:
             return clip(self._feed, self._ask(wanted, None, mover, deadline), target)
         heads: dict[str, Head] = {}
@@ -328,15 +329,15 @@ class Planner:
                 before = dict(left)
                 for name in left.copy() if failed is None else [failed]:
                     self._skip(name, left, mover, failed)
-                # The oldest record may be gone before it is read, but skipping must not repeat for ever.
+                # The oldest record may disappear before it is read, but skipping must not repeat forever.
                 if left == before or skips[failed] > _MOST_SKIPS:
                     raise
 
     def _skip(self, name: str, left: dict[str, Cursor], mover: Mover, failed: str | None) -> None:
         """Continue at the oldest remaining record of a partition that has expired.
 
-        The expired partition is the one whose read has `failed`. If all partitions were asked together, their
-        positions show which one has expired.
+        `failed` names the expired partition. If all partitions were asked together, their positions show
+        which of them has expired.
         """
         seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
         if name in seeds and failed is None and self._feed.compare(left[name], seeds[name].cursor) != -1:
@@ -350,7 +351,7 @@ class Planner:
         place = f"{self._feed.public_id(name)} after {self._feed.describe(lost).text}"
         self._skipped.append(place)
         _log.warning(
-            "%s: what %s held was lost to retention; reading continues after the gap",
+            "%s: the changes of %s were lost to retention; reading continues after the gap",
             self._feed.spec.address,
             place,
         )

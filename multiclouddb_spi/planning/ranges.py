@@ -1,4 +1,4 @@
-"""Bounded reads: each reads a range of one partition, and returns the same events every time."""
+"""Reads a range of one partition; every read of the same range returns the same events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ENDED: Final = (
     "try again, and if that does not help, start again at a time before that"
 )
 _BEHIND: Final = (
-    f"the service has had nothing more for {_STILL_SECONDS:.0f} s, but the planned range is not at its end; "
+    f"the service has sent nothing more for {_STILL_SECONDS:.0f} s, before the end of the planned range; "
     "try again, and if that does not help, the resource was recreated: start again"
 )
 
@@ -54,9 +54,9 @@ class Range:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        start: Read after this.
+        start: The position after which to read.
         until: The last position of the range, which is included. None means up to the end of the partition.
-            Such an end must exist: the partition has ended, or it is a segment of a scan.
+            Such an end must exist: the partition must have ended, or be a segment of a scan.
     """
 
     partition_id: str
@@ -106,8 +106,8 @@ class RangeReading:
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
         """Yield the batches of the whole range; no batch is empty.
 
-        The node of the service that answers may lag behind the node that was used for planning the range. So
-        if the node has no more records before the end of the range, the service is asked again.
+        The node of the service that answers now may lag behind the node that answered when the range was
+        planned. So if there are no more records before the end of the range, the service is asked again.
         """
         still = Deadline.after(_STILL_SECONDS)
         while True:
@@ -147,7 +147,7 @@ class RangeReading:
             reader.close()
 
     def _is_over(self, outcome: Outcome) -> bool:
-        """Return whether the range ends with a batch; raise if the partition has ended before that."""
+        """Return whether the range ends with a batch; raise if the partition has ended too early."""
         match outcome:
             case Continue():
                 return False
@@ -200,7 +200,7 @@ class RangeReading:
             if seed.partition_id == part.partition_id and seed.cursor != self._position:
                 lost, self._position = self._position, seed.cursor
                 where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text
-                _log.warning("%s: what it held after %s was lost to retention", where, text)
+                _log.warning("%s: the changes after %s were lost to retention", where, text)
                 return part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
         return False
 

@@ -1,11 +1,11 @@
 """Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
 A step is the difference between two lineages. So the lineage before a step must contain the segments that the
-step reads, because dividing a plan again could give other segments. While the plan holds the change stream, a
-step reads only segments; `AUTO` releases the stream when one of its positions has used half of its retention.
-From then on, and with `INTERLEAVED`, a step reads the stream and segments. The stream goes first: at least a
-quarter of a limited step is reserved for it. The scan gets at most three quarters, and less if the stream
-needs more.
+step reads, because dividing the plan again could result in other segments. While the plan holds the change
+stream, a step reads only segments; `AUTO` releases the stream when half of the retention time of one of its
+positions has passed. Once the stream is released, and always with `INTERLEAVED`, a step reads both the stream
+and segments. The stream goes first: at least a quarter of a limited step is reserved for it. The scan gets at
+most three quarters, and less if the stream needs more.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
         raise unwritten(type(feed), "snapshot", "how to scan its collection")
     if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
         raise unsupported(
-            "Snapshot(order=INTERLEAVED) is not available: a row has no floor here",
+            "Snapshot(order=INTERLEAVED) is not available: rows have no floor in this feed",
             "pass SnapshotOrder.ORDERED or AUTO",
         )
     return resolve_snapshot(
@@ -58,7 +58,7 @@ def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
 
 
 def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
-    """Return the next step of a lineage whose plan holds the stream.
+    """Return the next step of a lineage whose scan holds the stream.
 
     Args:
         feed: The opened feed.
@@ -68,8 +68,8 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
         deadline: The time limit.
 
     Returns:
-        A step that reads every segment of `before` to its end. If the step reads nothing, it has defined
-        segments or ended the scan.
+        A step that reads every segment of `before` to its end. A step that reads nothing only defines
+        segments or ends the scan.
     """
     after = before.copy()
     _scan(feed, before, after, max_records, deadline)
@@ -79,7 +79,7 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
 
 
 def stream_limit(before: Lineage, max_records: int | None) -> int | None:
-    """Return how many changes a step may read in addition to the segments of the lineage before it.
+    """Return how many changes a step may read in addition to the segments of the scan.
 
     Args:
         before: The lineage before the step, whose plan does not hold the stream.
@@ -105,9 +105,9 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
         deadline: The time limit.
 
     Returns:
-        A step that also reads every segment of the lineage before the step to its end. While a position of
-        the stream has used half of its retention, and the stream fills its limit, no more segments are
-        defined.
+        A step that also reads every segment of the lineage before the step to its end. No more segments are
+        defined while the stream fills its limit and half of the retention time of one of its positions has
+        passed.
     """
     used = step.records
     limit = stream_limit(step.before, max_records)
@@ -123,7 +123,7 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
 
 
 def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadline: Deadline) -> None:
-    """Read the segments of one lineage to their ends in the other, and define those of the next step."""
+    """Read the segments of the first lineage to their end, and define those for the next step."""
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
     for entry in before.active():
@@ -143,7 +143,7 @@ def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadlin
 
 
 def _segments(plan: Plan, most: int | None) -> int:
-    """Return the number of segments that have about `most` rows in total."""
+    """Return how many segments together contain about `most` rows."""
     if most == 0:
         return 0
     if most is None or not plan.records or not plan.segments:
@@ -152,7 +152,7 @@ def _segments(plan: Plan, most: int | None) -> int:
 
 
 def _is_worn(feed: Feed, lineage: Lineage, deadline: Deadline) -> bool:
-    """Return whether a position of the stream has used half of its retention; False if that is unknown."""
+    """Return whether half of the retention time of a stream position has passed; False if unknown."""
     now, plan = feed.clock(deadline), lineage.plan
     left = math.inf if now is None else stream_headroom(feed, lineage, now)
     if plan is None or left == math.inf:

@@ -1,4 +1,4 @@
-"""Represents one planned step, and the limit up to which a run may read."""
+"""Represents one planned step, and the target up to which a run may read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Step", "Target", "ranges_between"]
 
 @attrs.frozen
 class Target:
-    """The limit up to which a run reads if it ends by itself.
+    """The end position of a run that ends by itself.
 
     Attributes:
         cursors: Maps a partition to the position at which to stop reading it.
-        passed: Partitions that ended before the target and are read to their end; None means every partition
-            without a cursor. If a partition is not in `passed` and has no cursor, it appeared after the
-            target.
+        passed: Partitions that ended before the target, so they are read to their end; None means every
+            partition without a cursor. A partition that is not in `passed` and has no cursor appeared after
+            the target.
     """
 
     cursors: Mapping[str, Cursor]
@@ -39,12 +39,12 @@ class Step:
         after: The lineage after all ranges of the step are read.
         ends: Maps each partition that ended in this step to the position of its end; `after` no longer
             contains them.
-        empty: True if only positions have moved, and there are no records between them.
+        empty: True if only positions have moved, without any records.
         found_late: Partitions that an audit found; the next step reads them.
-        news: Partitions that have records, possible records, or an end in this step. All other partitions
-            have only moved their positions.
+        news: Partitions that have records, possible records, or an end in this step. In all other partitions,
+            only the positions have moved.
         records: The number of records in this step, or None if the service does not report it.
-        skipped: The parts that were left out because they are older than the retention, as readable text:
+        skipped: The parts that were left out because they are older than the retention, as readable text with
             partition and position.
     """
 
@@ -59,7 +59,7 @@ class Step:
 
     @property
     def moved(self) -> bool:
-        """False if all positions are the same; searching for children and auditing are ignored."""
+        """False if all positions stay the same, even if a search for children or an audit has taken place."""
         return not self.after.stands_like(self.before)
 
     def ranges(self) -> list[Range]:

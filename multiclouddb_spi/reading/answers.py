@@ -1,9 +1,10 @@
-"""Applies the answers of partitions to the page and the lineage: cuts pages, advances and ends partitions."""
+"""Applies the answers of partitions to the page and the lineage: cuts pages, advances or ends partitions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
@@ -15,6 +16,7 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.mover import Moved, Mover
 from multiclouddb_spi.continuation.retention import stranded_fault
 from multiclouddb_spi.continuation.state import Retired, retired
+from multiclouddb_spi.continuation.watching import is_due
 from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import RecordFault
@@ -30,7 +32,7 @@ T = TypeVar("T")
 
 _AUDIT_SECONDS: Final = 10.0
 _MOST_SKIPS: Final = 3
-_ALL_ENDED: Final = "every partition has ended and all that they held has been read"
+_ALL_ENDED: Final = "every partition has ended and everything in them has been read"
 
 
 class Answers(Generic[T]):
@@ -68,10 +70,14 @@ class Answers(Generic[T]):
     ) -> None:
         self._feed, self._lineage, self._turns, self._view = feed, lineage, turns, view
         self._fetcher, self._observing, self._deadline = context.fetcher, context.observing, deadline
-        self._on_expired, self._single = on_expired, single
-        self._mover = Mover(feed, lineage, context.fetcher.call, deadline, context.watch_seconds)
+        self._watch_seconds, self._on_expired, self._single = context.watch_seconds, on_expired, single
         self._discovered = set[str]()
         self.result: PollResult[T] = PollResult(turns, limit)
+
+    @cached_property
+    def _mover(self) -> Mover:
+        feed, deadline = self._feed, self._deadline
+        return Mover(feed, self._lineage, self._fetcher.call, deadline, self._watch_seconds)
 
     def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
         """Return the batch of a fetch, and add its cost to the result.
@@ -91,9 +97,9 @@ class Answers(Generic[T]):
         return batch
 
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
-        """Put the records up to `stop` on the page; False if the provider cannot map its own records.
+        """Put the records up to `stop` on the page; return False if the provider cannot map its own records.
 
-        Also False for a segment whose scan has ended in the meantime.
+        Also return False for a segment whose scan has ended in the meantime.
         """
         if turn.partition_id not in self._lineage:
             return False
@@ -115,7 +121,7 @@ class Answers(Generic[T]):
         return True
 
     def finish(self, turn: Turn, batch: Batch) -> list[str] | None:
-        """Apply a batch's outcome, which counts only after the whole batch is returned.
+        """Apply a batch's outcome, after all records of the batch are returned.
 
         Returns:
             The ids of the partitions that start as a result; None while there is more to read in the
@@ -129,13 +135,14 @@ class Answers(Generic[T]):
         return self._ends(turn.partition_id, batch.outcome)
 
     def has_ended(self) -> bool:
-        """Return whether a partition has ended in this call and its children have not been requested yet."""
+        """Return whether a partition has ended in this call and its children were not requested yet."""
         unnamed = {entry.partition_id for entry in self._lineage.unnamed()}
         return self.result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
-        """Ask once for more children of those ended partitions whose next request is due."""
-        entries = self._mover.due()
+        """Ask once for more children of the ended partitions that are due."""
+        ended = self._lineage.awaiting_children()
+        entries = [entry for entry in ended if is_due(self._feed, entry)] if ended else []
         if not entries:
             return []
         asked = [self._turns.of(entry.partition_id) for entry in entries]
@@ -170,7 +177,7 @@ class Answers(Generic[T]):
         if not expired or not skips:
             self.blame(turn, error)
             return []
-        if turn.skips == _MOST_SKIPS:  # the oldest record is always gone already, so there is no progress
+        if turn.skips == _MOST_SKIPS:  # the oldest record is always already gone: no progress
             self._forget_gaps(turn)
             self.blame(turn, error)
             return []
@@ -229,8 +236,8 @@ class Answers(Generic[T]):
                 if not len(self._lineage):
                     self.result.over = _ALL_ENDED
             case Ended(notice) if notice is not None:
-                # Every partition of a dropped collection gives this notice; the last one says that the feed
-                # is over.
+                # Every partition of a dropped collection ends with this notice; after the last partition, the
+                # feed is over.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.tell(notice, name)
                 if not len(self._lineage):
@@ -250,7 +257,7 @@ class Answers(Generic[T]):
 
         Args:
             every: The number of seconds from one audit to the next.
-            meanwhile: Starts the calls that the service may answer at the same time.
+            meanwhile: A function that starts the reads that the service may answer during the audit.
         """
         if self._single or not is_audit_due(self._lineage.audited, every):
             return
@@ -278,11 +285,11 @@ class Answers(Generic[T]):
         if not isinstance(self._on_expired, SkipToOldest):
             self.blame(self._turns.of(name), stranded_fault(where))
             return
-        gap = Gap(where, "its first record, because it was never listed", "nothing left")
+        gap = Gap(where, "its first record, because the partition was never listed", "nothing left")
         self._tell(gap, name, *self._lineage.release(name))
 
     def worth_asking(self) -> list[str]:
-        """The active partitions, without those that failed after the vendor's client had already retried."""
+        """Return the active partitions, except those that failed after retries by the vendor's client."""
         active = [self._turns.of(entry.partition_id) for entry in self._lineage.active()]
         return [
             turn.partition_id
@@ -291,7 +298,7 @@ class Answers(Generic[T]):
         ]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
-        """Record that the events of the next partitions also come after the partition's notice."""
+        """Record that the events of the following partitions also come after the partition's notice."""
         if self._turns.of(name).noticed:
             for heir in heirs:
                 self._turns.of(heir).noticed = True
@@ -302,7 +309,7 @@ class Answers(Generic[T]):
         self._observing.partition_retired(self._feed.spec.address, public_id(name), named)
 
     def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
-        """Report that records after the position no longer exist.
+        """Report that the records after a position no longer exist.
 
         Reading continues with the oldest record left.
         """

@@ -7,7 +7,7 @@ import threading
 import attrs
 
 from multiclouddb_spi.observing import Observing
-from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.reading.fetcher import Fetcher, closed_fault
 from multiclouddb_spi.reading.partition_reader import Budget
 from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.scan_rates import ScanRates
@@ -23,7 +23,7 @@ class ReadContext:
         fetcher: Runs reads.
         cache: Keeps readers and their fetched records between calls.
         budget: The limit on the number of buffered bytes.
-        watch: Observer and logs.
+        watch: The object that reports events to the observer and to the logs.
         closed: An event that is set when the client is closed.
         width: The number of partitions that one call reads at the same time.
         page_records: The provider's own page size.
@@ -42,3 +42,12 @@ class ReadContext:
     watch_seconds: float
     audit_seconds: float
     rates: ScanRates = attrs.field(factory=ScanRates)
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not after the client is closed.
+
+        Raises:
+            ProviderFault: Raised if the client was closed.
+        """
+        if self.closed.wait(max(0.0, seconds)):
+            raise closed_fault()

@@ -23,11 +23,11 @@ _MICRO: Final = timedelta(microseconds=1)
 def watermark_micros(
     feed: Feed, lineage: Lineage, result: PollResult[Any], previous: int | None
 ) -> int | None:
-    """Return the time before which no more events will come, in µs since 1970; never less than `previous`.
+    """Return the watermark of the page, in µs since 1970; it is never less than `previous`.
 
-    The watermark is the minimum over all partitions. For each partition, the watermark of the last batch is
-    used, or else the time of the position. For a waiting child, the time of the start positions that its
-    ended parents gave is used. During the scan of a snapshot, the watermark is the snapshot's moment.
+    The watermark is the minimum over all partitions. The watermark of a partition is that of its last batch,
+    or else the time of its position. For a waiting child, it is the time of the start positions that its
+    ended parents gave. During the scan of a snapshot, the watermark is the snapshot's moment.
     """
     if (plan := lineage.plan) is not None:
         return plan.moment if previous is None else max(plan.moment, previous)
@@ -36,11 +36,11 @@ def watermark_micros(
         if isinstance(entry, Plan):
             continue
         if isinstance(entry, AwaitingChildren) and entry.children:
-            continue  # its known children are in the lineage; unknown children have no time
+            continue  # its known children are in the lineage, and unknown children have no time
         if isinstance(entry, Waiting):
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:
-            turn = result.turns.find(entry.partition_id)
+            turn = result.turns.all.get(entry.partition_id)
             said = turn.watermark if turn is not None else None
             times = [said if said is not None else feed.describe(entry.cursor).time]
         for time in times:
@@ -60,6 +60,7 @@ def diagnose(
     result: PollResult[Any],
     watermark: int | None,
     now: datetime | None,
+    headroom: float,
     elapsed: float,
 ) -> OperationDiagnostics:
     """Return the diagnostics of one call.
@@ -71,6 +72,7 @@ def diagnose(
         result: The result that the call produced.
         watermark: From `watermark_micros`.
         now: The service's time, or None if the service does not report it.
+        headroom: The number of seconds until the first of the read positions expires, or infinite.
         elapsed: The duration of the call in seconds.
     """
     mark = None if watermark is None else _EPOCH + watermark * _MICRO
@@ -83,9 +85,12 @@ def diagnose(
     for turn in result.turns.failed.values():
         assert turn.error is not None
         errors[feed.public_id(turn.partition_id)] = fetcher.fault(turn.error).message
-    headroom = min((turn.headroom for turn in result.turns), default=math.inf)
+    watches = open_watches(state)
     if now is not None and isinstance(state, Lineage):
-        headroom = min(headroom, _headroom_of_waiting(feed, state, now))
+        for entry in state.waiting():
+            for cursor in entry.said:
+                seconds = feed.headroom(cursor, now)
+                headroom = headroom if seconds is None else min(headroom, seconds)
     return OperationDiagnostics(
         watermark=mark,
         lag_seconds=lag,
@@ -93,7 +98,7 @@ def diagnose(
         requests=result.requests,
         native_charge=result.charge,
         retries=result.retries,
-        open_watches=open_watches(state),
+        open_watches=watches,
         found_late=result.found_late,
         partition_errors=errors,
         elapsed_seconds=elapsed,
@@ -105,18 +110,9 @@ def open_watches(state: FeedState) -> int:
     """Return how many partitions have ended while the engine still searches for more of their children."""
     match state:
         case Lineage():
-            return sum(bool(entry.children) for entry in state.awaiting_children())
+            ended = state.awaiting_children()
+            return sum(bool(entry.children) for entry in ended) if ended else 0
         case Retired(watch=watch):
             return int(watch is not None)
         case _:
             return 0
-
-
-def _headroom_of_waiting(feed: Feed, lineage: Lineage, now: datetime) -> float:
-    """Return how long the service still keeps the positions of waiting children; infinite if none waits."""
-    least = math.inf
-    for entry in lineage:
-        for cursor in entry.said if type(entry) is Waiting else ():
-            seconds = feed.headroom(cursor, now)
-            least = least if seconds is None else min(least, seconds)
-    return least

@@ -1,4 +1,4 @@
-"""Keeps opened feeds between calls, together with the times of their services' clocks."""
+"""Keeps opened feeds between calls, together with the service's clock time for each."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class FeedCache:
 
     A feed is closed when neither a running call nor a later call needs it. Opening a feed costs calls to the
     service, which check how the resource is set up. So a feed is kept for ten minutes after its last use. The
-    limit is as high as that of readers. The reason is that each partition key with its own scope needs a
-    feed, and a worker may read thousands of keys in turns. If there are more feeds, those that were used in
-    the last minute stay, and an additional feed is closed after its call. The cache does not close the feeds
-    that were unused for longest, because a worker that reads in turns needs them next.
+    limit on feeds is as high as the limit on readers, because each partition key with its own scope needs a
+    feed, and a worker may read thousands of keys in turn. Above the limit, feeds that were used in the last
+    minute stay open, and each additional feed is closed after its call. The cache does not close the feeds
+    that were unused for longest, because a worker that reads keys in turn needs them next.
 
     Args:
         fetcher: Runs calls.
@@ -43,7 +43,9 @@ class FeedCache:
 
     def __init__(self, fetcher: Fetcher, readers: ReaderCache) -> None:
         self._fetcher, self._readers = fetcher, readers
-        self._feeds: OrderedDict[FeedSpec, Feed] = OrderedDict()
+        self._feeds: dict[FeedSpec, Feed] = {}
+        # The same feeds by id, the longest unused first. To find a feed by its spec costs more.
+        self._kept: OrderedDict[int, Feed] = OrderedDict()
         self._users: Counter[int] = Counter()
         self._used_at: dict[int, float] = {}
         self._clocks: dict[int, tuple[float, datetime | None]] = {}
@@ -52,7 +54,7 @@ class FeedCache:
         self._closed = False
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """Return the feed of this spec, and whether this call has opened it.
+        """Return the feed for this spec, and whether this call has opened it.
 
         The caller must release the feed.
         """
@@ -65,7 +67,9 @@ class FeedCache:
         with self._lock:
             old = self._unused_since(time.monotonic() - _RESTING_SECONDS, _MOST_FEEDS - 1)
             is_kept = not self._closed and len(self._feeds) < _MOST_FEEDS
-            kept = self._feeds.setdefault(spec, feed) if is_kept else self._feeds.get(spec, feed)
+            kept = self._feeds.get(spec, feed)
+            if is_kept and kept is feed:
+                self._feeds[spec] = self._kept[id(feed)] = feed
             self._use(kept, 1)
         for unused in (feed, *old):
             if unused is not kept:
@@ -73,58 +77,64 @@ class FeedCache:
         return kept, True
 
     def release(self, feed: Feed) -> None:
-        """End one use of a feed, because a call is over."""
+        """Record that a call no longer uses a feed."""
         with self._lock:
-            self._use(feed, -1)
+            is_kept = self._use(feed, -1)
             old = self._unused_since(time.monotonic() - _IDLE_SECONDS)
-        for unused in (feed, *old):
+        for unused in old if is_kept else (feed, *old):
             self._close_unused(unused)
 
     def forget(self, feed: Feed) -> None:
         """Open the feed again next time, because its resource may have been deleted and created again."""
         with self._lock:
-            if self._feeds.get(feed.spec) is feed:
+            if self._kept.pop(id(feed), None) is not None:
                 del self._feeds[feed.spec]
         self._readers.forget(feed)
         self._close_unused(feed)
 
-    def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's time, from an answer that is at most a minute old.
+    def now(self, feed: Feed, deadline: Deadline, patience: float = math.inf) -> datetime | None:
+        """Return the service's time, computed from an answer that is at most a minute old.
 
-        None if the service does not report its time.
+        Args:
+            feed: The feed.
+            deadline: The time limit of the call.
+            patience: The number of seconds that the service may take to answer.
+
+        Returns:
+            None if the service does not report its time.
         """
         asked, answer = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
-            asked, answer = self._ask(feed, deadline)
-        # A monotonic clock advances the answer.
+            asked, answer = self._ask(feed, deadline.sooner(patience))
+        # The time since the answer is measured with a monotonic clock.
         return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's present time if it answers quickly; never later than its time in later calls.
+        """Return the service's present time if it answers quickly; later calls never return an earlier time.
 
-        A time that this process has extrapolated may be later than the service's own time. The reason is that
-        the service's clock may have been set back, or another machine may answer.
+        A time that this process has computed may be later than the service's own time, because the service's
+        clock may have been set back, or another machine may answer.
         """
-        return self._quickly(feed, deadline, self._ask_now)
+        return self.soon(feed, deadline, fresh=True)
 
-    def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's time if it answers quickly; otherwise do not ask again for a minute."""
-        return self._quickly(feed, deadline, self.now)
+    def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
+        """Return the service's time if it answers quickly; if it does not, do not ask again for a minute.
 
-    def _quickly(
-        self, feed: Feed, deadline: Deadline, ask: Callable[[Feed, Deadline], datetime | None]
-    ) -> datetime | None:
+        Args:
+            feed: The feed.
+            deadline: The time limit of the call.
+            fresh: True to ask the service in any case, as `asked_now` does.
+        """
         failed = self._mute.get(id(feed))
         if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):
             return None
         try:
-            return ask(feed, deadline.sooner(_CLOCK_PATIENCE))
+            if fresh:
+                return self._ask(feed, deadline.sooner(_CLOCK_PATIENCE))[1]
+            return self.now(feed, deadline, _CLOCK_PATIENCE)
         except Exception:  # noqa: BLE001 - the page is returned without its lag
             self._mute[id(feed)] = time.monotonic()
             return None
-
-    def _ask_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        return self._ask(feed, deadline)[1]
 
     def _ask(self, feed: Feed, deadline: Deadline) -> tuple[float, datetime | None]:
         answer = self._fetcher.call(lambda: feed.clock(deadline), deadline)
@@ -140,30 +150,36 @@ class FeedCache:
         for feed in feeds:
             self.forget(feed)
 
-    def _use(self, feed: Feed, more: int) -> None:
-        """Count the calls that use a feed, when a call begins or ends. The caller must hold the lock."""
+    def _use(self, feed: Feed, more: int) -> bool:
+        """Count the calls that use a feed; the caller must hold the lock.
+
+        Return whether the cache keeps the feed.
+        """
         self._users[id(feed)] += more
         self._used_at[id(feed)] = time.monotonic()
-        if self._feeds.get(feed.spec) is feed:
-            self._feeds.move_to_end(feed.spec)
+        is_kept = id(feed) in self._kept
+        if is_kept:
+            self._kept.move_to_end(id(feed))
+        return is_kept
 
     def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
-        """Remove feeds not used since then, the longest unused first, while more than `most` are kept.
+        """Remove feeds that were not used since then, the longest unused first, down to `most` feeds.
 
         Only a few feeds are removed at a time, because closing them delays the current call. The caller must
         hold the lock.
         """
         old: list[Feed] = []
         while len(self._feeds) > most and len(old) < _MOST_AT_ONCE:
-            spec, feed = next(iter(self._feeds.items()))
+            feed = next(iter(self._kept.values()))
             if self._users[id(feed)] > 0 or self._used_at[id(feed)] > moment:
                 break
-            old.append(self._feeds.pop(spec))
+            del self._kept[id(feed)], self._feeds[feed.spec]
+            old.append(feed)
         return old
 
     def _close_unused(self, feed: Feed) -> None:
         with self._lock:
-            if self._users[id(feed)] > 0 or self._feeds.get(feed.spec) is feed:
+            if self._users[id(feed)] > 0 or id(feed) in self._kept:
                 return
             self._users.pop(id(feed), None)
             self._used_at.pop(id(feed), None)

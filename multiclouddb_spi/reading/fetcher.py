@@ -34,10 +34,10 @@ class Ask:
 
     Attributes:
         records: The hard limit on the number of records.
-        nbytes: Target for bytes.
+        nbytes: The target for the size in bytes.
         reserve: The likely size of an answer in bytes, which is reserved in the budget until the answer
             arrives.
-        wait: The number of seconds to block if there are no records.
+        wait: How many seconds the fetch may block if there are no records.
         deadline: The time limit.
     """
 
@@ -52,7 +52,7 @@ class InlineExecutor(Executor):
     """Runs every function immediately in the calling thread, for deterministic tests."""
 
     def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
-        """Run it now.
+        """Run the function now.
 
         Args:
             fn: The function to call.
@@ -72,7 +72,7 @@ class Fetcher:
 
     Args:
         provider: Classifies failures.
-        executor: The executor that runs the blocking calls.
+        executor: The executor for the blocking calls.
         watch: Receives notifications of retries.
         closed: An event that is set when the client is closed; it ends every pause.
         attempts: The number of attempts of one call; 1 with the application's own vendor client.
@@ -97,7 +97,7 @@ class Fetcher:
 
     def start(self, live: PartitionReader, ask: Ask) -> None:
         """Start a fetch; its future is `live.future`."""
-        live.hold_ask(ask.reserve)
+        live.hold(ask.reserve)
         live.asked_at = time.monotonic()
         live.future = self._submit(self._fetch, live, ask)
 
@@ -106,7 +106,8 @@ class Fetcher:
 
         Raises:
             Exception: The last error that the provider raised.
-            ProviderFault: `TRANSIENT_FAILURE` if the call did not return in time and had not failed before.
+            ProviderFault: `TRANSIENT_FAILURE` if the call did not return in time and no attempt had failed
+                before.
         """
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
@@ -122,22 +123,22 @@ class Fetcher:
         try:
             result = future.result()
         except Exception as error:
-            if self._closed.is_set():  # any error that the vendor's client raised because it was closed
+            if self._closed.is_set():  # any error that the vendor's client raises because it was closed
                 raise closed_fault() from error
             raise
         answered()
         return result
 
     def rest(self) -> None:
-        """Pause briefly, so that the caller does not repeat its request at once."""
+        """Pause briefly before the caller repeats its request."""
         self._pause(_REST_SECONDS)
 
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
         try:
             return self._executor.submit(operation, *args)
         except RuntimeError as error:
-            # The pool accepts no more work because the client is closed or the process ends. A system without
-            # a free thread raises the same class.
+            # The pool accepts no more work because the client is closed or the process ends. If the system
+            # cannot start a thread, the error has the same class.
             if self._closed.is_set() or "shutdown" in str(error):
                 raise closed_fault() from error
             raise
@@ -150,7 +151,7 @@ class Fetcher:
                 raise closed_fault()
             try:
                 reader = live.open()
-                if live.cancelled:  # cancelled during the opening: nobody has cancelled the reader
+                if live.cancelled:  # cancelled during the opening, so the reader itself was not
                     raise closed_fault()
                 return reader.fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
             except BaseException:
@@ -179,7 +180,7 @@ def closed_fault() -> ProviderFault:
     """Make the fault for a call that was running when the client was closed."""
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE,
-        "the client was closed, or its process ends, while this call was in flight; nothing is lost: "
+        "the client was closed, or its process ended, while this call was running; nothing is lost: "
         "connect again and continue from the token of the request",
     )
 

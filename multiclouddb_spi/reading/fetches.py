@@ -1,4 +1,4 @@
-"""Manages the fetches of one call. Fetches start when threads and bytes are free.
+"""Manages the fetches of one call: a fetch starts when a thread and enough bytes are free.
 
 Fetches that are not finished are kept for the next call.
 """
@@ -41,8 +41,8 @@ class Fetches:
         deadline: The time limit of the call.
 
     Attributes:
-        overtaken: Partitions that wait for free bytes while the records of other partitions are returned.
-            Such partitions keep their place in the lineage, so they are read first when bytes become free.
+        overtaken: Partitions that wait for free bytes while records of other partitions are returned. They
+            keep their place in the lineage, so they are read first when bytes become free.
     """
 
     def __init__(
@@ -55,20 +55,22 @@ class Fetches:
         self._most = max(limit, context.page_records)
         self._call, self._no_room, self._sorted = object(), False, False
         self._landed: deque[Turn] = deque()
-        self._slow_from = 0.0  # no partition that is asked is slow before this moment
+        self._slow_from = 0.0  # before this time, no partition that is being read counts as slow
         self._wakeup = Wakeup()
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
-        """Return whether one more partition can be read now; the call may change which partition is first."""
+        """Return whether one more partition can be read now; this may change which partition comes first."""
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
-        return self._has_room() or self._may_ask_without()
+        reserve = max(self._share, self._budget.expected)
+        fits = self._budget.used + reserve <= self._budget.limit
+        return fits or self._make_room(reserve) or self._may_ask_without()
 
     def _full(self) -> bool:
         """Return whether enough partitions are being read.
 
-        Slow ones do not count, so that others are read too.
+        Slow partitions do not count, so that others are read too.
         """
         now = time.monotonic()
         if now < self._slow_from:
@@ -79,15 +81,12 @@ class Fetches:
             self._slow_from = min(fresh, default=now) + HEAD_SECONDS
         return len(fresh) >= self._context.width
 
-    def _has_room(self) -> bool:
-        """Return whether enough bytes are left for one more answer.
+    def _make_room(self, reserve: int) -> bool:
+        """Evict other readers' records; return whether enough bytes are left then for one more answer.
 
-        Records that this call or another consumer will return next are not evicted, because fetching them
-        again would cost more than waiting until they are returned.
+        Records that this call or another consumer will return next are not evicted: waiting until they are
+        returned costs less than fetching them again.
         """
-        reserve = max(self._share, self._budget.expected)
-        if self._budget.over(reserve) <= 0:
-            return True
         if not self._no_room:  # no room was found once, so there is none for the rest of this call
             self._no_room = not self._cache.make_room(reserve, self._in_use)
         return self._budget.over(reserve) <= 0
@@ -114,7 +113,7 @@ class Fetches:
         return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
 
     def ask_held(self) -> None:
-        """Read from partitions that have records left, because the page may have room for these now."""
+        """Read again from partitions that have records left, because the page may have room for them now."""
         self._turns.ask(list(self._turns.held))
         self._sorted = False
 
@@ -129,7 +128,7 @@ class Fetches:
         return reader
 
     def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
-        """Start a fetch of a partition; it finishes when the answer arrives, or at once if records are left.
+        """Start a fetch of a partition; it is finished at once if the reader still has records.
 
         Args:
             turn: The partition.
@@ -154,14 +153,14 @@ class Fetches:
         reader.future.add_done_callback(arrived)
 
     def land(self, patience: float) -> Turn | None:
-        """Return the next partition that has answered, or None after `patience` seconds.
+        """Return the next partition that has answered; None if none answers within `patience` seconds.
 
         Raises:
             ProviderFault: Raised if the client was closed.
         """
         until = time.monotonic() + patience
         while True:
-            landed = bool(self._landed)  # read first: closing cancels fetches in flight, which then land
+            landed = bool(self._landed)  # read first: closing cancels running fetches, which then arrive
             if self._context.closed.is_set():
                 raise closed_fault()
             if landed:
@@ -173,30 +172,31 @@ class Fetches:
                 still_waiting(self._trouble)
 
     def _trouble(self) -> str | None:
-        """Return why a running fetch was last retried."""
+        """Return the reason for the last retry of a running fetch."""
         readers = [turn.reader for turn in self._turns.asked.values() if turn.reader]
         failures = [reader.trouble for reader in readers if reader.trouble is not None]
         return self._context.fetcher.fault(failures[-1]).message if failures else None
 
     def prefetch(self, reader: PartitionReader) -> None:
-        """Begin the next read of a partition that has more records, if there is room for them."""
+        """Begin the next read of a partition that has more records, if there are enough free bytes."""
         if (
             reader.future is None
             and len(self._turns.asked) < self._context.width
-            and not self._no_room  # otherwise other partitions have waited for these bytes
+            and not self._no_room  # otherwise other partitions are waiting for these bytes
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
         ):
             self._start(reader, 0.0)
             if not self._landed:
-                # Let the pool's thread send the request: mapping comes next and does not release the
-                # interpreter. If another answer has arrived, the service is not what this call waits for.
+                # Let the pool's thread send the request now, because the mapping that comes next does not
+                # release the interpreter. If another answer has already arrived, this call is not waiting for
+                # the service.
                 time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave unfinished fetches to the next call; after the deadline, cancel those that lose nothing.
+        """Leave unfinished fetches to the next call; after the deadline, cancel those that can be repeated.
 
         Returns:
-            The partitions whose answers are late, with the failure of each fetch so far.
+            The partitions whose answers are late, each with the last failure of its fetch.
         """
         passed = self._deadline.passed()
         late: dict[str, Exception | None] = {}
@@ -204,7 +204,7 @@ class Fetches:
             reader = turn.reader
             assert reader is not None
             if passed and reader.future is not None and not reader.future.done():
-                if not (turn.awaited and reader.trouble is None):  # it waits for news, and there is none
+                if not (turn.awaited and reader.trouble is None):  # it waits for records, and there are none
                     late[turn.partition_id] = reader.trouble
                 if not reader.outlasts():
                     reader.discard()

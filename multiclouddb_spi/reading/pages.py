@@ -1,4 +1,4 @@
-"""Builds the page or the error from the results of a call."""
+"""Builds the page or the error from the result of a call."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ class Pages:
     ) -> None:
         """Raise the error that stopped the feed, if there is one and nothing was returned.
 
-        Notices are returned before the error; the next call then first reads the partition that stopped the
-        feed.
+        Notices are returned before the error. The next call then reads the failed partition first.
         """
         if result.notices:
             return
@@ -119,7 +118,7 @@ class Pages:
             raise ProviderFault(late_fault())
 
     def has_expired(self, result: PollResult[Any]) -> bool:
-        """Return whether a position older than the retention has stopped the feed, with nothing to return."""
+        """Return whether an expired position has stopped the feed and there is nothing to return."""
         if result.failure is None or result.in_hand():
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
@@ -127,7 +126,7 @@ class Pages:
     def begun_again(
         self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any]
     ) -> PollResult[Any]:
-        """Return the result of a call in which a position has expired and a snapshot begins instead.
+        """Return the result of a call that starts a snapshot because a position has expired.
 
         Args:
             session: The feed.
@@ -155,7 +154,7 @@ class Pages:
             )
         )
         error = to_error(self._provider_id, "read_changes", self._fetcher.fault(fault), fault)
-        message = f"{where}: {fault}; once it is dealt with, continue after it from error.detail.skip_token"
+        message = f"{where}: {fault}; once it is handled, continue after it from error.detail.skip_token"
         raised = MulticloudDbError(message, attrs.evolve(error.detail, skip_token=token))
         raised.__cause__ = fault.__cause__ or fault
         return raised
@@ -180,7 +179,7 @@ class Pages:
     def reading(
         self, session: Session, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
     ) -> Reading[T]:
-        """Build the page from a poll's result; its token contains the lineage in its present state."""
+        """Build the page from a poll's result; the token contains the lineage as it is now."""
         watermark = watermark_micros(session.feed, lineage, result, session.watermark)
         state: FeedState = lineage
         if result.retired is not None:
@@ -190,12 +189,12 @@ class Pages:
         elif not len(lineage):
             raise ProviderFault(_NOTHING_LEFT)
         now = None if result.idle else self._feeds.soon(session.feed, deadline)
-        nearest = min(result.turns, key=attrgetter("headroom"), default=None)
-        if nearest is not None and nearest.headroom < self._headroom_warning:
+        nearest = min(result.turns.all.values(), key=attrgetter("headroom"), default=None)
+        headroom = math.inf if nearest is None else nearest.headroom
+        if nearest is not None and headroom < self._headroom_warning:
             self._warn(session, nearest)
-        diagnostics = diagnose(
-            session.feed, self._fetcher, state, result, watermark, now, time.monotonic() - began
-        )
+        elapsed = time.monotonic() - began
+        diagnostics = diagnose(session.feed, self._fetcher, state, result, watermark, now, headroom, elapsed)
         return Reading(
             tuple(result.values),
             self._page(
@@ -204,7 +203,7 @@ class Pages:
         )
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:
-        """Build the page for a token after which nothing is read; the page reports the reason again."""
+        """Build the page for a token of an ended feed or partition; the page reports the end again."""
         state = look.state
         errors = {}
         if look.error is not None and isinstance(state, Retired):
@@ -261,7 +260,7 @@ def _skipped(of: Session | Finished) -> tuple[Notice, ...]:
 
 
 def finished(end: Finished) -> Reading[Any]:
-    """Build the page after which nothing follows, without asking the service."""
+    """Build the last page of a feed, without asking the service."""
     notices = (*_skipped(end), FeedEnded(end.over.reason))
     return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices))
 

@@ -23,11 +23,11 @@ class Budget:
     """The bytes that were fetched or requested but not returned yet; each client has one budget.
 
     Attributes:
-        limit: Bound in bytes.
+        limit: The limit in bytes.
         used: The current number of bytes.
-        expected: The bytes that a fetch is likely to return even if it requests fewer. A service returns at
-            least one record, however large the record is.
-        lock: A lock that is held while `used` changes together with the contents of a partition.
+        expected: The bytes that a fetch is likely to return even if it requests fewer: a service returns at
+            least one record, however large.
+        lock: Held while `used` changes together with the contents of a partition.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,7 +36,7 @@ class Budget:
         self.lock = threading.Lock()
 
     def learn(self, asked: int, nbytes: int) -> None:
-        """Adapt the estimate to a fetch that requested `asked` bytes and returned `nbytes`."""
+        """Adapt `expected` after a fetch that requested `asked` bytes and returned `nbytes`."""
         with self.lock:
             self.expected = max(self.expected, nbytes) if nbytes > asked else self.expected * 9 // 10
 
@@ -57,8 +57,8 @@ class PartitionReader:
         fetches: The number of fetches that have finished.
         window: The number of records that the next fetch requests; it grows while the reader is reused.
         not_before: The monotonic time before which another request is not useful.
-        asked_at: The monotonic time at which the last fetch started; an answer from before a given time
-            proves nothing about that time.
+        asked_at: The monotonic time at which the last fetch started; an answer proves nothing about later
+            times.
         retries: The number of retries of the last fetch.
         trouble: The reason for the last retry of the running fetch, or None.
         waiting: True while the running fetch waits for new records, because there were none when it started.
@@ -113,28 +113,30 @@ class PartitionReader:
         self.proven = False
         self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
-    def hold_ask(self, nbytes: int) -> None:
-        """Reserve bytes for the running fetch, or for its batch until the fetch has finished."""
+    def hold(self, ask: int | None = None, batch: int | None = None) -> None:
+        """Change the bytes that this reader holds in the budget; None changes nothing.
+
+        Args:
+            ask: The bytes reserved for the running fetch, or of its batch until the fetch has landed.
+            batch: The bytes of the batch that has landed.
+        """
         with self._budget.lock:
-            self._budget.used += nbytes - self._held_ask
-            self._held_ask = nbytes
+            before = self._held_ask + self._held_batch
+            self._held_ask = self._held_ask if ask is None else ask
+            self._held_batch = self._held_batch if batch is None else batch
+            self._budget.used += self._held_ask + self._held_batch - before
 
     def fetched(self, asked: int, nbytes: int) -> None:
         """Record that the running fetch has received its answer."""
-        self.hold_ask(nbytes)
+        self.hold(nbytes)
         self._budget.learn(asked, nbytes)
 
-    def _hold_batch(self, nbytes: int) -> None:
-        with self._budget.lock:
-            self._budget.used += nbytes - self._held_batch
-            self._held_batch = nbytes
-
     def nbytes(self) -> int:
-        """The bytes that this reader holds, or may hold when its fetch has finished."""
+        """The bytes that this reader holds, including those of its running fetch."""
         return self._held_ask + self._held_batch
 
     def empty(self) -> bool:
-        """True if no record is fetched or requested, so that only the reader itself would be lost."""
+        """True if no record is fetched or requested, so that discarding the reader loses no records."""
         return self.batch is None and self.future is None
 
     def open(self) -> Reader:
@@ -145,7 +147,7 @@ class PartitionReader:
         return self.reader
 
     def outlasts(self) -> bool:
-        """Return True if the next call must wait for the running fetch instead of starting it again."""
+        """Return True if the next call must wait for the running fetch instead of starting another fetch."""
         reader = self.reader
         return reader is not None and reader.outlasts()
 
@@ -168,14 +170,13 @@ class PartitionReader:
         self.batch, self.taken = future.result(), 0
         self.fetches += 1
         self.position = self.batch.end
-        self.hold_ask(0)
-        self._hold_batch(self.batch.nbytes)
+        self.hold(ask=0, batch=self.batch.nbytes)
         return self.batch
 
     def has_more(self, batch: Batch) -> bool:
         """Return whether to fetch the next batch at once.
 
-        False on the first page, because a caller may want only one page.
+        False on the first page, because the caller may want only one page.
         """
         return (
             isinstance(batch.outcome, Continue)
@@ -187,10 +188,10 @@ class PartitionReader:
     def used_up(self) -> None:
         """Record that all fetched records have been returned."""
         self.batch, self.taken = None, 0
-        self._hold_batch(0)
+        self.hold(batch=0)
 
     def discard(self) -> None:
-        """Free everything; an unfinished fetch is cancelled, and its reader is closed when it ends."""
+        """Free everything; an unfinished fetch is cancelled, and the reader is closed when the fetch ends."""
         future, self.future = self.future, None
         self.cancelled = True
         self.used_up()
@@ -204,4 +205,4 @@ class PartitionReader:
 
     def _ended(self) -> None:
         self.drop_reader()
-        self.hold_ask(0)
+        self.hold(ask=0)

@@ -1,4 +1,4 @@
-"""Reads for one call: asks the partitions of a lineage until the page is full or all have answered.
+"""Reads for one call: asks the partitions of a lineage until the page is full or all of them have answered.
 
 Fetches run in the thread pool; everything in this module runs in the caller's thread. `turns.py` defines the
 stage of each partition. This module moves the partitions from stage to stage; the numbers in the code mark
@@ -11,8 +11,8 @@ where this happens:
     not contain.
  3. A partition that has ended leaves the lineage once its last record is returned; its children are asked in
     the same call.
- 4. If there is something to return, the poll ends as soon as no further answer has arrived, but not before
-    the first partition in the queue has had its turn. A place on the page is kept for the first partition in
+ 4. If there is something to return, the poll ends as soon as no further answer is ready, but not before the
+ first partition in the queue has had its turn. A place on the page is kept for the first partition in
     the queue, so a slow partition is never starved. If the first partition takes longer than `HEAD_SECONDS`,
     its turn is over.
  5. If there is nothing to return, the poll continues until every partition has answered that it has no
@@ -24,7 +24,7 @@ where this happens:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from multiclouddb_api import OnExpired
@@ -35,12 +35,12 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
+from multiclouddb_spi.reading.fetcher import late_fault
 from multiclouddb_spi.reading.fetches import Fetches
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.scanning import Clock, Scanning
-from multiclouddb_spi.reading.turns import Turn, Turns
+from multiclouddb_spi.reading.turns import Stage, Turn, Turns
 from multiclouddb_spi.reading.waiting import HEAD_SECONDS, Waiting
 
 __all__ = ["Poll"]
@@ -84,10 +84,12 @@ class Poll(Generic[T]):
             context, feed, lineage, turns, limit, view, deadline, on_expired=on_expired, single=single
         )
         self._result = self._answers.result
-        self._waiting = Waiting(deadline, wait, feed.longest_wait())
+        self._waiting, self._longest_wait = Waiting(deadline, wait), feed.longest_wait
         self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
+        self._first, self._rest = list[str](), list[str]()
         for entry in (active := self._scanning.active):
             turns.of(entry.partition_id).failed_last = entry.failed_last
+            (self._first if entry.failed_last else self._rest).append(entry.partition_id)
         self._head = turns.of(active[0].partition_id) if active else None
         self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
 
@@ -95,20 +97,21 @@ class Poll(Generic[T]):
         """Read one page.
 
         Raises:
-            Exception: An error of the provider in a call that does not concern a single partition.
+            Exception: An error from the provider in a call that does not concern a single partition.
         """
         result, turns = self._result, self._turns
-        first = [turn for turn in turns if turn.failed_last]
-        rest = [turn.partition_id for turn in turns if not turn.failed_last]
         try:
             turns.ask(self._answers.discover())
-            if first:
-                self._read_alone(first)
-            turns.ask([*rest, *self._scanning.refill()])
+            if self._first:
+                self._read_alone()
+            turns.ask([*self._rest, *self._scanning.refill()] if self._scanning.runs else self._rest)
             self._answers.audit_when_due(self._context.audit_seconds, self._launch)
-            self._read(())
-            if not result.in_hand():
-                self._follow()
+            self._read()
+            if not result.count:
+                # Before an empty page is returned, read the children of partitions that ended in this call.
+                while not (result.in_hand() or result.full()) and self._answers.has_ended():
+                    turns.ask(self._answers.discover())
+                    self._read()
                 if not (result.stopped() or result.in_hand()):
                     self._wait()
         except BaseException:
@@ -119,20 +122,19 @@ class Poll(Generic[T]):
 
     # -- Rounds
 
-    def _read_alone(self, turns: list[Turn]) -> None:
-        """First read the partitions whose errors ended the last call, so that errors are not delayed long."""
-        self._turns.ask(turn.partition_id for turn in turns)
-        while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
+    def _read_alone(self) -> None:
+        """First read the partitions whose errors ended the last call, so that these errors come early."""
+        self._turns.ask(self._first)
+        while not (self._result.full() or all(name in self._turns.served for name in self._first)):
             self._launch()
             turn = self._fetches.land(self._waiting.for_head()) if self._turns.asked else None
             if turn is None:
                 return
             self._answer(turn)
 
-    def _read(self, partition_ids: Iterable[str]) -> None:
-        """Read these partitions, and those that start meanwhile, until there is a reason to end."""
+    def _read(self) -> None:
+        """Read what is due, and partitions that start meanwhile, until there is a reason to end."""
         turns = self._turns
-        turns.ask(partition_ids)
         while not self._result.full():
             self._launch()
             if self._may_begin_again():
@@ -143,37 +145,34 @@ class Poll(Generic[T]):
             elif not (self._keep_polling() if turns.asked or turns.held else self._sleep_until_paced()):
                 return
 
-    def _follow(self) -> None:
-        """Before a page stays empty, read the children of partitions that have ended in this call."""
-        while not self._result.in_hand() and not self._result.full() and self._answers.has_ended():
-            self._read(self._answers.discover())
-
     def _wait(self) -> None:
         """5. After every partition has answered, wait for new records as long as the caller wants to."""
         waiting = self._waiting
         while not (self._result.full() or self._result.in_hand()) and time.monotonic() < waiting.until:
-            self._pause_for(waiting.before_round())
+            self._context.pause(waiting.before_round())
             waiting.begin_round()
             self._turns.ask(self._answers.discover())
             asked = self._answers.worth_asking()
             if not asked and self._lineage.active():
                 break
-            self._read(asked)
+            self._turns.ask(asked)
+            self._read()
 
     # -- 1. Ask
 
     def _launch(self) -> None:
         """Start reads of as many partitions as threads and bytes allow."""
         turns, fetches = self._turns, self._fetches
-        may_block = not self._result.count and len(self._lineage) <= self._context.width
-        wait = self._waiting.of_fetch() if may_block else 0.0
+        wait = 0.0  # in the first round no fetch blocks
+        if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
+            wait = self._waiting.of_fetch(self._longest_wait())
         scanning, scans = self._scanning, self._scanning.runs
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))
             if self._head is not None and self._head.partition_id in fetches.overtaken:
-                self._served(self._head)
+                self._has_had_turn(self._head, answered=False)
             if turn.partition_id not in self._lineage:
-                turns.gone(turn)
+                turns.move(turn, Stage.ANSWERED)
                 continue
             reader = fetches.take(turn.partition_id, self._lineage.cursor(turn.partition_id))
             now, starts = time.monotonic(), reader.batch is None and reader.future is None
@@ -181,11 +180,11 @@ class Poll(Generic[T]):
             if starts and not_before > now:
                 turns.pace(turn, not_before)
                 self._context.cache.put(reader)
-                self._served(turn)
+                self._has_had_turn(turn, answered=False)
                 continue
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
             if reader.waiting or slow:
-                self._served(turn)
+                self._has_had_turn(turn, answered=False)
             fetches.launch(turn, reader, wait, scanning.most_records(turn) if scans and starts else None)
 
     # -- 4. Wait for answers
@@ -201,9 +200,9 @@ class Poll(Generic[T]):
         return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
 
     def _may_begin_again(self) -> bool:
-        """5. Partitions that wait for new records or are slow do not stop others from being read again."""
+        """5. Return whether to read all again; partitions that wait or are slow do not prevent this."""
         turns, now = self._turns, time.monotonic()
-        if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
+        if now >= self._waiting.until or turns.due or turns.held or self._result.in_hand():
             return False
         readers = [turn.reader for turn in turns.asked.values()]
         if not all(reader and (reader.waiting or now - reader.asked_at > HEAD_SECONDS) for reader in readers):
@@ -211,7 +210,7 @@ class Poll(Generic[T]):
         return 0 < len(readers) < len(self._lineage.active())  # last, because it walks the lineage
 
     def _keep_polling(self) -> bool:
-        """Handle the case that no answer came in time: True if there is still something to do."""
+        """Handle the case that no answer came in time; return True if there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
         over = now >= self._waiting.head_until or not self._turns.asked
@@ -222,30 +221,29 @@ class Poll(Generic[T]):
         return more
 
     def _sleep_until_paced(self) -> bool:
-        """If there is nothing else to do, wait for the partition that may be read next."""
+        """If there is nothing else to do, sleep until the next partition may be read."""
         paced = self._turns.paced
         if self._result.in_hand() or not paced:
             return False
         soonest = min(turn.not_before for turn in paced.values())
         if soonest >= (self._waiting.until if self._waiting.rounds else self._waiting.last_ask):
             return False
-        self._pause_for(soonest - time.monotonic())
+        self._context.pause(soonest - time.monotonic())
         self._turns.ask_paced()
         return True
 
-    def _pause_for(self, seconds: float) -> None:
-        if self._context.closed.wait(max(0.0, seconds)):
-            raise closed_fault()
+    def _has_had_turn(self, turn: Turn, *, answered: bool = True) -> None:
+        """Stop waiting for the first partition; other partitions and the scan get its place.
 
-    def _has_had_turn(self, turn: Turn) -> None:
-        self._turns.serve(turn)
-        self._served(turn)
-
-    def _served(self, turn: Turn) -> None:
-        """Stop waiting for the first partition: others get its place, and the scan gets the rest."""
-        if self._scanning.has_had_turn(turn) or turn is self._head:
+        A partition that has not answered keeps its place in the queue.
+        """
+        if answered:
+            self._turns.serve(turn)
+        shared = self._scanning.runs and self._scanning.has_had_turn(turn)
+        if shared or turn is self._head:
             self._head = None if turn is self._head else self._head
-            self._fetches.ask_held()
+            if self._turns.held:
+                self._fetches.ask_held()
 
     # -- 2. Take an answer
 
@@ -269,40 +267,41 @@ class Poll(Generic[T]):
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))
         else:
-            self._turns.recover(turn)
+            if turn.error is not None:
+                self._turns.recover(turn)
             self._take(turn, reader, batch)
 
     def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
-        # 4. The head's place on the page is kept for it.
+        scanning, count = self._scanning, len(batch.records)
+        # 4. The place of the first partition on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
-        places, count = self._result.places() - kept, len(batch)
-        if self._scanning.runs:
-            places = self._scanning.places(turn, places)
-        if not turn.noticed and reader.taken < count and not places:
+        places = self._result.limit - self._result.count - kept
+        if scanning.runs:
+            places = scanning.places(turn, places)
+        if reader.taken < count and not places and not turn.noticed:
             self._context.cache.put(reader)
-            self._turns.hold(turn)
+            self._turns.move(turn, Stage.HELD)
             return
         self._has_had_turn(turn)
         if turn.noticed:  # 6.
             self._context.cache.put(reader)
             return
+        stop = min(count, reader.taken + places)
         try:
-            self._hand_out(turn, reader, batch, count, min(count, reader.taken + places))
+            if stop == count > 0 and reader.has_more(batch) and not scanning.not_before(turn):
+                self._fetches.prefetch(reader)
+            if scanning.runs:
+                scanning.takes(turn, stop - reader.taken)
+            if not self._answers.take(turn, reader, batch, stop):
+                reader.discard()
+            elif reader.taken == count:
+                self._used_up(turn, reader, batch)
+            else:
+                self._context.cache.put(reader)
+                self._turns.move(turn, Stage.HELD)
         except BaseException:
             reader.discard()
             raise
-
-    def _hand_out(self, turn: Turn, reader: PartitionReader, batch: Batch, count: int, stop: int) -> None:
-        if stop == count > 0 and reader.has_more(batch) and not self._scanning.not_before(turn):
-            self._fetches.prefetch(reader)
-        self._scanning.takes(turn, stop - reader.taken)
-        if not self._answers.take(turn, reader, batch, stop):
-            reader.discard()
-        elif reader.taken == count:
-            self._used_up(turn, reader, batch)
-        else:
-            self._context.cache.put(reader)
-            self._turns.hold(turn)
 
     def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
         """3. After the last record of an ended partition is returned, end the partition."""
@@ -330,7 +329,7 @@ class Poll(Generic[T]):
         late = self._fetches.park()
         if not (result.count or result.stopped()):
             result.idle = self._lineage.is_quiet(turns.quiet())
-        for name, trouble in late.items():  # throttling by the service explains more than a late answer
+        for name, trouble in late.items():  # a throttled call explains more than a late answer
             turn = turns.of(name)
             turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
         self._lineage.rotate([*turns.served, *late])

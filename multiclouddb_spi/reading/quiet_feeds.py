@@ -1,4 +1,4 @@
-"""Repeats the idle page of a feed with many partitions, if one call shows that nothing has changed since."""
+"""Returns the idle page of a large feed again, if one call shows that nothing has changed since then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.open_feed import OpenFeed
 from multiclouddb_spi.reading.context import ReadContext
-from multiclouddb_spi.reading.fetcher import closed_fault
 from multiclouddb_spi.reading.waiting import Waiting
 
 __all__ = ["Check", "QuietFeeds"]
@@ -40,7 +39,7 @@ class _Idle:
         spec: The spec of the feed.
         scope: The scope of the request, because a token of one scope must be refused for another.
         audited: The audit data of the lineage.
-        mark: The mark of the feed before the page was read; None means that the mark was not requested.
+        mark: The mark of the feed before the page was read; None means that it was not requested.
     """
 
     page: ChangeFeedPage
@@ -56,7 +55,7 @@ class Check:
     """The result of one check.
 
     Attributes:
-        wait: The number of requested seconds that are left to wait for a first event.
+        wait: How many seconds are left to wait for a first event.
         page: The page to return, because nothing has changed; otherwise None.
         feed: The feed that was asked for its mark; None if no feed was asked.
         mark: The feed's mark before anything is read.
@@ -72,8 +71,8 @@ class QuietFeeds:
     """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
 
     A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
-    is requested before the partitions are read. So a change during the reading gives another mark in the next
-    call.
+    is requested before the partitions are read. So if a change happens during the reading, the mark of the
+    next call differs.
 
     Args:
         open_feed: Provides the feed of a spec for the duration of a call.
@@ -94,7 +93,7 @@ class QuietFeeds:
             wait: The number of seconds to wait for a first event.
             deadline: The time limit of the call.
         """
-        known = self._known(request, spec)
+        known = self._known(request, spec) if self._idle else None
         if known is None:
             return Check(wait)
         with closing(self._open_feed(spec, deadline)) as opened:
@@ -102,9 +101,9 @@ class QuietFeeds:
             if feed is not known.feed:
                 return Check(wait)
             assert isinstance(feed, SupportsChangeMark)
-            ask, waiting, requests = feed.change_mark, Waiting(deadline, wait, feed.longest_wait()), 0
+            ask, waiting, requests = feed.change_mark, Waiting(deadline, wait), 0
             while True:
-                # Most of the call's time is left for the reading, in case the mark gives no answer.
+                # Most of the call's time is left for the reading, in case the service does not answer.
                 soon = deadline.sooner(min(_MARK_SECONDS, deadline.remaining() / 4))
                 try:
                     mark = self._context.fetcher.call(partial(ask, soon), soon)
@@ -117,8 +116,7 @@ class QuietFeeds:
                     return Check(left, None, feed, mark)
                 if not left:
                     return Check(0.0, self._again(known, requests, time.monotonic() - waiting.began))
-                if self._context.closed.wait(waiting.before_round()):
-                    raise closed_fault()
+                self._context.pause(waiting.before_round())
                 waiting.begin_round()
 
     def note(
@@ -137,7 +135,8 @@ class QuietFeeds:
             return
         if page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
             return
-        # Others have something to do at each call: a scan, a search for children, a partition to read first.
+        # In every other state each call has something to do: a scan, a search for children, or a partition to
+        # read first.
         if not all(type(entry) is Active and entry.listed and not entry.failed_last for entry in lineage):
             return
         mark = check.mark if check.feed is feed else None
@@ -146,7 +145,7 @@ class QuietFeeds:
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
         """Return the idle page that ended with the token of a request, unless an audit is due."""
         position = request.start_position
-        if not self._idle or not isinstance(position, FromContinuationToken):
+        if not isinstance(position, FromContinuationToken):
             return None
         with self._lock:
             known = self._idle.get(position.token)

@@ -6,22 +6,24 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from random import Random
 from typing import Final, TypeAlias
 
 import orjson
 
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.reading.crowd import Crowd
 from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
 
 __all__ = ["ReaderCache"]
 
 _IDLE_SECONDS: Final = 60.0
-# A consumer that reads page by page comes back within this time.
+# A consumer that reads page after page comes back within this time.
 _RESTING_SECONDS: Final = 10.0
 # New readers get one part in 32 of a full cache.
 _PASSING_PART: Final = 32
+# The sequence is always the same, so that two runs of one program keep the same readers.
+_dice: Final = Random(0)
 
 _Place: TypeAlias = tuple[int, str, bytes]
 
@@ -33,8 +35,8 @@ def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
 class ReaderCache:
     """Maps feed, partition and position to readers that no call uses at present.
 
-    The cache keeps several readers of one partition: one for each consumer in this process. Some readers
-    belong to consumers that now run in other processes; each of these readers may hold a resource of the
+    The cache keeps several readers of one partition: one for each consumer in this process. Some of the kept
+    readers belong to consumers that now run in other processes; each of them may still use a resource of the
     service.
 
     A consumer reads its partitions in turns. If there are more partitions than the cache keeps, the reader
@@ -53,7 +55,7 @@ class ReaderCache:
         self._resident: OrderedDict[PartitionReader, _Place] = OrderedDict()
         self._passing: OrderedDict[PartitionReader, _Place] = OrderedDict()
         self._places: dict[_Place, list[PartitionReader]] = {}
-        self._crowds: dict[tuple[int, str], Crowd[PartitionReader]] = {}
+        self._crowds: dict[tuple[int, str], _Crowd] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -64,7 +66,7 @@ class ReaderCache:
             return self._taken(here[-1]) if here else None
 
     def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
-        """Return whether records are fetched or requested at exactly this position."""
+        """Return whether a reader at exactly this position has fetched or requested records."""
         with self._lock:
             here = self._places.get(_place(feed, partition_id, cursor)) or []
             return bool(here) and not here[-1].empty()
@@ -72,8 +74,8 @@ class ReaderCache:
     def put(self, reader: PartitionReader) -> None:
         """Keep a reader for the next call.
 
-        Another reader at the same position is closed, unless a consumer has come back to one of the two. If a
-        consumer has come back, the two readers belong to different consumers at the same position.
+        If the cache already contains a reader at the same position, that reader is closed, unless a consumer
+        has come back to one of the two. In that case the two readers belong to different consumers.
         """
         reader.used_at = time.monotonic()
         place = _place(reader.feed, reader.partition_id, reader.cursor)
@@ -83,12 +85,12 @@ class ReaderCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard readers unused for a minute, and records of other readers that exceed the budget.
+        """Discard readers unused for a minute, and records that exceed the budget.
 
-        Readers that the caller names as `in_use` count as used now, because with many partitions one round
-        takes longer than a minute.
+        Readers named in `in_use` count as used now, because with many partitions one round takes longer than
+        a minute.
         """
-        if self._budget.over() > 0:
+        if self._budget.used > self._budget.limit:
             self.make_room(0, in_use)
         now, gone = time.monotonic(), list[PartitionReader]()
         with self._lock:
@@ -102,13 +104,13 @@ class ReaderCache:
             old.discard()
 
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
-        """Evict records that other readers hold until this many bytes fit, the longest unused first.
+        """Evict records of other readers until this many bytes fit, the longest unused reader first.
 
         Readers that are `in_use` or that another consumer has just used are never evicted, because their
         records would have to be fetched again.
 
         Returns:
-            Whether they fit.
+            Whether the bytes fit.
         """
         missing, gone = self._budget.over(nbytes), list[PartitionReader]()
         with self._lock:
@@ -137,7 +139,7 @@ class ReaderCache:
     def __len__(self) -> int:
         return len(self._resident) + len(self._passing)
 
-    # -- All of these with the lock held
+    # -- The caller of these methods holds the lock
 
     def _taken(self, reader: PartitionReader) -> PartitionReader:
         """Remove a reader from the cache."""
@@ -151,10 +153,11 @@ class ReaderCache:
 
     def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
         """Add a reader; return the readers that are removed to make room."""
-        twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
-        gone = [self._taken(twin) for twin in twins]
+        gone = list[PartitionReader]()
+        if place in self._places and not reader.proven:
+            gone += [self._taken(twin) for twin in tuple(self._places[place]) if not twin.proven]
         self._places.setdefault(place, []).append(reader)
-        crowd = self._crowds.setdefault(place[:2], Crowd())
+        crowd = self._crowds.setdefault(place[:2], _Crowd())
         surplus = crowd.add(reader, self._most_of_one, proven=reader.proven)
         stays = reader.proven or len(self._resident) < self._residents
         (self._resident if stays else self._passing)[reader] = place
@@ -169,7 +172,7 @@ class ReaderCache:
         return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
-        """The readers in both parts that were not used since then, the longest unused first."""
+        """Return the readers that were not used since then, the longest unused first."""
         found = []
         for part in (self._passing, self._resident):
             for reader in part:
@@ -177,3 +180,35 @@ class ReaderCache:
                     break
                 found.append(reader)
         return found
+
+
+class _Crowd:
+    """The cached readers of one partition; a reader belongs to an active consumer, or its consumer has left.
+
+    A reader is called proven if its consumer has come back to it. A consumer that continues in another
+    process never comes back. So the cache first closes a random reader among those that are not proven. If
+    the cache closed the oldest reader first, consumers that take turns would always find their reader just
+    closed. At most seven eighths of the readers are proven, so there is room for new consumers when old
+    consumers have stopped.
+    """
+
+    __slots__ = ("_new", "_proven")
+
+    def __init__(self) -> None:
+        self._new: dict[PartitionReader, None] = {}
+        self._proven: OrderedDict[PartitionReader, None] = OrderedDict()
+
+    def add(self, reader: PartitionReader, most: int, *, proven: bool) -> PartitionReader | None:
+        """Cache one more reader; if there are more than `most`, return the reader to close."""
+        (self._proven if proven else self._new)[reader] = None
+        if len(self._new) + len(self._proven) <= most:
+            return None
+        while len(self._proven) > most * 7 // 8:
+            self._new[self._proven.popitem(last=False)[0]] = None
+        return _dice.choice(list(self._new))
+
+    def remove(self, reader: PartitionReader) -> bool:
+        """Remove a reader that is now in use or closed; return whether it was the last reader."""
+        self._new.pop(reader, None)
+        self._proven.pop(reader, None)
+        return not (self._new or self._proven)

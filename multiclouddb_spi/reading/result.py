@@ -1,4 +1,4 @@
-"""Collects the result of the reading in one call."""
+"""Collects the result of one call's reading."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PollResult(Generic[T]):
         notices: Notices that were found while reading.
         moved: True if a partition answered or a position moved.
         idle: True if every active partition answered that it has no more records.
-        retired: With one physical partition: how the partition ended, if it has ended.
+        retired: If one physical partition is read and has ended: how it ended.
         over: The reason why no change can follow any more, or None.
         ended: True if the page ends here, although more records may be available.
         failure: The partition and the error that stop the feed permanently.
@@ -68,21 +68,18 @@ class PollResult(Generic[T]):
 
     def full(self) -> bool:
         """True if the page has no place left."""
-        return self.count >= self.limit or self.ended or self.stopped()
-
-    def places(self) -> int:
-        """Return how many more records fit on the page."""
-        return self.limit - self.count
+        full = self.count >= self.limit or self.ended
+        return full or bool(self.failure or self.poison or self.retired or self.over)
 
     def in_hand(self) -> bool:
         """True if there is something to put on a page."""
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:
-        """Put a notice on the page; the next event of these partitions comes after it, on a later page.
+        """Put a notice on the page; the next events of these partitions come on a later page.
 
         Args:
-            notice: The fact.
+            notice: The notice.
             partition_ids: The partition to which the notice belongs, and the partitions that are read because
                 of the notice.
         """

@@ -1,4 +1,4 @@
-"""Reads a token of one partition that has ended: reports the end again, and looks for late children."""
+"""Handles the token of a partition that has ended: reports the end again, and searches for late children."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def look_again(
         deadline: The time limit.
 
     Returns:
-        At least the content of the token, even if the service does not answer.
+        At least the children in the token, even if the service does not answer.
     """
     watch = state.watch
     if watch is None or not is_due(session.feed, watch):
@@ -67,7 +67,7 @@ def look_again(
 
 def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
     match outcome:
-        case Drained(children, complete):  # if it is gone: all possible children
+        case Drained(children, complete):  # if the partition is gone: all possible children
             return children, complete
         case Ended():
             return (), True

@@ -1,4 +1,4 @@
-"""Limits scans to their rates."""
+"""Limits the rates of scans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ScanRates:
         return self._not_before.get(plan_id, 0.0)
 
     def spend(self, plan_id: str, seconds: float) -> None:
-        """Move the time that `not_before` returns for a scan.
+        """Postpone the time that `not_before` returns for a scan.
 
         Args:
             plan_id: The entry of the scan's plan in the lineage.

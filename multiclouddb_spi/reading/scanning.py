@@ -1,10 +1,10 @@
 """The part of one call that handles a snapshot scan: defines segments, shares pages, limits the rate.
 
-Change stream partitions are read first, in the order of their positions, the oldest first. The segments of
-the scan follow. So the positions of the change stream do not expire, even if a scan takes days. A quarter of
-each page is kept for the scan, so that it ends even if changes arrive as fast as they are read. This quarter
-is not kept while a position of the stream has used half of its retention time. Fractions of a place that a
-small page cannot give are summed in the token (`Plan.credit`).
+Partitions of the change stream are read first, the one with the oldest position first. Then the segments of
+the scan are read. So the positions of the change stream do not expire, even if a scan takes days. A quarter
+of each page is kept for the scan, so that it ends even if changes arrive as fast as they are read. The
+quarter is not kept if half of the retention time of a stream position has passed. On small pages a quarter is
+not a whole number of places; the token adds up the fractions (`Plan.credit`).
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Scanning:
-    """The work of one call for a scan; if the lineage contains no plan, the class changes nothing.
+    """What one call does for a scan; nothing if the lineage contains no plan.
 
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
-        result: The result that the call collects.
+        result: The result of the call so far.
         deadline: The time limit of the call.
         now: A function that asks for the service's time; None if the service does not report its time.
         single: True if one segment is read alone, as a physical partition.
 
     Attributes:
         active: The partitions and segments to read, in this order.
-        runs: False without a plan; then the methods need not be called for each partition.
+        runs: False if there is no plan; then the methods need not be called for each partition.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Scanning:
     def has_had_turn(self, turn: Turn) -> bool:
         """Record that a partition has had its turn.
 
-        True if all stream partitions have had their turns, so that the scan takes the rest.
+        Return True if all stream partitions have had their turns, so that the scan gets the remaining places.
         """
         if turn.partition_id not in self._unasked:
             return False
@@ -142,11 +142,11 @@ class Scanning:
             self._unasked.add(turn.partition_id)
 
     def is_sharing(self) -> bool:
-        """Return whether places are kept for the stream or the scan."""
+        """Return whether places on the page are kept for the stream or the scan."""
         return bool(self._unasked) or self._kept > self._rows
 
     def patience(self, longest: float) -> float:
-        """Return how long to wait for the partitions for which places are kept, before checking again.
+        """Return how long to wait for partitions with kept places, before checking again.
 
         Args:
             longest: The longest time.
@@ -154,7 +154,7 @@ class Scanning:
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 
     def is_stuck(self) -> bool:
-        """Return whether every segment in use is late or failing, so that the scan's places stay unused."""
+        """Return whether every segment that is read is late or failing, so the scan's places stay unused."""
         asked = self._result.turns.asked
         if self._kept <= self._rows or not self._unasked.isdisjoint(asked):
             return False
@@ -166,7 +166,7 @@ class Scanning:
         )
 
     def share_no_more(self) -> bool:
-        """Give the places to any partition that has records; False if the places were already given."""
+        """Give the places to any partition with records; return False if they were given already."""
         shared, self._stream_first = self.is_sharing(), False
         self._unasked.clear()
         self._kept = 0
@@ -184,7 +184,7 @@ class Scanning:
     def most_records(self, turn: Turn) -> int | None:
         """Return how many records one fetch may request, so that the rate limit is respected.
 
-        None means as many as usual.
+        None means that the usual number may be requested.
         """
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
@@ -211,7 +211,7 @@ class Scanning:
                 other.not_before = min(other.not_before, soonest)
 
     def _reserved(self, rate: float) -> int:
-        """Return about the rows of one second, but never more than one fetch requests."""
+        """Return roughly the number of rows for one second, but never more than one fetch requests."""
         return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan
@@ -229,7 +229,7 @@ class Scanning:
             self._lineage.change_plan(rows=plan.rows + count)
 
     def refill(self) -> list[str]:
-        """Define more segments if few are left, and end the scan if none are.
+        """Define more segments if only few are left, and end the scan if none are left.
 
         Return the ids that start now.
         """
@@ -253,8 +253,8 @@ class Scanning:
 
     def _cut(self) -> list[str]:
         lineage, started = self._lineage, list[str]()
-        # Half of the time is for reading, so that a service that cuts slowly does not block the stream for
-        # ever.
+        # Half of the time is for reading, so that a service that divides slowly does not block the stream
+        # forever.
         deadline = self._deadline.sooner(min(_CUT_SECONDS, self._deadline.remaining() / 2))
         for _ in range(_MOST_EMPTY_CUTS):
             plan = lineage.plan
@@ -276,7 +276,7 @@ class Scanning:
     def _ask(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         feed = self._feed
         if not isinstance(feed, SupportsSnapshot):
-            raise InvalidCursor("it holds a snapshot, which this provider does not make")
+            raise InvalidCursor("it contains a snapshot, but this provider does not support snapshots")
         return self._context.fetcher.call(lambda: feed.segments(cursor, count, deadline), deadline)
 
     def _blame(self, plan: Plan, error: Exception) -> None:

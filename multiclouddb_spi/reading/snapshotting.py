@@ -15,7 +15,7 @@ __all__ = ["announced", "lost"]
 def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
     """Return the result of a call that only reports that a snapshot begins.
 
-    None if there is no snapshot to report.
+    Return None if there is no snapshot to report.
 
     Args:
         feed: The feed of the lineage.

@@ -1,4 +1,4 @@
-"""Keeps one record for each partition of a call, with its stage and its answers.
+"""Records the stage and the answers of each partition in one call.
 
                  ask             launched           landed
     UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from enum import Enum, auto
 
@@ -44,7 +44,7 @@ class Stage(Enum):
     ANSWERED = auto()
     """The partition has answered, and there is no reason to read it again."""
 
-    __hash__ = object.__hash__  # equality is identity, and the hash of `Enum` is a Python function
+    __hash__ = object.__hash__  # faster than the hash of `Enum`, which is a Python function
 
 
 @attrs.define(eq=False)
@@ -60,8 +60,8 @@ class Turn:
             PACED.
         silent: True if the partition's last answer was that it has no records, and it was not asked again.
         awaited: True if the partition had no records and its running fetch waits for new ones.
-        noticed: True if the page contains a notice of this partition, so that none of its records may follow
-            on that page.
+        noticed: True if the page contains a notice of this partition; then no more of its records may come on
+            that page.
         error: The failure of this partition in this call, or None.
         watermark: The watermark of the partition's last batch that was returned completely.
         headroom: The number of seconds until the partition's position expires; infinite if that is not known.
@@ -93,18 +93,19 @@ class Turns:
         lineage: A function that returns the position of each partition.
 
     Attributes:
+        all: The partitions of the call in any stage.
         due: Partitions that are read when their turn comes.
         asked: Partitions that are being read.
         paced: Partitions that are read later.
         held: Partitions that have records left for a later page.
         failed: Partitions that have failed in this call, the first one first.
-        served: Partitions that have had their turn, the most recent one last. In the next call, these
-            partitions are read in this order, after those that had no turn.
+        served: Partitions that have had their turn, in this order. In the next call they are read in the same
+            order, after the partitions that had no turn.
     """
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._turns: dict[str, Turn] = {}
+        self.all: dict[str, Turn] = {}
         self.due, self.asked = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.failed: dict[str, Turn] = {}
@@ -113,31 +114,24 @@ class Turns:
             Stage.DUE: self.due, Stage.ASKED: self.asked, Stage.PACED: self.paced, Stage.HELD: self.held,
         }  # fmt: skip
 
-    def __iter__(self) -> Iterator[Turn]:
-        return iter(self._turns.values())
-
     def of(self, partition_id: str) -> Turn:
         """Return the record of the partition; make a new record if there is none."""
-        turn = self._turns.get(partition_id)
+        turn = self.all.get(partition_id)
         if turn is None:
-            turn = self._turns[partition_id] = Turn(partition_id)
+            turn = self.all[partition_id] = Turn(partition_id)
         return turn
-
-    def find(self, partition_id: str) -> Turn | None:
-        """Return the record of the partition, or None."""
-        return self._turns.get(partition_id)
 
     def position(self, partition_id: str) -> Cursor | None:
         """Return the call's position in a partition; None if the call does not read the partition."""
-        turn = self._turns.get(partition_id)
+        turn = self.all.get(partition_id)
         if turn is None or turn.stage is Stage.UNASKED or partition_id not in self._lineage:
             return None
         return self._lineage.cursor(partition_id)
 
     def quiet(self) -> set[str]:
-        """Partitions without records: they answered so, or they wait for new records without a failure."""
+        """Return the partitions without records: the service said so, or a fetch waits for new records."""
         found = set[str]()
-        for name, turn in self._turns.items():
+        for name, turn in self.all.items():
             waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
             if turn.silent or waits:
                 found.add(name)
@@ -146,19 +140,19 @@ class Turns:
     # -- Transitions
 
     def ask(self, partition_ids: Iterable[str]) -> None:
-        """Read these partitions after all others that are due.
+        """Put these partitions behind all others that are due.
 
         A partition that is due or being read keeps its place.
         """
         for partition_id in partition_ids:
             turn = self.of(partition_id)
             if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
-                self._move(turn, Stage.DUE)
+                self.move(turn, Stage.DUE)
 
     def launched(self, turn: Turn, reader: PartitionReader, *, waits: bool) -> None:
         """Record that the fetch of a partition is running."""
         turn.reader, turn.awaited, turn.silent = reader, turn.silent and waits, False
-        self._move(turn, Stage.ASKED)
+        self.move(turn, Stage.ASKED)
 
     def landed(self, turn: Turn) -> PartitionReader:
         """Record that a fetch has an answer.
@@ -167,31 +161,23 @@ class Turns:
         """
         reader = turn.reader
         assert reader is not None
-        # In this order, so that an interruption in between leaves no asked partition without a reader.
-        self._move(turn, Stage.ANSWERED)
+        # The order matters: after an interruption in between, every asked partition must still have a reader.
+        self.move(turn, Stage.ANSWERED)
         turn.reader, turn.awaited = None, False
         return reader
 
     def pace(self, turn: Turn, not_before: float) -> None:
         """Read the partition later, because reading is not useful before `not_before`."""
         turn.not_before = not_before
-        self._move(turn, Stage.PACED)
+        self.move(turn, Stage.PACED)
 
     def ask_paced(self) -> None:
         """Mark those paced partitions as due whose time has come."""
         now = time.monotonic()
         self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
 
-    def hold(self, turn: Turn) -> None:
-        """Leave the remaining records of the partition for a later page."""
-        self._move(turn, Stage.HELD)
-
-    def gone(self, turn: Turn) -> None:
-        """Record that the partition has left the lineage, so that it is not read any more."""
-        self._move(turn, Stage.ANSWERED)
-
     def fail(self, turn: Turn, error: Exception) -> None:
-        """It has failed."""
+        """Record that the read of the partition has failed."""
         turn.error = error
         self.failed.setdefault(turn.partition_id, turn)
 
@@ -205,7 +191,8 @@ class Turns:
         self.served.pop(turn.partition_id, None)
         self.served[turn.partition_id] = None
 
-    def _move(self, turn: Turn, stage: Stage) -> None:
+    def move(self, turn: Turn, stage: Stage) -> None:
+        """Move a partition to another stage, behind those that are there."""
         if turn.stage in self._at:
             self._at[turn.stage].pop(turn.partition_id)
         turn.stage = stage

@@ -11,10 +11,10 @@ from multiclouddb_spi.deadline import Deadline
 __all__ = ["HEAD_SECONDS", "Waiting"]
 
 HEAD_SECONDS: Final = 2.0
-"""The number of seconds for which the other partitions wait for a slow one."""
+"""The number of seconds for which the other partitions wait for a slow partition."""
 _LINGER_SECONDS: Final = 0.002
 _RETURN_SECONDS: Final = 1.0
-# The first pause is short, because most services wait for news themselves from the second round on.
+# The first pause is short, because from the second round on, most services wait for new records themselves.
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LEAST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
@@ -26,20 +26,19 @@ class Waiting:
     Args:
         deadline: The time limit of the call.
         wait: The number of seconds to wait for a first record.
-        longest: The number of seconds that one fetch may wait.
 
     Attributes:
         began: The time at which the call began.
         last_ask: After this time, no fetch that waits for new records may begin. Such a fetch must end before
-            the deadline, because finding no new records is not a failure.
+            the deadline, because it is not a failure to find no new records.
         until: How long the call waits for a first record.
         head_until: How long the call waits for the first partition in the queue.
         rounds: How often all partitions were read again.
     """
 
-    def __init__(self, deadline: Deadline, wait: float, longest: float) -> None:
+    def __init__(self, deadline: Deadline, wait: float) -> None:
         self.began = now = time.monotonic()
-        self._deadline, self._longest = deadline, longest
+        self._deadline = deadline
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
         self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
@@ -47,9 +46,13 @@ class Waiting:
         self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
         self._lingering: float | None = None
 
-    def of_fetch(self) -> float:
-        """Return how long a read may block for new records; 0 in the first round, which must not block."""
-        return max(0.0, min(self._longest, self.until - time.monotonic())) if self.rounds else 0.0
+    def of_fetch(self, longest: float) -> float:
+        """Return how long a read may block for new records; never called in the first round.
+
+        Args:
+            longest: The number of seconds that one fetch may wait.
+        """
+        return max(0.0, min(longest, self.until - time.monotonic()))
 
     def for_head(self) -> float:
         """Return how much longer to wait for the first partition in the queue."""
@@ -71,7 +74,7 @@ class Waiting:
         return min(self._deadline.at, self.until + HEAD_SECONDS) if self.rounds else self._deadline.at
 
     def before_round(self) -> float:
-        """Return how long to pause before all partitions are read again; the pause grows each time."""
+        """Return how long to pause before all partitions are read again; the pause gets longer each time."""
         now = time.monotonic()
         pause = min(self._pause - (now - self._round_began), self.until - now)
         self._pause = max(_LEAST_PAUSE_SECONDS, min(_MOST_PAUSE_SECONDS, 1.5 * self._pause))

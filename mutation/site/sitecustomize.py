@@ -1,6 +1,6 @@
 """Replaces a module with one that has a planted defect, in every Python process of a test run.
 
-Python imports a module with this name when it starts. The folder is on PYTHONPATH only in the processes that
+Python imports a module with this name at its start. The folder is on PYTHONPATH only in the processes that
 `mutation.running` starts, and in their child processes. The files of the repository are not changed.
 """
 
@@ -20,7 +20,7 @@ _MOST_BYTES = 4 << 30
 
 
 class _Loader(SourceFileLoader):
-    """Compiles another source under the name of the original module."""
+    """A loader that compiles another source under the name of the original module."""
 
     def __init__(self, fullname: str, path: str, source: str) -> None:
         super().__init__(fullname, path)
@@ -32,7 +32,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module."""
+    """A finder for one module."""
 
     def __init__(self, module: str, source: str) -> None:
         self._module, self._source = module, source

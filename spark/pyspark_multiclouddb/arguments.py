@@ -1,4 +1,4 @@
-"""Checks of what the public functions are called with."""
+"""Checks the arguments of the public functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_has", "check_merge", "check_rows"]
 
 
 def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
-    """Refuse an object that lacks an attribute by which Spark's own types, in all versions, are known.
+    """Refuse an object that lacks an attribute that Spark's own types have in all versions.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the argument.
@@ -23,7 +23,7 @@ def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
 
 
 def check_rows(name: str, value: object, *, or_page: bool = False) -> None:
-    """Refuse what is no DataFrame, no pyarrow table and, where one may be given, no page.
+    """Refuse a value that is not a DataFrame or a pyarrow table (or a page, if a page is allowed).
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the argument.
@@ -35,7 +35,7 @@ def check_rows(name: str, value: object, *, or_page: bool = False) -> None:
 
 
 def check_merge(batch: object, table_path: object, **rest: Any) -> None:
-    """Refuse arguments for `merge_into_delta` that are of wrong types or do not fit together.
+    """Refuse arguments for `merge_into_delta` that are of the wrong type or do not fit together.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the argument.
@@ -56,4 +56,4 @@ def check_merge(batch: object, table_path: object, **rest: Any) -> None:
     if (rest["batch_id"] is None) != (rest["app_id"] is None):
         raise invalid_request("batch_id", "goes with app_id", "give both, or None for both")
     if rest["max_bytes"] < 1:
-        raise invalid_request("max_bytes", "is less than 1", "give the bytes that a piece may have")
+        raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")

@@ -17,9 +17,9 @@ __all__ = ["ChangeFeedReader"]
 
 
 class ChangeFeedReader(DataSourceReader):
-    """Reads a feed once, as a batch. Each action of a DataFrame plans again and may see a later end.
+    """Reads a feed once, as a batch. Each action of a DataFrame plans again and may read up to a later end.
 
-    The tasks run in any order, and a child of a split may be in a different task than its parent. Therefore
+    The tasks run in any order, and a child partition may be in a different task than its parent. Therefore
     `order_key`, not the order of rows, shows which of two changes of a key is the later one.
 
     Args:
@@ -30,7 +30,7 @@ class ChangeFeedReader(DataSourceReader):
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
-        """Resolve the start and the end, and distribute the ranges between them to tasks."""
+        """Resolve the start and the end, and distribute the ranges between them to the tasks."""
         with source_errors():
             connection = connection_for(self._settings)
             # Spark reuses the process that plans, so its open feed may belong to a resource that was

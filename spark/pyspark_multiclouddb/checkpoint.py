@@ -1,8 +1,8 @@
-"""Reads from the checkpoint of a query what its sink needs: the snapshot, and whether the scan is over.
+"""Reads the snapshot of a query, and whether its scan is over, from the query's checkpoint.
 
-Spark stores the end of the micro-batch N as `offsets/N` before it runs the batch, and `commits/N` after it.
-The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). So every run of
-the batch finds the same answer here, even after a kill.
+Spark writes `offsets/N`, the end of micro-batch N, before it runs the batch. It writes `commits/N` after the
+batch. The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). So every
+run of the batch reads the same snapshot, even after the process was killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoint", "Scan", "query_of"]
 
 _THIS_QUERY: Final = "pass the checkpointLocation of the query that calls this"
-_OWN: Final = "give the snapshot a query of its own, with one source"
+_OWN: Final = "use a separate query with one source for the snapshot"
 
 
 @attrs.frozen
@@ -32,8 +32,8 @@ class Scan:
     """The snapshot to which a micro-batch belongs.
 
     Attributes:
-        plan: Its id.
-        floor: Rows of the target with a lower `order_key` are older than the snapshot.
+        plan: The id of the snapshot.
+        floor: Rows of the target table with a lower `order_key` are older than the snapshot.
         is_first: True if no earlier batch of the query belongs to this snapshot.
         was_over: True if the scan was over before the batch.
         is_over: True if the scan is over when the batch is merged.
@@ -61,11 +61,11 @@ class Checkpoint:
         self._folder = path if os.path.isdir(os.path.join(path, "offsets")) else None
 
     def scan(self, batch_id: int, query_id: str | None) -> Scan | None:
-        """Return the snapshot of a batch; None if the query has not begun with a snapshot.
+        """Return the snapshot of a batch, or None if the query did not start with a snapshot.
 
         Args:
             batch_id: The number of the batch.
-            query_id: The id of the query that runs the batch, or None if it is not known.
+            query_id: The id of the query that runs the batch, or None if the id is not known.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the checkpoint belongs to another query.
@@ -73,7 +73,7 @@ class Checkpoint:
         if query_id is not None:
             stored = json.loads(self._read("metadata") or "{}").get("id")
             if stored != query_id:
-                raise self._wrong(f"is of the query {stored}, and this is {query_id}")
+                raise self._wrong(f"belongs to the query {stored}, but this query is {query_id}")
         after = self._snapshot(batch_id)
         if after is None:
             return None
@@ -83,7 +83,7 @@ class Checkpoint:
         return Scan(after["plan"], after["floor"], not same, was_over, bool(after["over"]))
 
     def is_scanned(self) -> bool:
-        """Return True if a batch after the end of the scan was completed, or if there is no scan."""
+        """Return True if a batch after the end of the scan was completed, or if the query has no scan."""
         last = max(self._completed(), default=None)
         if last is None:
             return False
@@ -91,7 +91,7 @@ class Checkpoint:
         return snapshot is None or bool(snapshot["over"])
 
     def _snapshot(self, batch_id: int) -> dict[str, Any] | None:
-        """Return the snapshot in the end of a batch, if its scan reads every row."""
+        """Return the snapshot stored with the end of a batch, if the scan of the snapshot reads every row."""
         text = self._read(f"offsets/{batch_id}")
         if text is None:
             raise self._wrong(f"has no offsets/{batch_id}")
@@ -100,7 +100,7 @@ class Checkpoint:
         found = [offset["s"] for offset in offsets if offset.get("s", {}).get("whole")]
         if found and (len(lines) > 1 or len(offsets) > 1):
             raise invalid_request(
-                "checkpoint", "is of a query that reads a snapshot and something else", _OWN
+                "checkpoint", "belongs to a query that reads a snapshot and another source", _OWN
             )
         return found[0] if found else None
 
@@ -150,7 +150,7 @@ class Checkpoint:
 def query_of(batch: DataFrame) -> str | None:
     """Return the id of the query that runs a batch.
 
-    None if Spark does not report it, for example over Connect.
+    Return None if Spark does not report the id, for example over Spark Connect.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes.
@@ -163,7 +163,7 @@ def query_of(batch: DataFrame) -> str | None:
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:
-    """Return the offsets of this source in a line of the offset log, even if the log names its sources."""
+    """Return the offsets of this source from a line of the offset log, even if the log names its sources."""
     try:
         value = json.loads(line)
     except ValueError:

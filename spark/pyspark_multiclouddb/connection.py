@@ -1,4 +1,4 @@
-"""Keeps a provider and its feed open in a process of Spark.
+"""Keeps a provider and its feed open in a Spark process.
 
 A process has one connection for each database, collection and kind of rows. Spark unpickles a new reader for
 every task but keeps the process, so later tasks reuse the connections opened here. Importing this module
@@ -45,7 +45,7 @@ _pid = 0
 
 
 class Connection:
-    """A connection to one provider, and one feed of that provider. Only one thread uses a connection.
+    """A connection to one provider, and one feed of that provider. A connection is used by one thread only.
 
     The connection retries through an outage of up to two minutes, because Spark retries nothing.
 
@@ -62,7 +62,7 @@ class Connection:
 
     @property
     def feed(self) -> Feed:
-        """The feed itself, which is opened when it is first used."""
+        """The feed, which is opened when it is first used."""
         return self.opened.feed
 
     @property
@@ -71,7 +71,7 @@ class Connection:
         return self.feed.identity.incarnation
 
     def start(self, position: FeedStart | Snapshot) -> Lineage:
-        """Resolve a start, if the database can start there."""
+        """Resolve a start, if the database can start from this position."""
         self.opened.check_start(position)
         return self.plan(
             "start", lambda planner, deadline: planner.start(position, deadline, "startingPosition")
@@ -89,7 +89,7 @@ class Connection:
 
         Args:
             operation: The name of the call, used in errors.
-            ask: The function. The function to call; it may be called several times.
+            ask: The function to call; it may be called several times.
         """
         config = self._settings.config
         planner = Planner(
@@ -102,7 +102,7 @@ class Connection:
         return self.opened.call(operation, lambda deadline: ask(planner, deadline))
 
     def close(self) -> None:
-        """Free everything; idempotent."""
+        """Close the feed and the provider. Another call does nothing."""
         try:
             self.opened.close()
         finally:
@@ -110,15 +110,13 @@ class Connection:
 
     def _on_retry(self, attempt: int, seconds: float, error: Exception) -> None:
         fault = fault_of(self.provider, error)
-        _LOG.warning("try %d of a call failed (%s), next in %.1f s", attempt, fault.message, seconds)
+        _LOG.warning(
+            "attempt %d of a call failed (%s); the next one is in %.1f s", attempt, fault.message, seconds
+        )
 
 
 def connection_for(settings: Settings) -> Connection:
-    """Return this process's connection for these options; it is opened when it is first used.
-
-    If there are too many connections, the least recently used one is closed. Therefore use the returned
-    connection before the next call.
-    """
+    """Return this process's connection for these options, and open it at the first call."""
     global _pid
     if _pid != os.getpid():
         # These connections belong to the parent process, which closes them.
@@ -133,7 +131,7 @@ def connection_for(settings: Settings) -> Connection:
 
 
 def close_connections() -> None:
-    """Close the connections of this process; the next use opens new ones."""
+    """Close the connections of this process; the next call opens new ones."""
     while _open:
         _, connection = _open.popitem()
         if _pid == os.getpid():

@@ -1,4 +1,4 @@
-"""The Delta table of the sink: its columns, its checks, the merge of changes, and its tombstones."""
+"""The Delta table of the sink, with its columns, its checks, its merges and its tombstones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["DELETED_AT", "Target", "drop_tombstones", "live_rows"]
 
 DELETED_AT: Final = "_deleted_at"
-"""The column with the time at which the sink merged a delete; the column is null in the row of a document."""
+"""The column with the time at which the sink merged a delete; null in the row of a document."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
 _DOCUMENT: Final = "new_item_state"
 _SNAPSHOT: Final = "multiclouddb-snapshot"
-"""The name of a transaction which records that a snapshot was merged.
+"""The name of the transaction that records the merge of a snapshot.
 
-With the id of a snapshot, it records how far that snapshot was merged.
+With the id of a snapshot added, the name records how far that snapshot was merged.
 """
 _BEGUN: Final = 0
 _ENDED: Final = 1
@@ -54,22 +54,25 @@ class Target:
             raise _missing(where)
 
     def has(self, app_id: str, batch_id: int) -> bool:
-        """Return True if this batch or a later one was merged completely."""
+        """Return True if this batch or a later batch was merged completely."""
         last = None if self._table is None else self._table.transaction_version(app_id)
         return last is not None and last >= batch_id
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Prepare the table for rows of a schema.
+        """Prepare the table for rows with the given schema.
 
         The schema is checked first; then the table is created or gets its new columns.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if a column has a different type, or is new and refused.
+            MulticloudDbError: `INVALID_REQUEST` if a column has a different type, or if a new column is
+                refused.
         """
         from deltalake import DeltaTable, Schema
 
         if DELETED_AT in schema.names:
-            raise invalid_request("batch", f"has a column {DELETED_AT}", "the sink writes it: rename yours")
+            raise invalid_request(
+                "batch", f"has a column {DELETED_AT}", "the sink writes this column; rename yours"
+            )
         for name in _TEXT:
             if not (pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)):
                 raise invalid_request(f"column {name}", f"is {kind}", "pass the column of the data source")
@@ -106,15 +109,15 @@ class Target:
         """Record that everything in the table is older than a snapshot, before its first rows are merged.
 
         Then the rows of the snapshot, and every change after it, win over the rows in the table. Rows whose
-        `order_key` is lower than the floor lose without this step. The other rows get the lowest `order_key`.
-        This step is done once for each snapshot, in one commit that contains the snapshot's id.
+        `order_key` is lower than the floor need no change for this. All other rows get the lowest
+        `order_key`. This step is done once for each snapshot, in one commit that contains the snapshot's id.
 
         Args:
             scan: The snapshot.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may have been merged
-                without this record, because they could not be distinguished from older ones.
+            MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may already have been
+                merged without this record. Such rows cannot be distinguished from older rows.
         """
         if self._stage(scan.plan) is not None:
             return
@@ -127,13 +130,14 @@ class Target:
         elif not self._is_empty() and not scan.was_over:
             raise invalid_request(
                 "checkpoint",
-                "was not given when the snapshot began, and older rows cannot be told from its rows any more",
+                "was not given when the snapshot began; now older rows cannot be distinguished from the "
+                "rows of the snapshot",
                 f"start a query with checkpoint=, {_NEW_QUERY}",
             )
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
     def end(self, scan: Scan) -> None:
-        """Delete the documents that a snapshot has not contained, after its last rows were merged.
+        """Delete the documents that a snapshot did not contain, after the snapshot's last rows were merged.
 
         Such a document was deleted before the snapshot. The row of the document becomes a tombstone.
 
@@ -179,18 +183,18 @@ class Target:
         if not self._is_empty() and (strict or table.transaction_version(_SNAPSHOT) is not None):
             raise invalid_request(
                 "batch",
-                f"has rows of a snapshot, and {self._where} has rows from before it; without the checkpoint, "
-                "documents that were deleted meanwhile would stay",
+                f"contains rows of a snapshot, and {self._where} contains older rows; without the "
+                f"checkpoint, documents that were deleted in the meantime would stay",
                 f"pass checkpoint=, and start {_NEW_QUERY}; or use a new table",
             )
         self._ensure(plan, _BEGUN)
 
     def check_unused(self, scan: Scan, app_id: str) -> None:
-        """Refuse batches of a snapshot that count as merged before the snapshot has begun.
+        """Refuse batches that are recorded as merged before their snapshot has begun.
 
         Args:
             scan: The snapshot.
-            app_id: The name under which the batch counts as merged.
+            app_id: The name under which merged batches are recorded.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST`.
@@ -218,14 +222,14 @@ class Target:
         return not self._known().file_uris()
 
     def _note(self, plan: str, stage: int) -> CommitProperties:
-        """Return what a commit stores about a snapshot."""
+        """Return the text that a commit stores about a snapshot."""
         from deltalake import CommitProperties, Transaction
 
         marks = [Transaction(_SNAPSHOT, 0), Transaction(f"{_SNAPSHOT}:{plan}", stage)]
         return CommitProperties(app_transactions=marks)
 
     def _ensure(self, plan: str, stage: int) -> None:
-        """Store the stage of a snapshot if no commit has stored it, because nothing else was changed."""
+        """Store the stage of a snapshot in a separate commit, if no other commit has stored it."""
         from deltalake import write_deltalake
 
         if self._stage(plan) != stage:
@@ -239,7 +243,7 @@ class Target:
 
         Args:
             rows: The rows in the prepared schema, with the column `type`; at most one row per key.
-            done: The data that the commit stores if it completes a batch.
+            done: The data to store with the commit that completes a batch.
         """
         from deltalake import CommitProperties
 
@@ -253,7 +257,7 @@ class Target:
             target_alias="t",
             commit_properties=CommitProperties(app_transactions=None if done is None else [done]),
             writer_properties=_written(source.column_names),
-            # The lowest and the highest key of the rows then show which files need not be read.
+            # With the lowest and the highest key of the rows, files that cannot match are not read.
             streamed_exec=False,
         ).when_matched_update(columns, "s.order_key > t.order_key").when_not_matched_insert(columns).execute()
 
@@ -261,7 +265,7 @@ class Target:
 def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:
     """Read the documents of a table that `merge_into_delta` writes, without the tombstones.
 
-    In SQL the same is `WHERE _deleted_at IS NULL`.
+    In SQL, `WHERE _deleted_at IS NULL` gives the same rows.
 
     Args:
         table_path: As for `merge_into_delta`.
@@ -297,10 +301,10 @@ def drop_tombstones(
     """Remove the tombstones of keys that were deleted long ago.
 
     A tombstone prevents an older change from restoring its row, so a tombstone may be removed only when no
-    older change can arrive. The lifetime of a tombstone must be longer than the service keeps changes, and
-    longer than any query with this table may be stopped. While a snapshot is read, an older version of a row
-    can arrive at any time. So pass the `checkpoint` of a query that begins with a snapshot: nothing is
-    removed until the query has completed a batch after the end of the scan.
+    older change can arrive. The lifetime of a tombstone must be longer than the time for which the service
+    keeps changes. It must also be longer than any pause of a query that writes this table. While a snapshot
+    is read, an older version of a row can arrive at any time. So if a query begins with a snapshot, pass its
+    `checkpoint`: then nothing is removed until the query has completed a batch after the end of the scan.
 
     Args:
         table_path: As for `merge_into_delta`. Call this function in the process that merges, or while no
@@ -349,7 +353,7 @@ def _foreign(where: str, name: str) -> MulticloudDbError:
 
 
 def _written(names: list[str]) -> WriterProperties:
-    """Describe files without dictionaries of unique texts and statistics of documents, as both only cost."""
+    """Return file settings without dictionaries of unique texts and without statistics of documents."""
     from deltalake import ColumnProperties, WriterProperties
 
     properties = {name: ColumnProperties(dictionary_enabled=False) for name in _TEXT}
@@ -377,7 +381,7 @@ def _with_tombstones(rows: pa.Table) -> pa.Table:
 
 
 def _kind(of: object) -> str:
-    """Return a Delta type without its nullability, which does not make a different type."""
+    """Return the name of a Delta type. A nullable and a non-nullable type have the same name."""
     return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
 
 

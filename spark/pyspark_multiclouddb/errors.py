@@ -1,7 +1,8 @@
 """Defines errors whose category can still be found after Spark has passed them on.
 
-Spark passes an exception of a data source through two processes as the text of a traceback, so its class and
-fields are lost. Therefore every message begins with a marker that can be found in the text:
+Spark passes an exception of a data source through two processes as the text of a traceback, so the
+exception's class and fields are lost. Therefore every message begins with a marker that can be found in the
+text:
 
     [MULTICLOUDDB:CHECKPOINT_EXPIRED] the position is older than what the store keeps; …
 """
@@ -24,7 +25,7 @@ _SKIP_TO_OLDEST: Final = (
     "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left; with "
     "startingPosition=snapshot, a new query and merge_into_delta(…, checkpoint=…) repair the same table"
 )
-# The name in a client → the name here.
+# Maps the name in a client to the name in this source.
 _IN_SPARK: Final = (
     (re.compile(r";? *start again, or read with on_expired=SkipToOldest\(\)[^;]*"), ""),
     (re.compile(r"on_expired=SkipToOldest\(\)"), "failOnDataLoss=false"),
@@ -47,14 +48,14 @@ class SourceError(Exception):
 
 
 def error_from_query(error: BaseException | None) -> ErrorCategory | None:
-    """Return the category of a failure of this source, from the exception that Spark raised.
+    """Return the error category of this source from an exception that Spark raised.
 
     Args:
-        error: The exception from an action, `query.awaitTermination()` or `query.exception()`; None gives
-            None.
+        error: The exception from an action, `query.awaitTermination()` or `query.exception()`. For None, the
+            result is None.
 
     Returns:
-        The category, or None if the failure is not from this source.
+        The category, or None if this source did not cause the failure.
 
     Examples:
         >>> try:
@@ -70,7 +71,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
 
 @contextmanager
 def source_errors() -> Iterator[None]:
-    """Add the marker of the category to failures.
+    """Add the marker of the category to errors.
 
     Raises:
         SourceError: For each error of the library and each fault of a provider.

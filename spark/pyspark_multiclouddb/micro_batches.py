@@ -32,9 +32,11 @@ __all__ = ["MicroBatches"]
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
 _NAP_SECONDS: Final = 0.1
-# A position is checked for its expiry at the first plan, and after a batch that took longer than this.
+# A position is checked for expiry at the first plan, and after a batch that took longer than this number of
+# seconds.
 _FRESH_SECONDS: Final = 60.0
-# After this time, audits and positions that are due are checked again, even if nothing has changed.
+# After this number of seconds, audits and positions that are due are checked again, even if nothing has
+# changed.
 _STILL_SECONDS: Final = 60.0
 
 
@@ -48,12 +50,12 @@ class MicroBatches:
         settings: The options, checked for a stream.
 
     Attributes:
-        settings: The same.
-        ends_by_itself: True to read no further than the end that the feed has when the first batch is
-            planned. The end is determined at that time, because only a position from the checkpoint leads to
-            the end through all splits.
-        caught_up: True after a micro-batch had fewer rows than its bound, which means that the initial
-            backlog was read.
+        settings: The options, checked for a stream.
+        ends_by_itself: True to stop at the end that the feed has when the first batch is planned. The end is
+            determined only then, because the planner must follow all splits from the position in the
+            checkpoint.
+        caught_up: True once a micro-batch had fewer rows than its limit. This means that the initial backlog
+            was read.
         report: A summary for the query's progress, or None if nothing is planned yet. The summary is not an
             offset.
     """
@@ -74,7 +76,7 @@ class MicroBatches:
     def initial(self) -> dict[str, Any]:
         """Return the start of a new query.
 
-        The start is not resolved here, because Spark asks for it again on a replay.
+        The start is not resolved here, because Spark asks for the start again when it replays a batch.
         """
         return offset_to_json(self.settings, Symbolic(self.settings.start))
 
@@ -92,7 +94,8 @@ class MicroBatches:
             step = self._step(connection, start, max_records)
             state = snapshot_state(None, start, step.after, whole=isinstance(self.settings.start, Snapshot))
             if start.plan is not None and not step.ranges():
-                # This step only creates segments. They become part of the start, so that the batch has rows.
+                # This step only creates segments. The segments become part of the start; otherwise the batch
+                # would have no rows.
                 start, step = step.after, self._step(connection, step.after, max_records)
                 state = snapshot_state(state, start, step.after)
             offset = Pinned(connection.incarnation, start.to_json(), snapshot=state)
@@ -120,9 +123,9 @@ class MicroBatches:
 
         Returns:
             `start` itself if there is nothing to read. Spark then asks again without a pause, so this answer
-                is reused for `pollInterval`. At first, and once per `idleCheckpointInterval`, a position that
-                moved without a record is also returned as an end. This keeps the position in the checkpoint
-                from expiring.
+                is reused for `pollInterval`. A position that moved without a record is also returned as an
+                end, at first and then once per `idleCheckpointInterval`. Otherwise the position in the
+                checkpoint would expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
@@ -133,7 +136,7 @@ class MicroBatches:
                 return start
             self._still = None
             end = self._plan(start, max_records, tell_more)
-        # There is nothing after a position that moved without a record either.
+        # After a position that moved without a record, there is nothing to read either.
         self._idle = (end, time.monotonic()) if end is start or "empty" in end else None
         return end
 
@@ -206,7 +209,7 @@ class MicroBatches:
         *,
         tell_more: bool,
     ) -> dict[str, Any]:
-        """Return the end of a planned step as an offset, or `start` if the step is not worth an offset."""
+        """Return the end of a planned step as an offset, or `start` if the step needs no new offset."""
         offset = offset_from_json(self.settings, start)
         assert isinstance(offset, Pinned)
         nothing = step.empty or not step.moved
@@ -231,7 +234,7 @@ class MicroBatches:
         return end
 
     def _check_kept(self, connection: Connection, before: Lineage) -> None:
-        """If another snapshot may begin, find an expired position before a range is planned from it."""
+        """If another snapshot is allowed, find expired positions before ranges from them are planned."""
         due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
         if due and isinstance(self.settings.on_loss, Resnapshot):
             connection.opened.call("plan", lambda deadline: check_kept(connection.feed, before, deadline))
@@ -263,7 +266,7 @@ class MicroBatches:
     def _mark(self) -> Hashable:
         """Return a value that stays equal while nothing changes.
 
-        None if the database does not provide such a value.
+        Return None if the database does not provide such a value.
         """
         connection = connection_for(self.settings)
         if not isinstance(connection.feed, SupportsChangeMark):
@@ -273,7 +276,8 @@ class MicroBatches:
     def _started(self, connection: Connection, position: FeedStart | Snapshot) -> Lineage:
         """Return the start of a new query.
 
-        This process may still know an earlier resource with the same name.
+        The feed is opened again first, because this process may still use an earlier resource with the same
+        name.
         """
         connection.opened.renew()
         return connection.start(position)
@@ -301,7 +305,7 @@ def _entries(lineage: Lineage) -> dict[str, object]:
 
 
 def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
-    """Return True if positions that moved without a record must be saved as an offset."""
+    """Return True if the moves of positions without records must be saved as an offset."""
     then, now = _entries(before), _entries(stands)
     if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
         return True  # the ranges of a batch come from the partitions in its first offset
@@ -309,7 +313,7 @@ def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
 
 
 def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
-    """Return the end of a step, without the moves of idle partitions.
+    """Return the end of a step, but keep the old positions of idle partitions.
 
     Partitions without records keep their positions, and the batch does not read them.
     """
@@ -328,7 +332,7 @@ def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> 
 
 def _ended(settings: Settings) -> MulticloudDbError:
     return MulticloudDbError(
-        f"the feed of {settings.address} has ended, and all its changes are delivered; "
+        f"the feed of {settings.address} has ended, and all its changes were delivered; "
         "if the resource was recreated, start a query with a checkpointLocation of its own",
         ErrorDetail(ErrorCategory.NOT_FOUND),
     )

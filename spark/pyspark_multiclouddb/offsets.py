@@ -1,7 +1,7 @@
-"""Defines the offsets in a query's checkpoint.
+"""Defines the offsets that a query's checkpoint stores.
 
-Offsets have two forms. Both forms are canonical JSON (sorted keys), because Spark interprets a different text
-as new data:
+Offsets have two forms. Both forms are canonical JSON (sorted keys), because Spark treats any difference in
+the text as new data:
 
     {"from": "beginning", "src": "3b1f…", "v": 1}
     {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
@@ -10,16 +10,16 @@ The first form represents the start of a new query. Spark asks for the first for
 store it, so it contains no resolved position. The first micro-batch has no rows and fixes the start in the
 second form. In the second form, `c` is the lineage as in a continuation token. `e` contains the ends of the
 partitions that the step to this offset has read completely, so that the step can be read again with the same
-result. `empty` is present if only the positions of an idle feed have moved. Such a step needs no reading, so
-it can be replayed even if the service has deleted the log after it.
+result. `empty` is present if only the positions of an idle feed have moved. Such a step reads nothing, so it
+can be replayed even if the service has deleted its part of the log since.
 
-On Spark 4.0 and 4.1, the first micro-batch has rows. The end of this micro-batch contains the lineage of the
-resolved start as `o`. On these versions, `more` means that the step had records and more may follow
+On Spark 4.0 and 4.1, the first micro-batch has rows. Its end contains `o`, the lineage of the resolved start.
+On these versions, `more` means that the step contained records and that more records may follow
 (`caught_up`).
 
-After a snapshot began, the offset also contains `s` for the sink: the id of the plan, the floor, whether the
-scan is over, and `whole` if the scan reads every row that exists. `s` is also present for an empty
-collection, and it stays after the scan is over.
+After a snapshot has begun, the offset also contains `s` for the sink. `s` contains the id of the plan, the
+floor, whether the scan is over, and `whole` if the scan reads every existing row. `s` is also present for an
+empty collection, and it stays after the scan is over.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Pinned:
         cursors: The lineage as JSON.
         ends: The ends of the partitions that ended in the step to this offset.
         empty: True if the step to this offset contains no record.
-        origin: The lineage, as JSON, at the start of that step, if the step starts at a symbolic offset.
+        origin: The lineage, as JSON, at the start of the step to this offset. It is set only if the step
+            starts at a symbolic offset.
         more: True if more records may follow, for a Spark version that runs one micro-batch at a time.
         snapshot: The last snapshot of the query: `plan`, `floor`, `over` and `whole`.
     """
@@ -106,7 +107,7 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
 
 
 def offset_from_json(settings: Settings, value: Any) -> Offset:
-    """Return the offset that was passed to `offset_to_json`.
+    """Return the offset from its stored form; the inverse of `offset_to_json`.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an offset from another source or a later version, or for a
@@ -181,7 +182,7 @@ def _lineage(cursors: Cursor) -> Lineage:
 
 
 def _no_join(child_id: str, cursors: object) -> Cursor:
-    raise AssertionError(f"{child_id} starts while ranges are only compared")
+    raise AssertionError(f"the partition {child_id} starts while ranges are only compared")
 
 
 def _modes_text(modes: Any) -> str:

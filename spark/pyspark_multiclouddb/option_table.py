@@ -1,4 +1,4 @@
-"""Lists the options of the data source: their names, their meanings, and the table in the docs."""
+"""Lists the options of the data source with their names, their meanings and the table in the docs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONNECTION: Final = "connection."
 """The prefix of options that are passed to the provider's own configuration."""
 
 BACKLOG_RECORDS: Final = 1_000_000
-"""The limit on a micro-batch until a stream without `maxRecordsPerTrigger` has caught up."""
+"""The limit on a micro-batch while a stream without `maxRecordsPerTrigger` has not yet caught up."""
 
 
 @attrs.frozen
@@ -23,7 +23,7 @@ class Option:
         name: The name of the option as the docs spell it; Spark ignores case.
         values: The possible values of the option, in Markdown.
         default: The default of the option, in Markdown.
-        only: `stream` or `batch` if the option applies only there, else empty.
+        only: `stream` or `batch` if the option applies only to streams or batches; otherwise empty.
     """
 
     name: str
@@ -33,35 +33,38 @@ class Option:
 
 
 OPTIONS: Final = (
-    Option("url", "as for `connect`: `embedded:///data/store.db`", "`url` or `provider` is required"),
-    Option("provider", "provider id; its settings are `connection.*`", "from `url`"),
-    Option("database", "where the documents are", "the provider's"),
-    Option("collection", "where the documents are", "required"),
+    Option(
+        "url", "the URL for `connect`, such as `embedded:///data/store.db`", "`url` or `provider` is required"
+    ),
+    Option("provider", "the provider id; the provider's settings are options `connection.*`", "from `url`"),
+    Option("database", "the name of the database", "the provider's"),
+    Option("collection", "the name of the collection, table or container", "required"),
     Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
     Option(
         "snapshotOrder",
-        "`ordered` reads every row before any change, `interleaved` reads both together, `auto` changes over "
-        "before changes expire; the last two need a sink that keeps deletes, see below",
+        "`ordered` reads every row before any change; `interleaved` reads both together; `auto` "
+        "switches to reading both before changes expire; `interleaved` and `auto` need a sink that "
+        "keeps deletes",
         "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
     ),
     Option(
         "snapshotSegments",
-        "into how many segments a snapshot is cut; one task reads a segment",
+        "the number of segments of a snapshot; one task reads a segment",
         "the provider's",
     ),
     Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
     Option(
         "maxRecordsPerTrigger",
-        "hard bound on the rows of a micro-batch; a snapshot counts whole segments by their estimate, at "
-        "least one",
+        "the largest number of rows in a micro-batch; a snapshot counts the estimated rows of whole"
+        " segments, and reads at least one segment",
         "see below",
         "stream",
     ),
-    Option("maxTasksPerBatch", "maximum number of tasks of a batch", "`32`"),
+    Option("maxTasksPerBatch", "the largest number of tasks in a batch", "`32`"),
     Option(
         "minPartitions",
-        "as in Kafka's source, how many tasks are wanted: with more than 32 it raises `maxTasksPerBatch`; a "
-        "partition is never read by two tasks",
+        "the wanted number of tasks, as in Kafka's source; a number above 32 raises "
+        "`maxTasksPerBatch`; a partition is never read by two tasks",
         "one task for each partition with records",
     ),
     Option(
@@ -72,8 +75,15 @@ OPTIONS: Final = (
     ),
     Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),
     Option("oldItemState", "the same values", "`omit`"),
-    Option("pollInterval", "how often an idle feed is polled: `1 second`, `500 ms`", "`1 second`", "stream"),
-    Option("idleCheckpointInterval", "how often an idle position is saved", "`5 minutes`", "stream"),
+    Option(
+        "pollInterval",
+        "how often an idle feed is polled, such as `1 second` or `500 ms`",
+        "`1 second`",
+        "stream",
+    ),
+    Option(
+        "idleCheckpointInterval", "how often the position of an idle feed is saved", "`5 minutes`", "stream"
+    ),
 )
 
 ALIASES: Final = {
@@ -83,7 +93,7 @@ ALIASES: Final = {
     "endingTimestamp": "endingPosition",
     "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
 }
-"""Maps the names of Kafka's source to the options that they mean."""
+"""Maps the option names of Kafka's source to the options of this source."""
 
 
 def options_table() -> str:

@@ -1,4 +1,4 @@
-"""Converts the text of an option to a value. An error names the option as the user spelled it."""
+"""Converts the text of an option to a value. Error messages show the option's name as the user spelled it."""
 
 from __future__ import annotations
 
@@ -51,22 +51,23 @@ _RESNAPSHOT: Final = "resnapshot"
 _WAY_OUT_POSITION: Final = (
     "write beginning, now, snapshot, or a time with its zone such as 2026-01-31T12:00:00Z"
 )
-# As milliseconds, numbers below this are times in 1970 to 1973; as seconds, they are present times.
+# Values below this number are from 1970 to 1973 as milliseconds; as seconds, they are present-day times.
 _LEAST_MILLIS: Final = 100_000_000_000
 _Mode = TypeVar("_Mode", bound=Enum)
 
 
 def from_environment(name: str, value: str) -> str:
-    """Return the value unchanged.
+    """Return the value of an option; an environment variable can supply it.
 
-    Return the value; for `env:NAME`, the value of that environment variable in this process.
+    For `env:NAME`, return the value of this environment variable in this process. Return any other value
+    unchanged.
 
     Args:
         name: The name of the option, for the error.
         value: The value that the user gave.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if this process has no such variable.
+        MulticloudDbError: `INVALID_REQUEST` if the variable is not set in this process.
     """
     if not value.startswith(_ENVIRONMENT):
         return value
@@ -97,7 +98,9 @@ def position(name: str, text: str) -> FeedStart | Snapshot:
             return Snapshot(SnapshotOrder.ORDERED)
         case "resnapshot":
             raise invalid_request(
-                name, "is resnapshot, which is no start", "write snapshot, and set failOnDataLoss=resnapshot"
+                name,
+                "is resnapshot, which is not a start position",
+                "write snapshot, and set failOnDataLoss=resnapshot",
             )
         case _:
             return AtTime(_moment(name, text))
@@ -114,7 +117,7 @@ def snapshot_order(name: str, text: str) -> SnapshotOrder:
 
 
 def on_loss(name: str, text: str) -> OnExpired:
-    """Return what to do about changes that have expired.
+    """Return what to do if changes have expired.
 
     Args:
         name: The option, as the user spelled it.
@@ -160,7 +163,7 @@ def moment_of_millis(name: str, text: str) -> str:
 
 
 def count(name: str, text: str) -> int:
-    """Read a whole number that is 1 or more.
+    """Parse a whole number that is 1 or more.
 
     Args:
         name: The option, as the user spelled it.
@@ -172,12 +175,12 @@ def count(name: str, text: str) -> int:
 
 
 def mode(name: str, text: str, kind: type[_Mode]) -> _Mode:
-    """Read a mode: one of the values that the option accepts.
+    """Parse a mode, which is one of the values of an enumeration.
 
     Args:
         name: The option, as the user spelled it.
         text: Its value.
-        kind: The choice.
+        kind: The enumeration.
     """
     modes = {each.value: each for each in kind}
     if text.lower() not in modes:
@@ -186,7 +189,7 @@ def mode(name: str, text: str, kind: type[_Mode]) -> _Mode:
 
 
 def duration(name: str, text: str) -> float:
-    """Seconds.
+    """Return a duration in seconds.
 
     Args:
         name: The option, as the user spelled it.

@@ -3,10 +3,10 @@
 Names are case-insensitive. Options that begin with `connection.` are passed to the provider's own
 configuration, which defines their names. `pyspark_multiclouddb.option_table` lists all other options.
 
-The default start is `beginning` for streams and for batches, so that nothing is left out unless you ask for
-it (Kafka's source starts a stream at the end). The default start applies only to a new query: a query with a
-checkpoint resumes from the checkpoint. The option names of Kafka's source work too; their times are
-milliseconds since 1970.
+The default start is `beginning` for streams and for batches, so nothing is left out by default. (Kafka's
+source starts a stream at the end.) The default start applies only to a new query: a query with a checkpoint
+resumes from the checkpoint. The option names of Kafka's source work too; their times are milliseconds since
+1970.
 
 The value `env:NAME` is replaced by the value of that environment variable. Each process reads the
 variable separately: the driver when it plans, and each worker when it connects. Therefore a secret
@@ -17,13 +17,13 @@ A secret is accepted only in options that Spark hides: in `url`, and in options 
 example in `explain(True)`.
 
 `startingPosition=snapshot` reads every existing row, and then every change (see `docs/reference/spark.md`).
-`startingPosition=snapshot` also applies only to a new query.
+It also applies only to a new query.
 
-The position of an idle feed advances with the service's log, and an old position in the checkpoint expires.
-Therefore a query saves the new position when it resumes from a checkpoint, and then once per
-`idleCheckpointInterval`. This save uses a micro-batch without rows that reads nothing. If the position has
-not moved, there is no such micro-batch. Durations have a unit: `ms`, `seconds`, `minutes`, `hours`; without a
-unit they are seconds.
+The position of an idle feed advances with the service's log. A position that stays in the checkpoint for too
+long expires. Therefore a query saves the new position when it resumes from a checkpoint, and then once per
+`idleCheckpointInterval`. To save the position, the query runs a micro-batch that has no rows and reads
+nothing. If the position has not moved, there is no such micro-batch. Durations have a unit: `ms`, `seconds`,
+`minutes`, `hours`; without a unit they are seconds.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _names_alone(connection: tuple[tuple[str, str], ...]) -> str:
 
 @attrs.frozen
 class Settings:
-    """The options, checked.
+    """The checked options of the data source.
 
     Attributes:
         connection: The connection to the database: `url` or `provider`, and the provider's settings, as the
@@ -94,12 +94,12 @@ class Settings:
         end: The end of a batch; None means the current end.
         max_records: The hard limit on the rows of a micro-batch, or None.
         max_tasks: The maximum number of tasks of a batch.
-        on_loss: What to do about changes that have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
+        on_loss: What to do if changes have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
         new_item_state: The mode of the new document in rows.
         old_item_state: The mode of the old document in rows.
         poll_seconds: The time between two polls of an idle feed.
         idle_checkpoint_seconds: The time after which positions that moved without a record are saved.
-        given: Maps each given option to the user's spelling of its name.
+        given: Maps each given option to its name as the user spelled it.
     """
 
     connection: tuple[tuple[str, str], ...] = attrs.field(repr=_names_alone)
@@ -119,11 +119,11 @@ class Settings:
     def config(self) -> ClientConfig:
         """Return the configuration of the client in this process.
 
-        `env:NAME` is replaced when this property is read, and not earlier.
+        `env:NAME` is replaced only when this property is read.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if this process has no such variable, or if `url` is not
-                valid.
+            MulticloudDbError: `INVALID_REQUEST` if such a variable is not set in this process, or if `url` is
+                not valid.
         """
         found = {name: values.from_environment(name, value) for name, value in self.connection}
         ours = {name: found.pop(name, None) for name in ("url", "provider")}
@@ -131,21 +131,21 @@ class Settings:
 
     @property
     def on_expired(self) -> OnExpired:
-        """What a planned read does about a position that has expired.
+        """What a planned read does if its position has expired.
 
-        Only the plan can begin another snapshot, because the end of a batch that is read is already stored.
+        Only the plan can begin another snapshot, because a batch can only be read after its end was stored.
         """
         return Fail() if isinstance(self.on_loss, Resnapshot) else self.on_loss
 
     @property
     def source(self) -> str:
-        """A short digest of the source, which shows whether a checkpoint belongs to another source."""
+        """A short digest that identifies the source, to detect a checkpoint of another source."""
         what = [self.config.provider, self.address.database, self.address.collection]
         return hashlib.sha256(canonical_json(what)).hexdigest()[:12]
 
     @property
     def modes(self) -> dict[str, str]:
-        """Maps each option with a non-default value that determines a query's columns to its value."""
+        """Maps each option that determines the columns, and has no default value, to its value."""
         modes = {}
         if self.new_item_state is not NewItemStateMode.INCLUDE_IF_AVAILABLE:
             modes["newItemState"] = str(self.new_item_state.value)
@@ -180,7 +180,7 @@ class Settings:
         """Return the name of an option as the user spelled it.
 
         Args:
-            name: The name of the option as the docs spell it.
+            name: The option's name as the docs spell it.
         """
         return dict(self.given).get(name, name)
 
@@ -204,7 +204,7 @@ class Settings:
         start, end = self.named("startingPosition"), self.named("endingPosition")
         if isinstance(self.start, Now):
             raise invalid_request(
-                start, "is now, after which a batch finds nothing", "start at beginning or a time"
+                start, "is now, and a batch that starts now finds nothing", "start at beginning or a time"
             )
         if isinstance(self.on_loss, Resnapshot):
             raise invalid_request(
@@ -215,7 +215,7 @@ class Settings:
         if self.end is not None and isinstance(self.start, Snapshot):
             raise invalid_request(
                 end,
-                f"is a time, and {start} is snapshot, which begins now",
+                f"is a time, but {start} is snapshot, and a snapshot begins now",
                 "leave it out, or start at a time",
             )
         if self.end is not None and isinstance(self.start, AtTime) and self.end < self.start.utc:
@@ -232,8 +232,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
     """Check options.
 
     Args:
-        options: Read the options, whose names may be in upper or lower case. The options; their values are
-            text, as Spark passes them.
+        options: The options, with values as text, as Spark passes them. Names may be in upper or lower case.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
@@ -271,7 +270,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
 
 
 def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
-    """The start position. The options of a snapshot require a snapshot as the start."""
+    """Return the start position. Options of a snapshot are allowed only if the start is a snapshot."""
     name, text = given.get("startingPosition", ("startingPosition", "beginning"))
     start = values.position(name, text)
     if isinstance(start, Snapshot):
@@ -282,13 +281,13 @@ def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
         if option in given:
             spelled = given[option][0]
             raise invalid_request(
-                spelled, f"has no meaning where {name} is {text}", f"set {name}=snapshot, or leave it out"
+                spelled, f"has no meaning if {name} is {text}", f"set {name}=snapshot, or leave it out"
             )
     return start
 
 
 def _on_loss(given: Mapping[str, tuple[str, str]]) -> OnExpired:
-    """Return what to do after a loss; another snapshot is like the first one, but `AUTO` by default."""
+    """Return what to do after a loss. The default order of a snapshot after a loss is `AUTO`."""
     on_loss = values.on_loss(*given.get("failOnDataLoss", ("failOnDataLoss", "true")))
     return Resnapshot(_as_given(on_loss.snapshot, given)) if isinstance(on_loss, Resnapshot) else on_loss
 
@@ -303,7 +302,7 @@ def _as_given(snapshot: Snapshot, given: Mapping[str, tuple[str, str]]) -> Snaps
 
 
 def position_from_text(text: str) -> FeedStart | Snapshot:
-    """Return the position that was passed to `position_text`."""
+    """Return a start position from its stored form; the inverse of `position_text`."""
     if found := _SNAPSHOT_TEXT.fullmatch(text):
         return Snapshot(SnapshotOrder(found[1]), None if found[2] is None else int(found[2]))
     return values.position("startingPosition", text)
@@ -334,7 +333,7 @@ def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
 
 
 def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Return the source's own options (name → spelling and value), and the options of the connection."""
+    """Return the source's own options (name → spelling and value), and the connection's options."""
     given: dict[str, tuple[str, str]] = {}
     connection: dict[str, str] = {}
     for name, value in options.items():
@@ -363,7 +362,7 @@ def _check_hidden(name: str, setting: str) -> None:
     if _SECRET.search(setting) and not _HIDDEN.search(setting):
         raise invalid_request(
             name,
-            "would show a secret: Spark prints this option in clear",
+            "would show a secret: Spark prints this option in plain text",
             "leave it to the vendor's own environment variable or credential chain, or put it into url",
         )
 
@@ -374,7 +373,7 @@ def _unknown(name: str) -> MulticloudDbError:
     hint = _HINTS.get(name.lower())
     if hint is None:
         hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_NAMES.values())}."
-        hint += " The provider's own options begin with connection."
+        hint += " The names of the provider's own options begin with connection."
     return invalid_request(name, "is not an option of this source", hint)
 
 

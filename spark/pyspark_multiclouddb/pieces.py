@@ -1,7 +1,7 @@
 """Collects the last change of each key of a DataFrame, in pieces of bounded size.
 
-Spark finds the last changes and keeps them on the executors, so that the source is read only once for all
-pieces. The source is read a second time only for data of an executor that was lost in the meantime.
+Spark finds the last changes and keeps them on the executors, so the source is read only once for all pieces.
+Only if an executor is lost, its part of the source is read again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["PLAN", "Piece", "collected_in_pieces", "latest_rows"]
 
 PLAN: Final = "_multiclouddb_plan"
-"""The column with the id of the snapshot from which a row comes; null for a change."""
+"""The column with the id of the snapshot that a row belongs to; null for a change."""
 
 _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
 _TASKS: Final = 32
-"""The number of tasks, equal to the source's default: Spark's default of 200 is too much for a small batch.
-"""
+"""The number of tasks. Spark's default of 200 is too high for a small batch."""
 _BUCKET: Final = "_bucket"
 _SIZE: Final = "_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
@@ -40,7 +39,7 @@ class Piece:
 
     Attributes:
         rows: The last changes of some of the keys.
-        is_last: True for the last part.
+        is_last: True for the last piece.
         plan: The id of the snapshot to which rows of the batch belong, or None.
     """
 
@@ -50,7 +49,7 @@ class Piece:
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
-    """Return the row with the highest `order_key` of each `key`; Spark finds these rows.
+    """Return the row with the highest `order_key` for each `key`. Spark does this work.
 
     A missing `order_key` counts as the highest.
     """
@@ -66,12 +65,12 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
 
     Args:
         frame: The DataFrame, with the columns `key`, `order_key`, `type`, and any others, such as `PLAN`.
-        max_bytes: The maximum size of a piece. The size is reduced if Spark's `spark.driver.maxResultSize`
-            requires this. The keys are divided into 4096 parts, and the rows of one part are never split.
+        max_bytes: The maximum size of a piece. Pieces are smaller if `spark.driver.maxResultSize` of Spark
+            requires it. The keys are divided into 4096 parts, and the rows of one part are never split.
 
     Returns:
-        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. A frame
-        without rows gives no tables.
+        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. For a frame
+        without rows, there are no tables.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.
@@ -96,7 +95,7 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
 
 
 def _column(name: str) -> Column:
-    """Return a column with exactly this name; dots in the name do not form a path."""
+    """Return the column with exactly this name; dots in the name do not select nested fields."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     return F.col("`" + name.replace("`", "``") + "`")
@@ -150,7 +149,7 @@ def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
 
 
 def _bytes_of(value: Column, kind: DataType) -> Column:
-    """Estimate the size of a value in Arrow; the estimate is rather too high than too low."""
+    """Estimate the size of a value in Arrow. The estimate is more often too high than too low."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
@@ -168,9 +167,9 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 
 
 def _bound(frame: DataFrame, max_bytes: int) -> int:
-    """Return half of the maximum that Spark lets the driver collect.
+    """Return half of the size that Spark lets the driver collect.
 
-    Only half is used, because a result contains more than its rows.
+    Only half is used, because a result contains other data besides its rows.
     """
     limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())

@@ -1,4 +1,4 @@
-"""The stream for Spark versions that pass neither a position nor a limit to `latestOffset` (4.0, 4.1).
+"""Implements the stream for Spark 4.0 and 4.1, which pass neither a position nor a limit to `latestOffset`.
 
 These versions call `partitions(last, last)` with the newest offset of the log before the first
 `latestOffset()` of a restart. From this call the reader learns the position of its checkpoint. The reader
@@ -24,7 +24,7 @@ _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
 class PlainStreamReader(DataSourceStreamReader):
-    """Plans micro-batches from the offsets that it returned, and from the offset at which a restart begins.
+    """Plans micro-batches from the offsets that it returned earlier, and from the offset of a restart.
 
     A query that ends by itself (`availableNow`, `once`) runs one micro-batch. The first batch of such a query
     fixes the start and also has rows, because otherwise the run would consist of one batch without rows.
@@ -44,7 +44,7 @@ class PlainStreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query.
 
-        The start is not resolved here, because Spark asks for it again on a replay.
+        The start is not resolved here, because Spark asks for the start again when it replays a batch.
         """
         return self._batches.initial()
 
@@ -58,17 +58,17 @@ class PlainStreamReader(DataSourceStreamReader):
         return self._first
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the work of a micro-batch. From now on, `end` is the position of the query.
+        """Return the work of a micro-batch. After this call, `end` is the position of the query.
 
         Raises:
-            SourceError: Raised if the query has a checkpoint, and Spark did not pass its position before it
-                requested the first batch. At that time, nothing has been written yet.
+            SourceError: Raised if the query has a checkpoint, but Spark requested the first batch before it
+        passed the checkpoint's position. At that time, nothing has been written yet.
         """
         if self._position is None and self._first not in (None, end):
             with source_errors():
                 raise invalid_request(
                     "checkpoint",
-                    "has a position that this Spark does not tell before the first batch is planned",
+                    "has a position that this Spark version does not pass before the first batch is planned",
                     f"set {_WRAPPER} to false, its default, or use Spark 4.2 or newer",
                 )
         self._position = end

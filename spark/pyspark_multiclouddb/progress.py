@@ -6,11 +6,12 @@ From Spark 4.2 on, `sources[].latestOffset` in the progress is a report, not an 
      "openWatches": 0, "partitions": 8, "readUntil": "2026-01-31T12:00:00Z",
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
-`events` is the number of records of the step. `events` is null if the service does not report the number
-before the records are read. `readUntil` is a time, and no later change is older than it. `lagSeconds` is the
-age of `readUntil` by the service's clock, and 0 if the feed is idle. `headroomSeconds` is the time until the
-first position expires. `skipped` counts the places at which `failOnDataLoss=false` left out expired changes
-since this run of the query began, and shows the last place.
+`events` is the number of records in the step. It is null if the service does not report this number before
+the records are read. `readUntil` is a time; no change that is still to be read is older than this time.
+`lagSeconds` is the difference between the service's clock and `readUntil`; it is 0 if the feed is idle.
+`headroomSeconds` is the time until the first position expires. `skipped` counts the places at which
+`failOnDataLoss=false` left out expired changes in this run of the query. It also shows the last of these
+places.
 
 For a query that began with a snapshot, `snapshot` contains:
 
@@ -19,7 +20,8 @@ For a query that began with a snapshot, `snapshot` contains:
 
 `records` is the estimated number of rows of the whole scan. `segmentsDone` includes the segments that this
 step reads. After the scan is over, only `floor`, `over` and `plan` remain. Until then, `readUntil` is the
-time of the snapshot, and `headroomSeconds` is how long the changes after it are still kept.
+time of the snapshot, and `headroomSeconds` is the time for which the service still keeps the changes after
+the snapshot.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class Reports:
             lineage: The current position of the query.
             step: The planned step, or None for the start.
             idle: True if there was nothing to read.
-            snapshot: From `snapshot_state`.
+            snapshot: The result of `snapshot_state`.
         """
         if step is not None:
             self._skipped += step.skipped
@@ -114,7 +116,7 @@ def snapshot_state(
 ) -> Mapping[str, Any] | None:
     """Return the snapshot in the form of the offset after a step.
 
-    None for a query that began without a snapshot.
+    Return None for a query that began without a snapshot.
 
     Args:
         known: The snapshot from the offset before the step, or None.
@@ -130,7 +132,7 @@ def snapshot_state(
 
 
 def _events(step: Step | None) -> int | None:
-    """Return the number of events in a step; None if the number is not known, for example for a segment."""
+    """Return the number of events in a step, or None if it is not known, for example for a segment."""
     if step is None:
         return 0
     return None if step.before.plan is not None and step.ranges() else step.records
@@ -150,7 +152,7 @@ def _scan(lineage: Lineage) -> dict[str, Any]:
 
 
 def _kept(lineage: Lineage) -> list[Cursor]:
-    """Return the positions of the stream, including those of partitions that wait for the scan."""
+    """Return the positions of the stream, including positions of partitions that wait for the scan."""
     active = [entry.cursor for entry in lineage.active() if not lineage.is_segment(entry.partition_id)]
     if lineage.plan is None:
         return active
@@ -158,7 +160,7 @@ def _kept(lineage: Lineage) -> list[Cursor]:
 
 
 def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
-    """Return a time; no later event is older than this time."""
+    """Return a time; no event that is still to be read is older than this time."""
     if lineage.plan is not None:
         return _EPOCH + timedelta(microseconds=lineage.plan.moment)
     times = [connection.feed.describe(entry.cursor).time for entry in lineage.active()]
@@ -194,7 +196,7 @@ def _has_more(source: Any) -> bool:
     if start == end:
         return False
     try:
-        # PySpark 4.0 shows an offset in Python's notation, later versions as JSON.
+        # PySpark 4.0 shows an offset in Python's notation, and later versions show it as JSON.
         value = literal_eval(end) if "'" in end else json.loads(end)
     except (SyntaxError, TypeError, ValueError):
         return False

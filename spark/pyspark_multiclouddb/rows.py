@@ -1,4 +1,4 @@
-"""Reads ranges of a feed as rows. The functions run in Spark's tasks."""
+"""Reads ranges of a feed as rows. Its functions run in Spark's tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyspark_multiclouddb.options import Settings
 __all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "Work", "read_work", "with_sequence", "work_of"]
 
 ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
-"""The columns of an event, and `sequence`, which is the number of a row in its partition and batch."""
+"""The columns of an event, and `sequence`, the number of a row in its partition and batch."""
 
 _SPARK_TYPES: Final[dict[pa.DataType, DataType]] = {
     pa.string(): StringType(),
@@ -38,12 +38,12 @@ _SPARK_TYPES: Final[dict[pa.DataType, DataType]] = {
 }
 
 SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.type]) for field in ROW_SCHEMA])
-"""The same columns as a schema of Spark."""
+"""The schema of the rows, as a Spark type."""
 
 
 @attrs.frozen
 class Work:
-    """The work of one task, used as the value of an `InputPartition`.
+    """The work of one task; the value of an `InputPartition`.
 
     Attributes:
         incarnation: The incarnation of the resource for which the work was planned.
@@ -55,7 +55,7 @@ class Work:
 
 
 def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
-    """Distribute ranges to tasks, one range each, up to a limit that does not depend on this machine."""
+    """Distribute ranges to tasks, one range to each, up to a limit that does not depend on this machine."""
     tasks = min(len(ranges), settings.max_tasks)
     return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
 
@@ -85,7 +85,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
 
 
 def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
-    """Return the next rows of a range, after the given number of rows; None at the end of the range."""
+    """Return the next rows of a range after the given number of rows, or None at the end of the range."""
     with collector_paused():
         batch = next(batches, None)
         if batch is None:
@@ -94,7 +94,7 @@ def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
 
 
 def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
-    """Return the events in the schema of rows."""
+    """Return the events in the schema of the rows."""
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
 
 

@@ -28,13 +28,13 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
 
     Args:
         app_name: The name of the application in Spark's interface.
-        conf: Spark settings; they override the settings made here, and the value None leaves a setting unset.
+        conf: Spark settings; they override the settings made here. The value None leaves a setting unset.
             Names contain dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are
             added to the options that this function sets; `-XX:TieredStopAtLevel=1` halves the work of a short
             run.
 
     Returns:
-        The session. The session's master is `local[*]`, and a task that fails is tried a second time.
+        The session. Its master is `local[*]`, and a task that fails is tried a second time.
 
     Raises:
         RuntimeError: Raised if there is no usable Java.
@@ -65,7 +65,7 @@ def _settings() -> dict[str, object]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Streams disable it with a warning, and it is not useful on a small machine.
+        # Streams disable this setting with a warning, and it does not help on a small machine.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": cores,
         "spark.sql.session.timeZone": "UTC",

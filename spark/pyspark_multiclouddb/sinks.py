@@ -2,7 +2,8 @@
 
 A micro-batch can be delivered twice. If a query is killed after the sink's commit and before Spark's own
 commit, it delivers the batch again, with the same number and the same rows. Also, a key can change several
-times in one batch. Therefore there are two steps, and each is safe to repeat:
+times in one batch. Therefore the sink first finds the last change of each key, and then merges these changes.
+Both steps are safe to repeat:
 
     def merge(frame, batch_id):
         merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")
@@ -15,7 +16,7 @@ the same reason, the row of a deleted document stays as a *tombstone*, with the 
 `_deleted_at`. Read the table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call
 `drop_tombstones` from time to time.
 
-Spark is not required, because `merge_into_delta` also accepts a page of `client.iterate_changes(…).pages()`.
+`merge_into_delta` also works without Spark: it accepts a page of `client.iterate_changes(…).pages()`.
 """
 
 from __future__ import annotations
@@ -66,9 +67,7 @@ def latest_by_key(events: _Events) -> _Events:
 
     Returns:
         The row with the highest `order_key` of each `key`. An event that was delivered twice gives only one
-        row. A
-            table is
-        sorted by `key`; a DataFrame is evaluated when you use it, in Spark, and has no order.
+        row. A table is sorted by `key`. A DataFrame has no order, and Spark evaluates it when you use it.
     """
     check_rows("events", events)
     if not isinstance(events, pa.Table):
@@ -91,53 +90,54 @@ def merge_into_delta(
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
-    A row is written if its `order_key` is higher than the table's, so the order and the repetition of changes
-    do not matter. The row of a deleted document contains the time of its merge in `_deleted_at`; this column
-    is null for all other rows (`live_rows`, `drop_tombstones`).
+    A row is written only if its `order_key` is higher than the table's. So changes may arrive in any order
+    and more than once. The row of a deleted document contains the time of its merge in `_deleted_at`; this
+    column is null for all other rows (`live_rows`, `drop_tombstones`).
 
     Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
     to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
     once and keeps the last changes on its executors until all pieces are merged. If memory is short, Spark
     keeps them on the executors' disks. A process that is killed between two commits merges the batch again
-    when it restarts; rows that were already merged are found equal. The last commit stores the number of the
-    batch, and a batch whose number the table already contains is left out.
+    when it restarts; rows that were already merged do not change. The last commit stores the number of the
+    batch. If the table already contains the number of a batch, the batch is left out.
 
-    A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if its
-    options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`. The
-    offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is over.
-    A snapshot then repairs the table: its rows win over older rows, and after its last row the documents that
-    it has not contained become tombstones. So the table must belong to this collection alone. Without
-    `checkpoint`, a snapshot into a table with older rows is refused.
+    A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if the
+    stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.
+    The offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is
+    over. A snapshot then repairs the table: its rows win over older rows. After the last row of the snapshot,
+    documents that it did not contain become tombstones. So the table must contain only this collection.
+    Without `checkpoint`, a snapshot into a table with older rows is refused.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
-    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column that the table has but
-    the batch does not have keeps its values.
+    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. If a column of the table is
+    missing from the batch, the column keeps its values.
 
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
             or a page is merged in one commit.
-        batch_id: The number of the batch that Spark passes. None for changes that have no batch number. Such
-            changes are always merged, and repeating them changes nothing.
+        batch_id: The number of the batch that Spark passes. None for changes without a batch number. Such
+            changes are always merged; merging them twice changes nothing.
         table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
             time.
         app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
-            numbers begin again, so use another `app_id`. Otherwise the first batches count as replays and are
-            left out. Must be None if there is no batch number, and only then.
+            numbers begin again, so use another `app_id`. Otherwise the first batches are treated as replays
+            and left out. Must be None if `batch_id` is None, and only then.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
         new_columns: What to do with a column that the batch has and the table does not have: `"add"` adds the
             column, with null in the existing rows; `"refuse"` refuses the batch.
-        max_bytes: The maximum size of a piece, approximately as Arrow stores it. The size is reduced if
-            Spark's `spark.driver.maxResultSize` requires this. A single row is never split.
+        max_bytes: The maximum size of a piece, approximately as Arrow stores it. Pieces are smaller if
+            `spark.driver.maxResultSize` of Spark requires it. A single row is never split.
 
     Returns:
         True if the batch was merged; False if it was empty or the table already contained it.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
-            or is new and refused; if a snapshot needs `checkpoint`, or the checkpoint is of another query;
-            `NOT_FOUND` if the table does not exist and `create` is False. In these cases no row was written.
+            or is new and refused; if a snapshot needs `checkpoint`, or the checkpoint belongs to another
+            query; `NOT_FOUND` if the table does not exist and `create` is False. In these cases no row was
+            written.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
@@ -166,7 +166,7 @@ def merge_into_delta(
 
 
 def _end(target: Target, scan: Scan | None) -> None:
-    """Note that a batch was merged; a batch without rows may begin or end a snapshot, too."""
+    """Record that a batch was merged. A batch without rows may also begin or end a snapshot."""
     if scan is not None and target.exists:
         target.begin(scan)
         if scan.is_over:
@@ -185,7 +185,7 @@ def _scan_of(
 
 
 def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
-    """Begin or accept the snapshot to which rows of a batch belong."""
+    """Begin or accept the snapshot that the rows of a batch belong to."""
     if scan is not None:
         if plan not in (None, scan.plan):
             raise invalid_request(
@@ -225,7 +225,7 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
 
 
 def _plan_in(events: pa.Table) -> str | None:
-    """Return the id of the snapshot to which rows belong, from the id of one of these rows."""
+    """Return the id of the snapshot that the rows belong to, read from one of these rows."""
     backfilled = events["backfilled"]
     where = pc.index(backfilled, True).as_py()
     if where < 0:

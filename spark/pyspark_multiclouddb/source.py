@@ -1,4 +1,4 @@
-"""Defines the data source itself: its name, its schema and its options.
+"""Defines the data source with its name, its schema and its options.
 
 Spark imports this module in a worker process to find the source. An import error in this module would disable
 every Python data source of the session. Therefore only the base class is imported here, and a missing module
@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 __all__ = ["DefaultSource"]
 
 _OLDEST_PYTHON: Final = (3, 11)
-# It was introduced with the interface that passes positions and limits (4.2). Some platforms also have it in
-# older versions.
+# Spark introduced this class together with the interface that passes positions and limits (4.2). Some
+# platforms also offer it in older versions.
 _LIMITS: Final = "pyspark.sql.streaming.datasource"
 
 
@@ -38,7 +38,7 @@ class DefaultSource(DataSource):
         return "multiclouddb"
 
     def schema(self) -> StructType:
-        """Return the columns, which are the same for every provider. This also checks the options."""
+        """Check the options, and return the columns. The columns are the same for every provider."""
         schema: StructType = _room("opening").checked_schema(self.options)
         return schema
 
@@ -68,7 +68,7 @@ class DefaultSource(DataSource):
 
 
 def _room(name: str) -> Any:
-    """Import a module of this package; raise one clear error if it cannot be imported here."""
+    """Import a module of this package; raise one clear error if this process cannot import it."""
     trouble = f"Python {sys.version.split()[0]} is too old, 3.11 is needed"
     if sys.version_info >= _OLDEST_PYTHON:
         try:

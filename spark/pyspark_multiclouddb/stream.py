@@ -1,4 +1,4 @@
-"""The stream for Spark versions that pass a position and a limit to `latestOffset` (4.2 and newer)."""
+"""Implements the stream for Spark 4.2 and newer, which pass a position and a limit to `latestOffset`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     """Plans micro-batches in one long-lived process per query, and reads them in Spark's tasks.
 
     The constructor does no I/O, and only the settings are pickled. `commit` and `stop` do nothing important,
-    because Spark does not always call them.
+    because Spark may not call them.
 
     Args:
         settings: The options, checked for a stream.
@@ -39,32 +39,32 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of a new query.
 
-        The start is not resolved here, because Spark asks for it again on a replay.
+        The start is not resolved here, because Spark asks for the start again when it replays a batch.
         """
         return self._batches.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit on the rows of a micro-batch.
 
-        Without the option, the limit applies only to the first micro-batches.
+        Without `maxRecordsPerTrigger`, only the first micro-batches have a limit.
         """
         return ReadMaxRows(self._batches.settings.max_records or BACKLOG_RECORDS)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Make the query end by itself.
+        """Make the query end when it has caught up.
 
-        The query ends where the feed ends when the first batch is planned.
+        The query stops at the end that the feed has when the first batch is planned.
         """
         self._batches.ends_by_itself = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; `start` itself if there is nothing to read."""
+        """Return the end of the next micro-batch, or `start` itself if there is nothing to read."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         by_default = self._batches.settings.max_records is None and most == BACKLOG_RECORDS
         return self._batches.after(start, None if by_default and self._batches.caught_up else most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return a summary for the query's progress; it is not an offset."""
+        """Return a summary for the query's progress. The summary is not an offset."""
         return self._batches.report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -1,9 +1,8 @@
-"""The program of `test_bounded.py`: one micro-batch of any size, and a driver that accepts little.
+"""A program for `test_bounded.py`: one micro-batch of any size, with a driver that accepts little data.
 
     python bounded.py FOLDER RESULT_SIZE
 
-`RESULT_SIZE` is Spark's limit on the size of the results that a driver collects at a time:
-`spark.driver.maxResultSize`.
+`RESULT_SIZE` is Spark's limit on the results that a driver collects at a time: `spark.driver.maxResultSize`.
 """
 
 import sys

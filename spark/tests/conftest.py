@@ -1,4 +1,4 @@
-"""Fixtures: one Spark session per process, one embedded store per test, and readers of the store's feed."""
+"""Provides one Spark session per process, one embedded store per test, and readers of the store's feed."""
 
 import random
 
@@ -14,7 +14,7 @@ COLLECTION = "orders"
 
 
 class Source:
-    """A collection with its complete history, and the options with which Spark finds it.
+    """A collection with its complete history, and the options that Spark needs to read it.
 
     Attributes:
         store: The store.
@@ -62,12 +62,12 @@ def source(tmp_path):
 
 @pytest.fixture(scope="session")
 def databases(tmp_path_factory):
-    """Makes feeds for queries in processes of their own; each server is started at its first use."""
+    """Make feeds for queries in separate processes; each server is started at its first use."""
     kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos)}
     servers = {}
 
     def feeds(name, *wanted):
-        """A feed with this name of each of these databases."""
+        """Make a feed with this name on each of these databases."""
         for kind in wanted:
             if kind not in servers:
                 servers[kind] = kinds[kind](tmp_path_factory.mktemp(kind))
@@ -83,7 +83,7 @@ def databases(tmp_path_factory):
 
 @pytest.fixture
 def start_queries(tmp_path):
-    """Make `Queries`, whose processes end with the test."""
+    """Return a function that makes `Queries`. Their processes end with the test."""
     made = []
 
     def make(feeds, **settings):

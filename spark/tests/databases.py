@@ -1,4 +1,4 @@
-"""Provides the databases that queries of the tests read: each makes feeds of `EVENTS` changes."""
+"""Provides the databases for the tests' queries. Each database makes feeds with `EVENTS` changes."""
 
 from urllib.parse import quote
 
@@ -23,15 +23,16 @@ PARTS = 3
 
 @attrs.define
 class Feed:
-    """A collection that only one test uses.
+    """A collection for a single test.
 
     Attributes:
-        name: The database's.
-        url: For `connect`, and the option.
+        name: The name of the database.
+        url: The URL for `connect` and for the option `url`.
         address: Where the collection is.
-        write: Makes its events, or one of three parts of them, through splits where a test can cause them.
-        secrets: What nothing may show.
-        position: Where a query starts.
+        write: Writes its events, or one of three parts of them, with splits if the database allows a test to
+            cause a split.
+        secrets: Texts that no output may contain.
+        position: The start position of a query.
     """
 
     name: str
@@ -43,12 +44,12 @@ class Feed:
     token: object = None
 
     def mark(self):
-        """Remember the present position of the feed."""
+        """Remember the current position of the feed."""
         with connect(self.url) as client:
             self.token = client.read_changes(ChangeFeedRequest(self.address, Now())).continuation_token
 
     def ids(self):
-        """Return the ids of the events since then."""
+        """Return the ids of the events after the remembered position."""
         with connect(self.url) as client:
             request = ChangeFeedRequest(self.address, FromContinuationToken(self.token))
             return sorted(event.event_id for event in client.iterate_changes(request, until_idle=True))
@@ -61,7 +62,7 @@ class Feed:
 
 
 def numbers_of(part):
-    """The numbers of the events of a part; None for all."""
+    """Return the numbers of the events of a part; of all parts if the part is None."""
     size = EVENTS // PARTS
     return range(EVENTS) if part is None else range(part * size, (part + 1) * size)
 
@@ -120,7 +121,7 @@ class Dynamo:
 
 
 class Mongo:
-    """A replica set that requires a password."""
+    """A MongoDB replica set that requires a password."""
 
     def __init__(self, folder):
         module = server_module("mongo", "mongod")
@@ -148,7 +149,10 @@ class Mongo:
 
 
 class Cosmos:
-    """The project's emulator, with a partition that splits. The key of the account is in the environment."""
+    """The project's Cosmos DB emulator, with a partition that splits.
+
+    The key of the account is in the environment.
+    """
 
     def __init__(self, folder):
         del folder
@@ -170,7 +174,7 @@ class Cosmos:
                     self.server.split("shop", name, first["id"])
 
         url = f"cosmos://{self.server.endpoint.split('/')[2]}?tls=false"
-        # The service tells of no change before a query's first batch.
+        # The service reports no change from before the query's first batch.
         return Feed("cosmos", url, ResourceAddress("shop", name), write, (self.server.key,), "now")
 
     def close(self):
@@ -180,5 +184,5 @@ class Cosmos:
 
 
 def credentials():
-    """The credentials for DynamoDB Local, which processes find in their environment."""
+    """Put credentials for DynamoDB Local into the environment, so that child processes find them."""
     return server_module("dynamo", "server").CREDENTIALS

@@ -20,7 +20,7 @@ checkpoint = folder / "checkpoint"
 
 
 def merge(frame, batch_id):
-    # Less than a batch, which so is several commits.
+    # Smaller than a batch, so that a batch takes several commits.
     merge_into_delta(frame, batch_id, folder / "table", "life", checkpoint=checkpoint, max_bytes=4000)
 
 

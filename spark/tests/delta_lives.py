@@ -12,13 +12,13 @@ FOLLOWER = runpy.run_path(str(Path(__file__).with_name("following.py")))["Follow
 
 
 def live(folder, options, put, delete):
-    """The table must equal the collection after a kill, including tombstones.
+    """Kill the program once and run it again: the table must equal the collection, including the tombstones.
 
     Args:
         folder: An empty folder.
         options: The options of the source.
-        put: Write a document with an id, from 0 to 39, and a number.
-        delete: Delete the document with an id.
+        put: Writes a document with an id, from 0 to 39, and a number.
+        delete: Deletes the document with an id.
     """
     seed = random.randrange(1_000_000)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
@@ -27,7 +27,7 @@ def live(folder, options, put, delete):
     def write(count):
         for _ in range(count):
             name = dice.randrange(40)
-            # The table knows the deletes after the start of the snapshot alone.
+            # Only deletes after the start of the snapshot become tombstones.
             if started and name in documents and dice.random() < 0.4:
                 delete(name)
                 del documents[name]

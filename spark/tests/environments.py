@@ -1,4 +1,4 @@
-"""Other versions of PySpark: fetched once per user, unpacked outside the clone, and shared by all processes.
+"""Fetches other versions of PySpark, once per user, and unpacks them outside the clone for all processes.
 
 An environment is a folder that `PYTHONPATH` puts before the packages of `.venv`. Everything else that a
 test needs comes from `.venv`. PySpark is a source package of about 430 MB. The package is unpacked instead of
@@ -23,14 +23,14 @@ DIGESTS = {
     "4.1.4": "bcbd5e18690cf79d438e97210ad06fb8d451a251bb77becc2b0418868d2acd73",
     "4.2.1": "d79b7c8ee41e66a9202fe6f600ca90b931ca571ae9dbdf31c58d2672e5102da0",
 }
-# What a client of Spark Connect needs beside the packages of `.venv`, by the version of Python.
+# The packages that a client of Spark Connect needs in addition to `.venv`, by the version of Python.
 ZSTANDARD = {
     (3, 11): "9300d02ea7c6506f00e627e287e0492a5eb0371ec1670ae852fefffa6164b072",
     (3, 12): "5a56ba0db2d244117ed744dfa8f6f5b366e14148e00de44723413b2f3938a902",
     (3, 13): "8e735494da3db08694d26480f1493ad2cf86e99bdd53e8e9771b2752a5c0246a",
 }
 SECONDS = 500.0
-# Where setup.py puts the folders of the source package.
+# Maps folders of the source package to the places where setup.py installs them.
 PLACES = {
     "pyspark": "pyspark",
     "deps/jars": "pyspark/jars",
@@ -40,10 +40,10 @@ PLACES = {
 
 
 def environment(version):
-    """Return the folder with PySpark of a version; the first call of a user fetches it.
+    """Return the folder with the given version of PySpark; the first call of a user downloads it.
 
     Raises:
-        ServerUnavailableError: Raised if pip failed, or what it fetched is not the expected package.
+        ServerUnavailableError: Raised if pip failed, or if the downloaded package is not the expected one.
     """
     return _fetched(DIGESTS[version], ["--no-binary=:all:", f"pyspark=={version}"], _unpack)
 
@@ -55,7 +55,7 @@ def zstandard():
 
 
 def build_in_background():
-    """Fetch missing versions while other tests run; the process ends by itself."""
+    """Download missing versions in another process, while other tests run. The process ends by itself."""
     return subprocess.Popen([sys.executable, __file__], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -1,4 +1,4 @@
-"""The program that `test_versions.py` runs on each version of Spark; it runs queries of every kind.
+"""The program that `test_versions.py` runs on each version of Spark. It runs every kind of query.
 
     python life.py FOLDER PART
 
@@ -41,7 +41,7 @@ class Rows:
             for pid in (spark.sparkContext._gateway.proc.pid, os.getpid()):
                 os.kill(pid, signal.SIGKILL)
         self.batches.append(batch_id)
-        # Another thread reads the files meanwhile, so a file appears complete.
+        # Another thread reads the files at the same time, so only complete files may appear.
         made = self.folder.with_name(f"{self.folder.name}-{batch_id}")
         made.write_text(json.dumps(rows))
         made.replace(self.folder / str(batch_id))
@@ -78,13 +78,13 @@ def follow(rows):
 
 
 def ended_runs():
-    """Run streams that end, and replay a batch that was planned and not completed."""
+    """Run streams that end, then replay a batch that was planned but not completed."""
     rows = Rows("ended")
     runs = run_all(rows)
     last = max(
         int(path.name) for path in (folder / "ended-checkpoint/commits").iterdir() if path.name.isdigit()
     )
-    # The batch that had the last rows, and what came after it, are not done.
+    # The last batch with rows, and everything after it, is marked as not completed.
     full = max(batch for batch in rows.batches if json.loads((rows.folder / str(batch)).read_text()))
     before = (rows.folder / str(full)).read_text()
     for kind, first in (("commits", full), ("offsets", full + 1)):
@@ -98,7 +98,7 @@ def ended_runs():
 
 
 def unknown_position():
-    """Test the one configuration in which Spark 4.0 and 4.1 do not report the position of the checkpoint."""
+    """Return the error of the one configuration in which Spark 4.0 and 4.1 pass no checkpoint position."""
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")
     path = folder / "ended-checkpoint/offsets"
     before = sorted(file.name for file in path.iterdir())

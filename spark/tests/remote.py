@@ -1,6 +1,6 @@
-"""The program that `test_connect.py` runs as a client of Spark Connect.
+"""The program that `test_connect.py` runs as a client of Spark Connect, without this project's packages.
 
-The program does not have this project's packages. python remote.py ADDRESS FOLDER
+    python remote.py ADDRESS FOLDER
 
 The program prints its findings as one line of JSON.
 """
@@ -24,12 +24,12 @@ def merge(frame, batch_id):
     from pyspark_multiclouddb import merge_into_delta
 
     def counted(batches):
-        """Return the frame; each task that reads the source leaves a line in a file."""
+        """Return the frame. Each task that reads the source writes a line to a file."""
         with Path(checkpoint).with_name("reads").open("a") as file:
             file.write(f"{batch_id} {TaskContext.get().partitionId()}\n")
         yield from batches
 
-    # Small pieces: a batch is several commits.
+    # The pieces are small, so that a batch takes several commits.
     merge_into_delta(frame.mapInArrow(counted, frame.schema), batch_id, table, "remote", max_bytes=1000)
 
 
@@ -60,7 +60,7 @@ found = {
     "wrong": error_of(lambda: source(maxrecords="5").count()),
     "missing": error_of(lambda: source(collection="none").count()),
 }
-# On Spark 4.0 a run is one micro-batch.
+# On Spark 4.0, a run is one micro-batch, so runs are repeated until no rows are left.
 while (progress := follow().lastProgress) is not None and progress["sources"][0]["numInputRows"]:
     pass
 options["collection"] = "others"

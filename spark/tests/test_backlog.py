@@ -1,4 +1,4 @@
-"""Tests a stream without `maxRecordsPerTrigger`: even so, its first micro-batches have a limit."""
+"""Tests a stream without `maxRecordsPerTrigger`: its first micro-batches still have a limit."""
 
 import pyspark_multiclouddb.stream
 from pyspark_multiclouddb.options import parse_options
@@ -10,7 +10,7 @@ def rows_of(reader, start, end):
 
 
 def sizes(reader, start):
-    """Return the rows of each micro-batch until there is nothing to read, and the final position."""
+    """Return the number of rows of each micro-batch until nothing is left to read, and the final position."""
     found, limit = [], reader.getDefaultReadLimit()
     while (end := reader.latestOffset(start, limit)) != start:
         found.append(rows_of(reader, start, end))
@@ -28,7 +28,7 @@ def test_bound_holds_until_the_stream_has_caught_up(source, monkeypatch):
     assert max(found) == 50
     source.write(120)
     assert sizes(reader, end)[0] == [120]
-    # Another run begins with the bound: it may come after a long pause.
+    # A new run begins with the limit, because it may come after a long pause.
     assert sizes(ChangeFeedStreamReader(settings), end)[0] == [50, 50, 20]
 
 

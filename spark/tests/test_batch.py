@@ -52,7 +52,10 @@ def test_end_at_a_moment(source):
 
 
 def test_end_at_a_moment_right_before_a_split(source):
-    """The parent ends exactly at the end of the range, and the changes of its children are later."""
+    """The parent ends exactly at the end of the range.
+
+    Changes of its children come later and are not read.
+    """
     source.write(20)
     moment = datetime.now(UTC)
     for _ in range(3):

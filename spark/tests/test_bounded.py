@@ -1,4 +1,4 @@
-"""Tests a micro-batch that is larger than the driver accepts: the stream must not stop forever."""
+"""Tests a micro-batch that is larger than the driver accepts: the stream must not get stuck."""
 
 import random
 from pathlib import Path
@@ -21,7 +21,7 @@ RESULT_SIZE = "1m"
 
 
 def fill(source):
-    """Write about ten times as much as the sink collects at a time, in one micro-batch."""
+    """Write about ten times as much data as the sink collects at a time, in one micro-batch."""
     for number in range(KEYS):
         key, document = f"k{number}", {"n": number, "text": "x" * 800}
         source.store.put("orders", key, document)
@@ -31,7 +31,7 @@ def fill(source):
         del source.documents[f"k{number}"]
 
 
-@pytest.mark.timeout(900)  # it starts Spark twice
+@pytest.mark.timeout(900)  # this test starts Spark twice
 def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source, tmp_path):
     fill(source)
     follower = Follower(tmp_path, RESULT_SIZE, PROGRAM)
@@ -52,7 +52,7 @@ def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source
 
 
 def read_counted(frame, file):
-    """Return the same frame; each task that reads it leaves a line in a file."""
+    """Return the same frame. Each task that reads it writes a line to a file."""
 
     def counted(batches):
         with file.open("a") as lines:
@@ -81,7 +81,7 @@ class TestPieces:
         table = DeltaTable(tmp_path / "table")
         assert table.version() > 3
         assert table.transaction_version("app") == 0
-        # What was merged in part is merged again, and found equal.
+        # The part that was already merged is merged again, and nothing changes.
         assert merge_into_delta(frame, 1, tmp_path / "table", "app", max_bytes=9000)
         assert DeltaTable(tmp_path / "table").version() == table.version()
 
@@ -104,7 +104,7 @@ class TestPieces:
         assert len(keys) == len(set(keys)) == len({key for key, _, _ in changes})
         assert len(pieces) > 3
         assert lasts == (*[False] * (len(pieces) - 1), True)
-        # A table has a fixed part for each column, and its buffers are rounded up.
+        # A table needs a fixed amount for each column, and the sizes of its buffers are rounded up.
         assert max(piece.nbytes for piece in pieces) <= 20_000 + 1_000
         assert pieces[0].column_names == frame.columns
 

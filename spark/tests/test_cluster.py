@@ -1,4 +1,4 @@
-"""Tests streams on clusters of several processes, which are killed: the sinks must equal the sources.
+"""Tests streams on clusters whose processes are killed: the sinks must equal the sources.
 
 `local-cluster` starts its own executors. The standalone cluster consists of a master and two workers, each a
 process. Each cluster runs a query over the embedded store, DynamoDB Local and MongoDB at the same time.
@@ -27,14 +27,14 @@ DATABASES = ("embedded", "dynamo", "mongo")
 
 @pytest.fixture
 def processes():
-    """Start programs; at the end, kill what is left of them and of their child processes."""
+    """Start programs. At the end, kill all remaining programs and their child processes."""
     with ExitStack() as stack:
 
         def start(log, *command):
             environ = {
                 **os.environ,
                 "PYSPARK_PYTHON": sys.executable,
-                # A busy machine answers later than Spark expects.
+                # On a busy machine, processes answer later than Spark expects.
                 "SPARK_AUTH_SOCKET_TIMEOUT": "120",
                 "SPARK_NO_DAEMONIZE": "1",
                 "SPARK_LOCAL_IP": "127.0.0.1",
@@ -50,7 +50,10 @@ def processes():
 
 
 def end(process):
-    """Kill the session of a program; each program has its own session, so its group contains nothing else."""
+    """Kill a program and its child processes.
+
+    Each program has its own session, so no other process is killed.
+    """
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -61,14 +64,14 @@ def parent_of(pid):
 
 
 def executor_above(pid):
-    """Return the JVM that runs a task, found from the process that its Python worker was forked from."""
+    """Return the JVM that runs a task. It is found through the parent of the task's Python worker."""
     while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = parent_of(pid)
     return pid
 
 
 def kill_executors(queries):
-    """Return each process in which a query is in the middle of a task."""
+    """Kill the executors that run a task; return the processes in which queries had stopped in a task."""
     for pid in {executor_above(pid) for pid in queries.reach()}:
         os.kill(pid, signal.SIGKILL)
     (queries.folder / "go").touch()
@@ -92,7 +95,7 @@ def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
         port = probe.getsockname()[1]
     log, place = tmp_path / "cluster.log", ["--host", "127.0.0.1", "--webui-port", "0"]
     deploy, master = "org.apache.spark.deploy", f"spark://127.0.0.1:{port}"
-    feeds = list(databases("standalone", *DATABASES))  # workers pass their environment on
+    feeds = list(databases("standalone", *DATABASES))  # workers pass their environment to executors
     processes(log, str(SPARK_CLASS), f"{deploy}.master.Master", *place, "--port", str(port))
     wait_until(lambda: "I have been elected leader" in log.read_text(), seconds=SECONDS)
     room = ["--cores", "4", "--memory", "600m", "--work-dir", str(tmp_path / "work")]
@@ -102,7 +105,7 @@ def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
     wait_until(lambda: log.read_text().count("Registering worker") == 2, seconds=SECONDS)
 
     queries = start_queries(feeds, master=master)
-    # The driver waits for the parts that are not written yet.
+    # The driver waits for the parts of the data that are not written yet.
     part = EVENTS // PARTS
     queries.start("task")
     queries.write(0)

@@ -1,4 +1,4 @@
-"""Tests Spark Connect with a client that lacks this project's package; only the server has it."""
+"""Tests Spark Connect with a client that does not have this project's package. Only the server has it."""
 
 import json
 import os
@@ -25,12 +25,12 @@ SECONDS = 300
 
 
 def packages():
-    """Return a folder with all packages except this project's."""
+    """Return a folder with all packages except those of this project."""
     return str(Path(pyspark.__file__).parents[1])
 
 
 def environ(*folders):
-    """Return the environment of a process with some folders before all others on its path."""
+    """Return a process environment in which the given folders come first on the path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
@@ -52,7 +52,7 @@ def serving(*folders):
 
 
 def run_client(address, folder, *folders):
-    """Return what the client found, with a path that leads to none of this project's packages."""
+    """Return the results of the client. The client's path contains none of this project's packages."""
     ran = subprocess.run(
         [sys.executable, "-S", str(CLIENT), address, str(folder)],
         env=environ(*folders, packages()),

@@ -1,6 +1,4 @@
-"""Runs short queries over every database with a secret: each event comes once, and no secret is shown
-anywhere.
-"""
+"""Runs short queries over every database with a secret: each event comes once, and no secret is shown."""
 
 import json
 import os

@@ -37,7 +37,7 @@ def bare_environment(monkeypatch, tmp_path):
 
 
 def fake_java(home: Path, script: str) -> Path:
-    """Make a Java home whose `bin/java` is this shell script."""
+    """Make a Java home whose `bin/java` is the given shell script."""
     path = home / "bin" / "java"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -202,7 +202,7 @@ def test_importing_it_does_not_import_spark():
 
 
 def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
-    """All tools of the machine are available except Java."""
+    """All tools of the machine except Java are available."""
     monkeypatch.undo()
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -1,4 +1,4 @@
-"""Tests what is refused when a source is loaded: before anything is opened, and with one clear line."""
+"""Tests the errors when a source is loaded: each error is one clear line, and nothing was opened before."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Offsets: canonical text, and the errors for a checkpoint of another source."""
+"""Tests offsets: their canonical text, and the errors for a checkpoint of another source."""
 
 import json
 from datetime import UTC, datetime

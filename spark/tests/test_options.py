@@ -1,4 +1,4 @@
-"""Tests every option: its meaning, and the error for a wrong value."""
+"""Tests the meaning of every option, and the error for a wrong value."""
 
 import pickle
 from datetime import UTC, datetime

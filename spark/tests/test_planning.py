@@ -1,6 +1,6 @@
-"""Makes random changes to a partitioned log.
+"""Tests planning with random changes to a partitioned log.
 
-Each change is planned in steps and read again later, like micro-batches.
+The log is planned in steps, and the ranges are read again later, as micro-batches do.
 """
 
 import random
@@ -34,12 +34,12 @@ BEGINNING = Beginning()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """Retries at once."""
+    """Retries without a pause."""
     monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
 
 
 class Headless:
-    """The same feed without its cheap way to find heads (end positions)."""
+    """The same feed, but without its cheap method to find heads (end positions)."""
 
     def __init__(self, feed):
         self._feed = feed
@@ -80,7 +80,7 @@ class Consumer:
         raise AssertionError("it never works")
 
     def step(self, max_records=None, target=None):
-        """Plan one step as in a micro-batch: both ends are converted to JSON and back."""
+        """Plan one step as a micro-batch does: convert both ends to JSON and back."""
         before = self.position
         step = self.attempt(lambda: self.planner.advance(before, max_records, self.deadline, target))
         if not step.moved:
@@ -194,7 +194,7 @@ def test_limit_is_used_up_when_the_records_are_in_one_partition():
 
 @pytest.mark.parametrize("limit", [None, 5])
 def test_target_ends_under_writes_splits_and_merges(limit):
-    """A run that ends by itself reads the existing changes of all generations, and no later ones."""
+    """A run that ends by itself reads the existing changes of all partitions, and no later changes."""
     dice = random.Random(limit)
     sim = Simulation(partitions=3)
     live(sim, dice, 80)
@@ -259,7 +259,7 @@ def test_children_named_late_are_read_when_they_are_named():
 
 
 def test_what_lies_before_a_poison_record_is_planned_first():
-    """If the planner finds heads by reading, it finds the poison record while planning."""
+    """A planner that finds heads by reading reaches the poison record already while it plans."""
     sim = Simulation(partitions=1, behaviour=ServiceBehaviour(poison_at_fetch=True))
     consumer = Consumer(sim, heads=False)
     sim.write("a", {"n": 1})

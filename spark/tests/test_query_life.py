@@ -1,6 +1,7 @@
-"""Runs queries at random without Spark: with every form of listing, and with splits while a batch is planned.
+"""Runs random queries without Spark, with every method to list partitions, and with splits during planning.
 
-The reader is called as Spark calls it: in version 4.2 with positions and limits, in version 4.0 without them.
+The reader is called as Spark calls it: with positions and limits as in version 4.2, or without them as in
+version 4.0.
 """
 
 import json
@@ -113,7 +114,7 @@ class Query(RuleBasedStateMachine):
             self.restart()
 
     def plan_and_read(self, replays=False):
-        """One micro-batch; Return False if there was nothing to plan."""
+        """Plan and read one micro-batch; return False if there was nothing to plan."""
         start = self.log[-1] if self.log else through_json(self.reader.initialOffset())
         if self.plain:
             end = self.reader.latestOffset()

@@ -1,4 +1,4 @@
-"""Tests that a micro-batch gives the same rows when read again, whatever was written, split or merged since.
+"""Tests that a micro-batch gives the same rows when read again, even after writes, splits and merges.
 
 The reader is called as Spark calls it: pickled, and with offsets that were converted to JSON and back.
 """

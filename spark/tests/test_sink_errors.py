@@ -1,4 +1,4 @@
-"""Tests what the sink refuses: one clear error, and nothing is written before the error."""
+"""Tests the errors of the sink: each refused input gives one clear error, and nothing is written."""
 
 import subprocess
 import sys
@@ -98,7 +98,7 @@ class TestNewColumns:
         assert (row["n"], row["order_key"]) == (1, "000002")
 
     def test_table_without_tombstones_gets_them(self, path):
-        """The table was made by an earlier version of the sink."""
+        """The sink adds tombstones to a table that its earlier version made."""
         schema = pa.schema(
             [("key", pa.string()), ("order_key", pa.string()), ("new_item_state", pa.string())]
         )

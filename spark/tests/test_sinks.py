@@ -13,7 +13,7 @@ from pyspark_multiclouddb.rows import ROW_SCHEMA
 
 
 def rows(*changes):
-    """Make changes from (key, order, document); the document is None for a delete."""
+    """Make changes from tuples of key, order and document. The document of a delete is None."""
     return pa.Table.from_pylist(
         [
             {
@@ -85,7 +85,7 @@ class TestMergeIntoDelta:
         return tmp_path / "table"
 
     def test_against_a_model_with_replays(self, path):
-        """Batches are merged in order, and some of them twice, as after a crash."""
+        """Batches are merged in order, and some batches twice, as after a crash."""
         dice, model = random.Random(2), {}
         for number in range(12):
             changes = random_changes(dice, number * 100, 100)

@@ -20,7 +20,7 @@ ROWS = 120
 
 
 class Sink:
-    """Keeps the row with the highest `order_key` of each key, as `merge_into_delta` does."""
+    """Keeps the row with the highest `order_key` for each key, like `merge_into_delta`."""
 
     def __init__(self):
         self.rows, self.deleted, self.kinds = {}, {}, []
@@ -41,7 +41,7 @@ class Sink:
 
 
 class Query:
-    """A query as Spark runs it: a log of offsets, and a planning process that may be killed."""
+    """A query as Spark runs it, with a log of offsets and a planning process that may be killed."""
 
     def __init__(self, source, plain, limit=None, **options):
         self.source, self.plain, self.limit = source, plain, limit
@@ -66,7 +66,7 @@ class Query:
             self.reader.partitions(self.log[-1], self.log[-1])
 
     def plan(self):
-        """Plan one micro-batch; Return None if there is nothing to read."""
+        """Plan one micro-batch; return None if there is nothing to read."""
         start = self.log[-1] if self.log else self.reader.initialOffset()
         if self.plain:
             end = self.reader.latestOffset()
@@ -132,7 +132,7 @@ class TestBothStreams:
         assert query.rows(*query.plan())
 
     def test_restart_after_every_batch_and_a_replay_of_each(self, source, plain):
-        """A replay has the same rows, even in a new process that remembers nothing."""
+        """A replayed batch has the same rows, even in a new process without any memory of earlier batches."""
         fill(source)
         query, sink = Query(source, plain, 20, snapshotSegments="12"), Sink()
         number = 0
@@ -224,7 +224,7 @@ class TestRefusals:
 def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(
     spark, source, tmp_path, order
 ):
-    """The sink fails after its commit, and another query continues. The table has older rows."""
+    """The table has older rows. The sink fails after its commit, and another query continues."""
     fill(source)
     stale = pa.table({"key": ['{"id":"stale"}'], "order_key": ["0"], "type": ["UPDATE"]})
     stale = stale.append_column("timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC")))

@@ -1,8 +1,8 @@
-"""Runs snapshots at random through the Delta sink: the table must equal the source, whatever is killed or
-expires.
+"""Runs random snapshots through the Delta sink: the table must equal the source, despite kills and expiry.
 
 Each run plans and reads micro-batches as Spark does, and keeps Spark's checkpoint in a folder. The process
-dies before or after any commit of the table, and between the table and the checkpoint.
+dies before or after any commit of the table, and between the commit of the table and the update of the
+checkpoint.
 """
 
 import json
@@ -72,7 +72,7 @@ class Query:
         return json.loads((self.checkpoint / "offsets" / str(number)).read_text().splitlines()[2])
 
     def step(self):
-        """Run the pending batch, or plan the next one; False if there are no changes to read."""
+        """Run the pending batch, or plan the next one. Return False if there are no changes to read."""
         done, planned = self.numbers("commits"), self.numbers("offsets")
         number = len(planned) - 1
         if len(done) == len(planned):
@@ -106,7 +106,7 @@ class Query:
 
 @pytest.fixture
 def kills(monkeypatch):
-    """A function that makes the process die at a random commit of the table, once."""
+    """Return a function that makes the process die once, at a random commit of the table."""
     left = {"dice": None, "chance": 0.0}
 
     def around(original, *args, **kwargs):
@@ -129,7 +129,7 @@ def kills(monkeypatch):
 
 
 def stale(path):
-    """The keys whose rows are marked as older than the snapshot."""
+    """Return the keys whose rows are marked as older than the snapshot."""
     table = DeltaTable(path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
     return [row["key"] for row in table.to_pylist() if not row["order_key"]]
 
@@ -141,7 +141,7 @@ def check(query):
 
 
 def lose(source):
-    """The query is stopped, and the changes made in the meantime expire, including deletes."""
+    """Expire all changes that were made while the query was stopped, including deletes."""
     source.write(15, seed="lost")
     source.store.trim(COLLECTION, max_count=0)
     source.write(3, seed="kept")
@@ -209,7 +209,7 @@ class TestAnotherSnapshot:
         query.drain()
         assert query.snapshot()["plan"] != first
         check(query)
-        # What was deleted stays deleted when an older change arrives.
+        # A deleted row stays deleted when an older change arrives.
         older = rows(*((key, 1, {"old": True}) for key in gone))
         keys = pa.array([json.dumps({"id": key}, separators=(",", ":")) for key in gone])
         orders = pa.array(["0" * 18 + "1"] * len(gone))
@@ -237,7 +237,7 @@ class TestAnotherSnapshot:
         check(query)
 
     def test_position_below_old_changes_as_on_dynamodb(self, source, tmp_path):
-        """The floor is lower than every `order_key`, so all older rows must be marked."""
+        """The floor of the snapshot is lower than every `order_key`, so all older rows must be marked."""
         checkpoint, table = tmp_path / "checkpoint", tmp_path / "table"
         for part in ("offsets", "commits"):
             (checkpoint / part).mkdir(parents=True)
@@ -277,7 +277,7 @@ class TestRefusals:
             query.drain()
 
     def test_checkpoint_that_comes_when_rows_were_merged_without_it(self, source, tmp_path):
-        """The rows of the snapshot cannot be distinguished from older ones."""
+        """Without the checkpoint, the snapshot's rows cannot be distinguished from older rows."""
         source.write(40)
         merge_into_delta(rows(("old", 1, {})), None, tmp_path / "table", None)
         query = Query(source, tmp_path, limit=5, snapshotSegments="8", told=False)
@@ -322,7 +322,7 @@ class TestRefusals:
         while query.step():
             pass
         source.write(20, seed="more")
-        query.told = False  # it dies before the sink
+        query.told = False  # the process dies before the sink
         query.run = lambda number: (_ for _ in ()).throw(Killed)
         with pytest.raises(Killed):
             query.step()

@@ -22,11 +22,11 @@ from multiclouddb_api import (
 from pyspark_multiclouddb import error_from_query
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
-SECONDS = 500  # seconds for a whole query on a slow machine
+SECONDS = 500  # the time limit, in seconds, for a whole query on a slow machine
 
 
 class Rows:
-    """A `foreachBatch` function that keeps the rows, by the number of the batch."""
+    """A `foreachBatch` function that keeps the rows of each batch under the batch's number."""
 
     def __init__(self):
         self.batches = {}
@@ -46,7 +46,7 @@ def load(reader, source, **options):
 
 
 def follow(spark, source, checkpoint, **options):
-    """Run the query until everything is delivered; return the rows of this run."""
+    """Run the query until all events are delivered; return the rows of this run."""
     rows = Rows()
     stream = load(spark.readStream, source, **options).writeStream.foreachBatch(rows)
     query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
@@ -56,7 +56,7 @@ def follow(spark, source, checkpoint, **options):
 
 
 def offset_of(checkpoint, batch):
-    """Return the offset at which a batch ends, from Spark's file."""
+    """Return the end offset of a batch from Spark's file."""
     return json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])
 
 
@@ -162,7 +162,7 @@ class TestStream:
         assert follow(spark, source, tmp_path / "checkpoint", startingPosition="now").sizes() == [7]
 
     def test_replayed_batch_has_the_same_rows(self, spark, source, tmp_path):
-        """A finished batch loses its mark, as if the driver had crashed between the sink and the mark."""
+        """The mark of a finished batch is removed, as if the driver had crashed before it set the mark."""
         source.write(50)
         first = follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=20)
         last = max(first.batches)
@@ -203,7 +203,7 @@ class TestStream:
             assert end["c"] != before["c"]
             assert end["empty"] is True
         assert follow(spark, source, checkpoint).sizes() == []
-        # The driver crashes in that batch: it is planned but not finished.
+        # The driver crashes in this batch: the batch is planned but not finished.
         for name in ("3", ".3.crc"):
             (checkpoint / "commits" / name).unlink()
         source.write(2)
@@ -326,7 +326,7 @@ print(source.name())
     def test_with_nothing_but_a_path(self, tmp_path):
         homes = {Path(module.__file__).parents[1] for module in (pyspark_multiclouddb, pytest)}
         path = os.pathsep.join(str(home) for home in homes)
-        # -S: no site-packages, hence no editable installation of ours.
+        # -S: no site-packages, so this project's editable installation is not found.
         command = [sys.executable, "-S", "-c", self.LOOKUP]
         ran = subprocess.run(
             command, env={"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Tests how a stream's reader plans: starts, ends, pauses and outages. Without Spark."""
+"""Tests how a stream's reader plans starts, ends, pauses and outages, without Spark."""
 
 import json
 
@@ -71,7 +71,7 @@ class TestStart:
         assert list(reader.partitions(start, end)) == []
 
     def test_now_delivers_what_is_written_behind_the_pin(self, source):
-        """The same is true when the first batch is replayed, which asks for the start again."""
+        """Changes after the fixed start are also delivered when the first batch is replayed."""
         source.write(10)
         reader = reader_of(source, startingPosition="now")
         pinned = reader.latestOffset(reader.initialOffset(), ALL)
@@ -166,11 +166,11 @@ def clock(monkeypatch):
 
 
 class TestIdlePosition:
-    """The store changes but the collection does not, so only the position of its feed moves."""
+    """The store changes but the collection does not, so only the position of the collection's feed moves."""
 
     @pytest.fixture
     def offset(self, source, clock):
-        """Return the content of a checkpoint after everything was read."""
+        """Return the offset of a checkpoint after everything was read."""
         source.store.create_collection("others")
         source.write(10)
         reader = reader_of(source)
@@ -181,7 +181,7 @@ class TestIdlePosition:
         source.store.put("others", "k", {"n": 1})
 
     def moves(self, source, reader, offset, clock, seconds, times):
-        """Return the calls in which the offset moves; another collection is written before each call."""
+        """Return the calls in which the offset moves. Before each call, another collection is written."""
         began, found = clock.seconds, []
         for _ in range(times):
             self.write_beside(source)
@@ -216,7 +216,7 @@ class TestIdlePosition:
     def test_is_saved_by_records_only_when_it_is_due(self, source, offset, clock):
         """A batch moves the partitions that have records in it.
 
-        The other partitions wait for the interval.
+        The moves of other partitions are saved after the interval.
         """
         reader = reader_of(source, pollInterval="0")
         self.write_beside(source)
@@ -277,7 +277,7 @@ class TestIdlePosition:
 
     @pytest.fixture
     def begun(self, monkeypatch):
-        """Return the start of each call."""
+        """Record the position at which each call starts."""
         begun, advance = [], Planner.advance
 
         def noting(planner, before, *rest, **settings):
@@ -300,7 +300,8 @@ class TestIdlePosition:
         assert len(rows(reader, offset, end)) == 3
         assert begun[-1] != offset["c"]
         reader.latestOffset(end, ALL)
-        # Further ahead than the offset, where partitions without records stay.
+        # The call starts ahead of the offset, because the offset keeps the old positions of partitions
+        # without records.
         assert sorted(begun[-1]["p"]) >= sorted(end["c"]["p"])
         assert begun[-1] not in begun[:-1]
 
@@ -344,7 +345,7 @@ class TestIdlePosition:
 
 
 def test_children_are_saved_before_they_are_read(simulation):
-    """The children are named in a call in which only the position of another partition moves."""
+    """Child partitions are found by a call in which only the position of another partition moves."""
     keys = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
     simulation.delay_children("p0", 3)
     reader = simulated()
@@ -362,7 +363,7 @@ def test_children_are_saved_before_they_are_read(simulation):
 
 
 class TestIdleFeedOverRetention:
-    """One of two partitions is followed, and the logs of both are trimmed."""
+    """A query follows one of two partitions, and the logs of both partitions are trimmed."""
 
     @pytest.fixture
     def offset(self, simulation):
@@ -372,7 +373,7 @@ class TestIdleFeedOverRetention:
         return {**pinned, "c": {"p": [entry for entry in pinned["c"]["p"] if entry[0] == "p0"]}}
 
     def days(self, simulation, offset, **options):
-        """Run the query once each night, and trim the log after each run."""
+        """Run the query once per night, and trim the log after each run."""
         for _ in range(3):
             simulation.write(simulation.owners["p1"], {"n": 1})
             reader = simulated(**options)
@@ -541,7 +542,9 @@ class TestRefusals:
         (task, *_) = reader.partitions(pinned, end)
         source.store.create_collection("orders", recreate=True)
         connection.close_connections()
-        recreated = r"\[MULTICLOUDDB:INVALID_REQUEST\] checkpoint: is of an earlier orders that was recreated"
+        recreated = (
+            r"\[MULTICLOUDDB:INVALID_REQUEST\] checkpoint: belongs to an earlier orders, which was rec"
+        )
         with pytest.raises(SourceError, match=recreated):
             reader.latestOffset(end, ALL)
         with pytest.raises(SourceError, match=recreated):

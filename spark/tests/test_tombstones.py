@@ -1,4 +1,4 @@
-"""Tests an older change that arrives after a newer one in each possible way, and removed tombstones."""
+"""Tests every way in which an older change can arrive after a newer one, and the removal of tombstones."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -80,7 +80,7 @@ class TestOlderChange:
         self.check(path)
 
     def test_children_that_come_late(self, path):
-        """Events of two partitions arrive in any order: each permutation of batches gives the same table."""
+        """Events of two partitions may arrive in any order: every order of batches gives the same table."""
         for seed in range(6):
             dice, folder = random.Random(seed), path / str(seed)
             order = list(self.HISTORY)
@@ -95,9 +95,7 @@ class TestOlderChange:
         self.check(path)
 
     def test_rows_of_a_scan_follow_the_same_rule(self, path):
-        """A backfilled row has the position of the scan's start: 3 changes are after that position, and 2
-        before it.
-        """
+        """A row from a scan has the position of the scan's start: 3 changes come after it, 2 before it."""
         merge_into_delta(rows(("a", 2, {"n": 2}), ("b", 6, None), ("c", 5, {"n": 5})), 0, path, "app")
         scan = rows(*((key, 4, {"scan": key}) for key in "abcd"))
         scan = scan.set_column(scan.column_names.index("backfilled"), "backfilled", pa.array([True] * 4))

@@ -23,7 +23,7 @@ MANY_PAGES = 20_000
 
 
 def eventually_true(condition):
-    """Waits for the effects of other threads."""
+    """A function that waits for the effects of other threads."""
     return wait_until(condition, 30.0)
 
 
@@ -33,7 +33,7 @@ def at(place):
 
 
 class Bench:
-    """One simulated collection, and engines that read it."""
+    """A simulated collection, and engines that read it."""
 
     def __init__(self, sim):
         self.sim = sim
@@ -84,7 +84,7 @@ class Bench:
         return (engine or self.engine).read_changes(request, OperationOptions(timeout, wait))
 
     def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):
-        """Read pages, one after another, up to the first idle one."""
+        """Read pages, one after another, up to the first idle page."""
         for _ in range(most):
             page = self.page(place, size, **settings)
             yield page
@@ -157,14 +157,14 @@ class Bench:
 
 
 def _no_pause(seconds):
-    """Pause for no time at all, so that tests do not wait."""
+    """Do not pause, so that tests do not wait."""
 
 
 @pytest.fixture
 def make_bench():
-    """Makes benches: Make a bench, for example `make_bench(partitions=2, behaviour=…)`.
+    """Return a function that makes benches, for example `make_bench(partitions=2, behaviour=…)`.
 
-    The arguments are the simulation's.
+    Its arguments are those of the simulation.
     """
     benches = []
 

@@ -1,4 +1,6 @@
-"""Tests how one call handles answers: notices, positions that are lost again and again, time for an audit."""
+"""Tests how one call handles answers: notices, positions that expire repeatedly, and the time for an
+audit.
+"""
 
 import gc
 import time
@@ -57,8 +59,9 @@ def test_a_position_that_expires_again_while_it_is_replaced_costs_no_failure(mak
 
 class TestAudit:
     def test_it_takes_half_of_a_short_call_at_most(self, make_bench, monkeypatch):
-        """The other half of the time remains for reading. If an audit had only a third of the time, it would
-        always fail on a slow service."""
+        """The other half of the time remains for reading. With only a third of the time, an audit would
+        always fail on a slow service.
+        """
         bench = make_bench()
         bench.connect(coverage_audit_seconds=1e-9)
         token, left, now = bench.page(Now()).continuation_token, [], [7000.0]

@@ -1,6 +1,4 @@
-"""Tests that audits of coverage find each partition that a service listed or named too late, and that nothing
-is read twice.
-"""
+"""Tests that audits find every partition that a service listed or named too late, and read nothing twice."""
 
 import os
 import random
@@ -16,9 +14,7 @@ NEVER, ALWAYS = 1e9, 1e-9
 
 
 class Forest:
-    """A collection that is split and merged at random, and a consumer that starts a new process for every
-    page.
-    """
+    """A collection with random splits and merges, and a consumer that starts a new process for every page."""
 
     def __init__(self, make_bench, seed):
         self.dice = random.Random(seed)
@@ -102,8 +98,7 @@ class Forest:
         return page
 
     def finish(self):
-        """Read to the end while the service lists everything but never names a child that it did not name in
-        time."""
+        """Read to the end, while the service lists all partitions but names no more children."""
         self.sim.behaviour = attrs.evolve(self.sim.behaviour, late_listing=0, incomplete_listing=0.0)
         for name in self.sim.partitions:
             self.sim.hide(name, 0)

@@ -1,4 +1,4 @@
-"""Tests that fetched records are used: how often a service sends a record, and how many readers are opened.
+"""Tests that fetched records are used: counts how often a record is sent, and how many readers are opened.
 
 In these tests the service ignores the requested size: its answers are several times as large.
 """
@@ -15,7 +15,7 @@ MOST_OVERHEAD = 1.2
 
 
 class Sent:
-    """Counts the records that the service has sent, and the bytes that the client kept in the meantime."""
+    """A counter of the records that the service has sent, and of the bytes that the client has kept."""
 
     def __init__(self, monkeypatch):
         self.records = self.largest = self.held = 0
@@ -112,7 +112,7 @@ class TestSeveralConsumers:
     def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
         """A consumer that starts again never requests its old records.
 
-        The engine must notice that nobody needs the old records.
+        The engine must detect that nobody needs the old records.
         """
         from multiclouddb_spi.reading import reader_cache
 
@@ -127,8 +127,9 @@ class TestSeveralConsumers:
         assert (bench.calls.closes > 0) is evicted
 
     def test_no_more_makes_room_than_has_to(self, backlog, monkeypatch):
-        """Three consumers have fetched most of what fits. To make room for a fourth consumer, two of them
-        have to lose their fetched records."""
+        """The buffer is almost full with the records of three consumers. A fourth consumer needs so much room
+        that two of them must lose their fetched records.
+        """
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", 0.0)

@@ -1,6 +1,4 @@
-"""Tests that the service's clock is extrapolated with a monotonic clock and never replaced by the client's
-clock.
-"""
+"""Tests that the service's time advances with a monotonic clock, never with the client's clock."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -16,7 +14,7 @@ FAR = timedelta(hours=30)
 
 @pytest.mark.parametrize("jump", [-FAR, FAR])
 def test_a_client_clock_that_is_set_changes_nothing(bench, monkeypatch, jump):
-    """An answer of the service's clock is used for a minute; the test stays within it."""
+    """The service's time is used for a minute, and the test takes less than that."""
     bench.fill(3)
     moment = bench.sim.now
 
@@ -91,7 +89,7 @@ def test_a_partition_that_is_read_to_its_end_can_lose_nothing(make_bench):
 
 
 class SameFeed(WrappedProvider):
-    """Opens the same feed again; it looks the same as the one that was closed."""
+    """A provider that opens the same feed again; it cannot be distinguished from the closed feed."""
 
     feed = None
 

@@ -1,6 +1,4 @@
-"""Tests checks of a client's `connection` that every provider makes: option names, and URLs in the library's
-own form.
-"""
+"""Tests the checks of `connection` that every provider makes: option names and the library's own URLs."""
 
 import re
 

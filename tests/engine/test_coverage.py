@@ -1,4 +1,4 @@
-"""Tests children that a service names late: the watch of their parent, and the audit for missed ones."""
+"""Tests children that a service names late: the watch of their parent, and the audit for missed children."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -39,7 +39,7 @@ from multiclouddb_spi.reading.diagnostics import open_watches
 
 
 class Shy(WrappedProvider):
-    """A service that names and lists some partitions late and cannot prove that a listing is complete.
+    """A service that names and lists some partitions late, and cannot prove that a listing is complete.
 
     Attributes:
         hidden: The partitions that the service does not show yet.
@@ -97,7 +97,7 @@ class Shy(WrappedProvider):
 
 
 class Clock:
-    """The clocks of the machine, moved by the test."""
+    """The clocks of the machine; only the test moves them."""
 
     def __init__(self):
         self.passed = 0.0
@@ -119,7 +119,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def split(make_bench, clock):
-    """Make one partition that was split in two, of which the second is hidden. Each half has five changes."""
+    """Split one partition into halves with five changes each, and hide the second half."""
 
     def make(*hidden, connect=True, **config):
         bench = make_bench(1)
@@ -136,7 +136,7 @@ def split(make_bench, clock):
 
 
 def restart(bench, **config):
-    """Continue as another process does: with another client that does not remember when it looked last."""
+    """Continue in another process, with a client that does not know when the last search was."""
     shy = Shy(bench.sim, *bench.provider_of.hidden)
     bench.provider_of = shy
     watching._looks.clear()
@@ -412,7 +412,7 @@ class TestAudit:
 
     def test_brings_nothing_from_before_the_start_of_the_feed(self, split, clock):
         bench = split()
-        bench.sim.advance(1)  # a change committed at exactly this moment may come or not
+        bench.sim.advance(1)  # a change that is committed at exactly this time may be delivered or not
         token = bench.page(Now()).continuation_token
         written = bench.fill_partition("p2", 2)
         clock.passed += 10_000
@@ -541,7 +541,9 @@ class TestPlanner:
         return Planner(bench.provider_of, feed, **settings), deadline
 
     def run(self, planner, lineage, deadline):
-        """Read up to the present end. Return the ids of the partitions that were read, and that end."""
+        """Read up to the present end; return the ids of the partitions that were read, and the end
+        position.
+        """
         read = []
         for step in planner.steps(lineage, deadline):
             read += [part.partition_id for part in step.ranges()]
@@ -586,7 +588,7 @@ class TestPlanner:
         assert "audit of coverage failed" in caplog.text
 
     def test_an_audit_gets_ten_seconds_of_the_time_of_a_plan(self, split, clock):
-        """If the service does not answer the audit, the plan gets the rest of its time."""
+        """If the service does not answer the audit, the rest of the call's time remains for the plan."""
         bench = split(connect=False)
         planner, deadline = self.planner(bench)
         lineage = planner.start(Beginning(), deadline)
@@ -675,7 +677,7 @@ class TestHeadroom:
 
 class TestWhatTheAuditIsGiven:
     def noting(self, bench):
-        """Records the arguments of each audit, and the number of fetches that had begun before it."""
+        """Record the arguments of each audit, and the number of fetches that had begun before the audit."""
         seen, ask = [], bench.provider_of.uncovered
 
         def uncovered(feed, tracked, since, deadline):

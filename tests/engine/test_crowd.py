@@ -1,4 +1,6 @@
-"""Tests how many unused readers are kept: a consumer that changes its process leaves one with each page."""
+"""Tests how many unused readers are kept: a consumer that moves to another process leaves one for each
+page.
+"""
 
 import pytest
 
@@ -47,7 +49,7 @@ def consumers(bench, count):
 
 
 def turns(bench, tokens, rounds=1):
-    """Each consumer reads a page in turn. Return how many readers were opened."""
+    """Let each consumer read a page in turn; return how many readers were opened."""
     before = opened(bench)
     for _ in range(rounds):
         for number, token in enumerate(tokens):
@@ -108,7 +110,7 @@ def test_a_page_that_is_read_again_and_again_leaves_one_reader(crowd):
 
 
 def test_a_consumer_that_comes_back_keeps_its_reader_beside_abandoned_ones(crowd):
-    """A consumer's reader is kept, however many abandoned readers are added between two of its pages."""
+    """A consumer's reader is kept, even if many abandoned readers are added between two of its pages."""
     bench = crowd(max_readers_per_partition=8)
     there = bench.connect()
     here = bench.connect(max_readers_per_partition=8)
@@ -135,7 +137,7 @@ def test_new_consumers_replace_those_that_have_stopped(crowd):
 
 
 def test_new_consumers_find_places_although_those_that_have_stopped_fill_all(crowd):
-    """No two consumers ever have the same position, so each can use only its own reader."""
+    """No two consumers have the same position, so each of them can use only its own reader."""
     bench = crowd(max_readers_per_partition=16)
     turns(bench, consumers(bench, 16), rounds=5)
     fresh = [bench.page(size=300 + 250 * number).continuation_token for number in range(2)]
@@ -162,7 +164,7 @@ def many(make_bench, monkeypatch):
 
 
 def used_again(bench, token, rounds, size=0):
-    """Read all partitions in several rounds. Return how many readers each round uses again."""
+    """Read all partitions in several rounds; return how many readers each round uses again."""
     found = []
     for _ in range(rounds):
         for number in range(len(bench.sim.open_partitions) if size else 0):
@@ -201,8 +203,9 @@ class TestMorePartitionsThanReaders:
         assert min(used_again(bench, token, 4)) >= self.LEAST
 
     def test_a_consumer_of_few_finds_a_place(self, many):
-        """A consumer of few partitions asks again sooner than the consumer of many partitions that fills the
-        cache."""
+        """A consumer of few partitions returns to its readers sooner than the consumer that fills the
+        cache.
+        """
         bench = many(400, max_concurrency=1)
         token = bench.drain(bench.drain(Now())[1])[1]
         one = PhysicalPartition(bench.partitions()[300])

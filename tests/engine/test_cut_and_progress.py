@@ -1,5 +1,6 @@
 """Tests how the scan of a snapshot is cut into segments, how its progress is counted, and what its end
-changes."""
+changes.
+"""
 
 import time
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ SCANS = ("snapshot", "segments", "__dict__", "__weakref__")
 
 
 class Consumer:
-    """Reads one feed page by page, in one thread."""
+    """A consumer that reads one feed page by page, in one thread."""
 
     def __init__(self, sim, order, size=8, *, rate=None, **config):
         self.sim, self.size, self.position = sim, size, Snapshot(order, max_scan_rate=rate)
@@ -60,8 +61,8 @@ def filled(count, behaviour=None, **settings):
 
 
 def test_one_answer_with_segments_is_enough_for_a_call(monkeypatch):
-    """If a service defines one segment at a time, the engine does not ask it for eight segments before it
-    reads a row.
+    """If a service defines one segment at a time, the engine does not wait for eight segments before it
+    reads.
     """
     asked = []
 
@@ -96,8 +97,9 @@ def test_every_row_that_was_delivered_is_counted():
 
 
 def test_a_rate_of_less_than_one_a_second_is_kept(monkeypatch):
-    """The simulation charges 2 for a read of one row. At 0.5 a second, the next read comes 4 seconds
-    later."""
+    """The simulation charges 2 for a read of one row. At a rate of 0.5 per second, the next read comes 4
+    seconds later.
+    """
     consumer, now = Consumer(filled(40), ORDERED, rate=0.5), [3000.0]
     consumer.page()
 
@@ -137,20 +139,20 @@ def test_a_position_that_is_kept_for_less_than_a_second_is_no_worn_one():
 
 
 def test_a_provider_that_makes_no_snapshots_refuses_the_token_of_one(monkeypatch):
-    """A process with an older release of the provider reads a token that a newer one has made."""
+    """A process with an older release of the provider reads a token from a newer release."""
     consumer = Consumer(filled(40), INTERLEAVED)
     consumer.page()
     kept = {name: member for name, member in vars(SimulationFeed).items() if name not in SCANS}
     monkeypatch.setattr(simulated, "SimulationFeed", type("PlainFeed", (Feed,), kept))
     older = Consumer(consumer.sim, INTERLEAVED)
     older.position = consumer.position
-    with pytest.raises(MulticloudDbError, match="which this provider does not make") as caught:
+    with pytest.raises(MulticloudDbError, match="does not support snapshots") as caught:
         older.page()
     assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
 
 def test_a_scan_that_ends_early_leaves_the_page_to_the_changes(monkeypatch):
-    """The other segments are due but no longer exist, so the engine asks for what is due after them."""
+    """The other segments are due but no longer exist, so the engine reads the changes, which are due next."""
     consumer = Consumer(filled(40, ServiceBehaviour(page_limit=2)), INTERLEAVED, 8, max_concurrency=1)
     consumer.page()
 
@@ -178,6 +180,6 @@ def test_a_provider_that_ends_a_segment_like_a_partition_is_refused(monkeypatch,
         return attrs.evolve(batch, outcome=outcome) if isinstance(batch.outcome, Scanned) else batch
 
     monkeypatch.setattr(SegmentReader, "_fetch", fetch)
-    with pytest.raises(MulticloudDbError, match="against the contract") as caught:
+    with pytest.raises(MulticloudDbError, match="violates the contract") as caught:
         consumer.pages(20)
     assert caught.value.category == ErrorCategory.PERMANENT_FAILURE

@@ -1,4 +1,4 @@
-"""A partition and its descendants: `PhysicalPartition(…, with_descendants=True)`."""
+"""Tests a partition with its descendants: `PhysicalPartition(…, with_descendants=True)`."""
 
 import itertools
 
@@ -157,8 +157,7 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("generations", [0, 1, 3])
     def test_a_parent_that_is_found_later_is_waited_for(self, make_bench, form, size, generations):
-        """The other parent of the merged child descends from B, and B has not ended when A names the
-        child."""
+        """The child's other parent descends from B, and B has not ended when A names the child."""
         bench = grown(make_bench, 2, listing=form)
         first, second = bench.sim.split("p0")
         fill(bench, first, count=1)
@@ -183,8 +182,8 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("caught_up", list(CaughtUp))
     def test_a_busy_partition_does_not_hold_up_a_child_for_ever(self, make_bench, form, caught_up):
-        """B is never idle in this test. If B is read to a position after the time when the child was named, B
-        is not a parent of the child.
+        """B is never idle in this test. Once B is read past the time at which the child was named, no parent
+        of the child can descend from B.
         """
         bench = grown(make_bench, 2, listing=form, heartbeats=False, caught_up=caught_up)
         first, second = bench.sim.split("p0")
@@ -359,7 +358,7 @@ class TestLateChildren:
 
 
 class TestQuiet:
-    """A lineage in which each partition has answered that it has nothing."""
+    """Tests a lineage in which each partition has answered that it has no more records."""
 
     def quiet(self, *waiting, audited=None):
         entries = [Active("a", 1), Active("b", 1), *waiting]
@@ -453,10 +452,10 @@ class TestTokens:
         made = self.tokens(bench)
         (alone, one), (whole, all_of_it) = made["alone"], made["branch"]
         error = bench.refused(ErrorCategory.INVALID_REQUEST, alone, scope=all_of_it)
-        assert "is of the partition p0 alone, not with its descendants" in error.message
+        assert "was made for the partition p0 without its descendants" in error.message
         assert "with_descendants=False" in error.message
         error = bench.refused(ErrorCategory.INVALID_REQUEST, whole, scope=one)
-        assert "is of the partition p0 with its descendants, not of it alone" in error.message
+        assert "was made for the partition p0 with its descendants" in error.message
         assert "with_descendants=True" in error.message
 
     def test_tokens_of_the_two_plans_are_told_apart(self, make_bench):

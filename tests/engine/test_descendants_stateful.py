@@ -1,6 +1,6 @@
-"""Makes random histories of a partitioned log.
+"""Tests followers of partitions with random histories of a partitioned log.
 
-In each history, one follower reads each root, crashes and restarts.
+Each root has a follower, which reads, crashes and restarts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_PAGES = 5000
 
 @attrs.define
 class Follower:
-    """Reads a partition and its descendants.
+    """A follower of a partition and its descendants.
 
     Attributes:
         sim: The simulation that the follower reads.
@@ -41,7 +41,7 @@ class Follower:
         engine: The engine, which is replaced after a crash.
         position: The last token.
         first: Maps each event id to the number of events that came before it.
-        tokens: Every token, with the number of events delivered by then.
+        tokens: Every token, with the number of events that were delivered before it.
     """
 
     sim: Simulation
@@ -108,7 +108,7 @@ class Follower:
 
 
 class Lives(RuleBasedStateMachine):
-    """Runs writers, splits and merges, and the followers that read them."""
+    """A random history with writers, splits and merges, and the followers that read them."""
 
     @initialize(
         seed=st.integers(0, 2**20),
@@ -140,7 +140,7 @@ class Lives(RuleBasedStateMachine):
             strict_retention=heartbeats,
             proves_children=behaviour.proves_children or bool(late),
         )
-        # Where children may be late, look until they are named; elsewhere one look is enough.
+        # If children may be late, search until they are named; otherwise one search is enough.
         self.watch_seconds = 600.0 if late else 0.0
         self.number = 0
         self.engines: list[Engine] = []
@@ -185,12 +185,12 @@ class Lives(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3))
     def crash(self, which: int) -> None:
-        """The follower loses everything except its token."""
+        """Crash a follower: it loses everything except its token."""
         self.followers[which % len(self.followers)].engine = self.connect()
 
     @rule(which=st.integers(0, 3), index=st.integers(0, 10**6))
     def rewind(self, which: int, index: int) -> None:
-        """An old token delivers every event that had not been delivered when the token was made."""
+        """Read from an old token: it must deliver every event that was not delivered before it."""
         follower = self.followers[which % len(self.followers)]
         if not follower.tokens:
             return

@@ -10,7 +10,7 @@ from multiclouddb_spi import Ended
 
 
 class SwitchedOff(WrappedProvider):
-    """Each partition ends after its last record."""
+    """A feed in which each partition ends after its last record."""
 
     def fetch(self, reader, max_records, max_bytes, wait, deadline):
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)

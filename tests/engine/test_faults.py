@@ -1,5 +1,4 @@
-"""Tests what all providers share about errors: their own faults, rows of their error tables, shortened
-text."""
+"""Tests the code for errors that all providers share: faults, rows of error tables, shortened text."""
 
 import pytest
 
@@ -36,7 +35,7 @@ class TestOwnFaults:
 
 
 class TestMeaning:
-    """Errors that this project has raised keep their meaning. The provider classifies only other errors."""
+    """Errors that this project raises keep their meaning; the provider classifies only other errors."""
 
     @pytest.fixture
     def provider(self):

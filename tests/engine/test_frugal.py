@@ -127,7 +127,7 @@ def test_a_partition_that_only_ends_is_progress(make_bench):
 
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
 def test_a_page_that_nobody_holds_is_free_without_the_garbage_collector(make_bench, threads):
-    """A reference cycle left by a call would keep every event in memory until the collector runs."""
+    """If a call left a reference cycle, every event would stay in memory until the collector runs."""
     bench = make_bench(2)
     bench.connect(threads=threads)
     bench.fill(60)

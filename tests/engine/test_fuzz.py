@@ -1,4 +1,4 @@
-"""Tests that any token, whether random, damaged or forged, gives a page or `INVALID_REQUEST`."""
+"""Tests that every token, even if random, damaged or forged, results in a page or `INVALID_REQUEST`."""
 
 import base64
 import logging
@@ -40,7 +40,9 @@ SCRAPS = [
 
 
 class StrictFeed(SimulationFeed):
-    """Refuses partitions that never existed, as a provider refuses a cursor that it cannot have made."""
+    """A feed that refuses partitions that never existed, as a provider refuses cursors that it cannot have
+    made.
+    """
 
     def open(self, partition_id, cursor, until=None):
         self._check(partition_id)
@@ -81,7 +83,7 @@ def squeezed(raw):
 
 
 class Mutations:
-    """Makes tokens that this library has never returned."""
+    """A generator of tokens that this library never returns."""
 
     def __init__(self, seed, tokens):
         self.dice = random.Random(seed)
@@ -256,7 +258,7 @@ def world(make_bench):
 
 
 def trimmed(bench, token):
-    """Return True if retention has removed a partition that the token reads."""
+    """Return True if the retention has removed a partition that the token reads."""
     for name, cursor, *rest in decode_token(token).state["p"]:
         partition = bench.sim.partitions.get(name)
         cursors = cursor if rest and rest[0] == 4 else [cursor]
@@ -301,7 +303,7 @@ def test_any_token_gives_a_page_or_invalid_request(world):
             outcome = error.category
             right = outcome == ErrorCategory.INVALID_REQUEST
             right |= outcome == ErrorCategory.CHECKPOINT_EXPIRED and trimmed(bench, token)
-            # A forged parent cannot be distinguished from one that was lost before it was listed.
+            # A forged parent cannot be distinguished from a parent that was lost before it was listed.
             right |= (
                 outcome == ErrorCategory.CHECKPOINT_EXPIRED and "before the service listed" in error.message
             )

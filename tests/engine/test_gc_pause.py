@@ -49,7 +49,7 @@ def collector():
 
 
 class Elsewhere:
-    """Another thread that stays inside the pause until the test releases it."""
+    """Another thread, which stays inside the block with the pause until the test releases it."""
 
     def __init__(self):
         self._inside, self._leave = threading.Event(), threading.Event()

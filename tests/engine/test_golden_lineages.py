@@ -1,6 +1,4 @@
-"""Tests that tokens of version 1 stay readable: there is one token with a lineage for each kind of partition
-scope.
-"""
+"""Tests that tokens of version 1 with a lineage stay readable, with one token for each kind of scope."""
 
 import json
 

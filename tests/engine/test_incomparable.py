@@ -1,6 +1,6 @@
 """Tests feeds whose `compare` may return None.
 
-None proves nothing, so the engine must not omit an event because of it.
+None proves nothing, so the engine must not omit an event because of None.
 """
 
 import pytest
@@ -46,7 +46,7 @@ class VagueProvider(WrappedProvider):
 
 
 class World:
-    """One partition with five changes, and the positions before and after each."""
+    """One partition with five changes, and the positions before and after each change."""
 
     def __init__(self, behaviour=None, on_expired=None, partitions=1):
         self.sim = Simulation(partitions, behaviour or ServiceBehaviour())
@@ -144,9 +144,7 @@ def test_a_position_that_may_be_good_is_not_given_up():
 
 
 class TestDefaults:
-    """Tests the defaults for a feed whose partitions have no children, which implements neither `discover`
-    nor `join`.
-    """
+    """Tests the defaults of `discover` and `join` in a feed whose partitions have no children."""
 
     def ask(self, feed, cursors):
         return Feed.join(feed, "c", cursors)

@@ -6,19 +6,19 @@ from multiclouddb_spi.reading.turns import Turns
 
 
 def test_an_interrupt_while_an_answer_is_taken_reaches_the_caller(make_bench, monkeypatch, eventually):
-    """Ctrl-C may come at any line. The interrupt is raised, and the other readers of the call are closed."""
+    """Ctrl-C may come at any line: the interrupt is raised, and the other readers of the call are closed."""
     bench = make_bench(4)
     bench.connect(threads=True)
     bench.fill(40)
     bench.sim.hold("p3")
-    moved = Turns._move
+    moved = Turns.move
 
     def interrupted(self, turn, stage):
         if stage.name == "ANSWERED":
             raise KeyboardInterrupt
         moved(self, turn, stage)
 
-    monkeypatch.setattr(Turns, "_move", interrupted)
+    monkeypatch.setattr(Turns, "move", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench.page(size=3)
     monkeypatch.undo()

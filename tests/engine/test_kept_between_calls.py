@@ -47,7 +47,7 @@ class TestReaders:
         reader.proven = True
         if nbytes:
             reader.batch = object()
-            reader.hold_ask(nbytes)
+            reader.hold(nbytes)
         return reader
 
     def test_of_two_at_one_position_the_one_that_comes_next_says_what_is_held(
@@ -71,7 +71,7 @@ class TestReaders:
 
 
 def test_a_feed_that_nobody_uses_is_closed_also_when_it_is_the_only_one(bench, monkeypatch):
-    """The reader belongs to a feed that had to be opened again, so no later call of that feed closes it."""
+    """The reader belongs to a feed that had to be opened again, so no later call closes the reader."""
     clock, closed = Clock(), []
     monkeypatch.setattr(feeds, "time", clock)
     monkeypatch.setattr(

@@ -129,7 +129,7 @@ class TestReplace:
         assert made.retire("a", [child("m", "a", "b")]) == ["m"]
 
     def test_child_elsewhere_keeps_waiting_for_a_parent_that_is_only_undiscovered(self):
-        """`m` waits for `b`, a child of `slow`. Although `lost` is lost, `b` may still name children."""
+        """`m` waits for `b`, a child of `slow`. `b` may still name children, although `lost` is lost."""
         made = lineage(("a",), ("slow",), ("lost",))
         made.retire("a", [child("m", "a", "b")])
         started = made.replace("lost", [Seed("lost", (), "oldest")], coming={"b", "m"})
@@ -147,7 +147,7 @@ class TestReplace:
 
 
 class TestStrangers:
-    """Tests parents that are unknown when a child is named, because they are discovered late or lost."""
+    """Tests parents that are unknown when a child is named, because they are lost or discovered late."""
 
     def test_parent_that_is_not_known_is_a_stranger(self):
         made = lineage(("a",), ("slow",))
@@ -260,9 +260,9 @@ class TestJson:
 
 
 class Forest(RuleBasedStateMachine):
-    """Partitions split, merge, roll and are lost.
+    """A random history in which partitions split, merge, roll and are lost.
 
-    The partitions that are read must follow only from the finished ones.
+    Which partitions are read must depend only on which partitions are finished.
     """
 
     @initialize(count=st.integers(1, 3))
@@ -349,7 +349,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def look(self, data):
-        """Time passes without news, so only the time in the token changes."""
+        """Search for children without a result, so that only the time in the token changes."""
         ends = self.lineage.awaiting_children()
         if ends:
             entry = data.draw(st.sampled_from(ends))
@@ -368,7 +368,7 @@ class Forest(RuleBasedStateMachine):
             item = pending.pop()
             over = self.done | self.lost | gone
             may = item in self.children and item not in self.lineage and over.issuperset(self.parents[item])
-            # A child that a watched partition names only later is found to be lost when it is read.
+            # If a watched partition names a child only later, reading the child shows that it is lost.
             watched = any(self.lineage.ending(parent) is not None for parent in self.parents[item])
             if may and not watched and data.draw(st.booleans()):
                 gone.add(item)
@@ -394,7 +394,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def serve(self, data):
-        """Read a page: some partitions advance and go to the end of the queue."""
+        """Read a page, after which some partitions have advanced and are at the end of the queue."""
         names = [entry.partition_id for entry in self.lineage.active()]
         if names:
             served = data.draw(st.lists(st.sampled_from(names), unique=True))
@@ -409,7 +409,7 @@ class Forest(RuleBasedStateMachine):
         self.lineage = Lineage.from_json(value, self.join)
 
     def reading(self):
-        """Return the partitions that are being read, or that have ended and have named no child."""
+        """Return the partitions that are being read, or that have ended without naming a child."""
         entries = [entry for entry in self.lineage if not isinstance(entry, Waiting)]
         return [
             entry.partition_id
@@ -444,7 +444,7 @@ class Forest(RuleBasedStateMachine):
             assert Lineage.from_json(value, self.join).to_json() == value
 
     def teardown(self):
-        """When all partitions are read to their ends, every partition that was not lost has been read."""
+        """Check that, after all reads, every partition that was not lost has been read."""
         if not hasattr(self, "lineage"):
             return
         while ready := self.ended():

@@ -1,8 +1,6 @@
-"""Makes random histories in which every fault can occur at the same time: poison, retention, permanent
-failures, restarts.
+"""Tests random histories with several faults at once: poison, retention, permanent failures, restarts.
 
-`test_stateful.py` tests faults that end by themselves. In these histories a consumer must react to the
-faults.
+`test_stateful.py` tests faults that end by themselves. Here a consumer must react to the faults.
 """
 
 import os
@@ -49,7 +47,7 @@ class HardLife:
         self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head}, poison=True)
 
     def trim(self):
-        """Let retention remove the older half of all partitions or of one."""
+        """Let the retention remove the older half of one partition, or of all."""
         names = [None, None, *self.sim.partitions]
         self.sim.trim(self.dice.choice(names), self.dice.randrange(self.sim.head + 1) // 2)
 

@@ -36,18 +36,18 @@ def closed(monkeypatch):
 
 
 class Worker:
-    """Reads many keys in turn.
+    """A worker that reads many keys in turn.
 
     Args:
         bench: The engine.
-        count: How many keys.
+        count: The number of keys.
     """
 
     def __init__(self, bench, count):
         self.bench, self.tokens = bench, dict.fromkeys((f"k{number}" for number in range(count)), Beginning())
 
     def turn(self, *names):
-        """Read a page of some keys, or of every key. Return how many feeds were opened."""
+        """Read a page of some keys, or of every key; return how many feeds were opened."""
         before = self.bench.calls.feeds
         for name in names or self.tokens:
             scope = LogicalPartition(self.bench.sim.key(name))
@@ -102,7 +102,7 @@ def test_one_that_was_not_used_for_a_minute_gives_its_place(bench, clock, closed
 
 
 class TestInUse:
-    """A feed that a call is using is closed only after the call."""
+    """Tests that a feed that a call is using is closed only after the call."""
 
     @pytest.fixture
     def cache(self, bench):

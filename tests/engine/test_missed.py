@@ -1,4 +1,4 @@
-"""Tests that an audit by parents finds every missed partition and never one that was read."""
+"""Tests that an audit by parents finds every missed partition, and never a partition that was read."""
 
 import random
 
@@ -61,7 +61,9 @@ class TestMissed:
         assert missed_by_parents(held("a", "c"), listing(p="", A="p", B="p"), never) is None
 
     def test_a_hidden_generation_in_the_middle_makes_nothing_that_was_read_look_missed(self):
-        """`s` was listed while open. `c` is its child and `d` the child of `c`; `c` is not listed."""
+        """`s` was listed while it was open. `c` is the child of `s`, and `d` is the child of `c`; `c` is not
+        listed.
+        """
         assert missed_by_parents(held("d"), listing(S="", D="c"), gone()) is None
 
     def test_so_does_a_hidden_one_that_is_watched(self):
@@ -77,7 +79,7 @@ class TestMissed:
 
 @attrs.define
 class Shard:
-    """One partition: its begin and end, and how far the reader has read the partition."""
+    """One partition, with its begin and end, and how far it was read."""
 
     parent: int | None
     began: int
@@ -88,7 +90,8 @@ class Shard:
 
 class Life:
     """A feed whose partitions split and roll over, a reader that misses some halves, and listings of the
-    feed."""
+    feed.
+    """
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -119,9 +122,7 @@ class Life:
         return shard.missed or (shard.parent is not None and self.was_missed(shard.parent))
 
     def token(self, now):
-        """Return the partitions that are read at a given time: the reader knows them and has not read them to
-        the end.
-        """
+        """Return the partitions that the reader knows at a given time and has not read to the end."""
         found = {}
         for name, shard in enumerate(self.shards):
             above = None if shard.parent is None else self.shards[shard.parent]
@@ -148,7 +149,8 @@ class Life:
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_nothing_that_was_read_is_ever_found(first):
     """The pages of the listing show different times, some before the token's time, and leave out
-    partitions."""
+    partitions.
+    """
     found_any = 0
     for seed in range(first, first + 500):
         life = Life(seed)

@@ -1,5 +1,4 @@
-"""Tests that a lineage changes completely or not at all. A failure during a change removes nothing from a
-token."""
+"""Tests that a lineage changes completely or not at all: a failure during a change loses nothing."""
 
 import pytest
 
@@ -20,7 +19,7 @@ def broken(*_):
 
 @pytest.mark.parametrize("size", [1, 0])
 def test_a_join_that_fails_leaves_no_partition_out(make_bench, monkeypatch, ids, size):
-    """Another partition has events for the page. The page's token must still contain the merged child."""
+    """Another partition has events for the page, whose token must still contain the merged child."""
     bench = make_bench(3)
     bench.connect()
     bench.sim.merge("p1", "p2")
@@ -40,7 +39,7 @@ def test_a_join_that_fails_leaves_no_partition_out(make_bench, monkeypatch, ids,
 
 
 def test_a_child_that_could_not_be_taken_up_keeps_the_watch_open(bench):
-    """The last search for children before the watch ends names the child."""
+    """The child is named by the last search before the watch ends."""
     feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(30))
     lineage = Lineage([Ending("p", 1, ("x",), 6000), Active("x", 1)], feed.join)
     outcome = Drained((Child("x", ("p",), 1), Child("y", ("p", "z"), 1)), complete=False)
@@ -102,4 +101,4 @@ def test_a_plan_asks_for_each_expired_position_once(make_bench, caplog):
     step = planner.advance(lineage, None, Deadline.after(30), allow_empty=True)
     assert step.moved
     assert feed.oldests <= 12
-    assert "was lost to retention" in caplog.text
+    assert "were lost to retention" in caplog.text

@@ -1,4 +1,4 @@
-"""Tests that a notice comes between the events before it and after it, whatever else is on the page."""
+"""Tests that a notice comes after all earlier events and before all later events of its partition."""
 
 import pytest
 
@@ -92,7 +92,7 @@ class TestOrder:
 
 
 class TestHeirs:
-    """Tests that partitions that are read because of a notice, or after one, come on a later page."""
+    """Tests that events of partitions that are read because of a notice come on a later page."""
 
     @pytest.mark.parametrize("named_late", [False, True])
     def test_the_children_of_its_partition(self, make_bench, ids, named_late):
@@ -137,8 +137,9 @@ class TestHeirs:
 
 class TestGap:
     def test_one_that_leads_nowhere_is_told_when_it_does(self, make_bench, ids, monkeypatch):
-        """The oldest position has expired again at each attempt. Other partitions are read, and nothing is
-        skipped silently."""
+        """At each attempt, the oldest position has already expired. Other partitions are read, and nothing is
+        skipped silently.
+        """
         bench = make_bench(partitions=2)
         bench.connect()
         token = bench.page(Now()).continuation_token

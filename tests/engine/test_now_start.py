@@ -1,4 +1,6 @@
-"""Tests `Now` and audits: the feed's recorded start is never later than the start by the service's clock."""
+"""Tests `Now` and audits: the recorded start of a feed is never later than its start by the service's
+clock.
+"""
 
 import time
 
@@ -7,8 +9,8 @@ from multiclouddb_conformance.simulation import ServiceBehaviour
 
 
 def test_a_start_at_now_does_not_trust_a_clock_that_was_carried_on(make_bench, monkeypatch):
-    """The clock was set back, or a machine of the service has a clock that is slow. Events after the start
-    are still delivered.
+    """Events after the start are delivered even if the service's clock was set back or one of its machines
+    has a slow clock.
     """
     bench = make_bench(2, behaviour=ServiceBehaviour(proves_children=False))
     bench.connect(coverage_audit_seconds=1e-9)

@@ -44,7 +44,7 @@ def opened(sim):
 
 
 def closings(opened):
-    """Provide a list to which each feed that is closed from now on is added."""
+    """Provide a list of the feeds that are closed from now on."""
     closed = []
     open_feed = opened.provider.open_feed
 
@@ -126,11 +126,11 @@ class TestIncarnation:
     def test_an_earlier_one_is_refused(self, opened, sim):
         earlier = sim.incarnation
         sim.recreate()
-        for count in (1, 2):  # a feed that was opened for this call is believed at once
+        for count in (1, 2):  # a feed that was opened for this call is not opened again
             with pytest.raises(MulticloudDbError) as caught:
                 opened.check_resumes(earlier, *self.WAY_OUT)
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
-            problem = f"is of an earlier {sim.address} that was recreated under the same name"
+            problem = f"belongs to an earlier {sim.address}, which was recreated under the same name"
             assert caught.value.message == f"checkpoint: {problem}; use another"
             assert opened.provider.calls.feeds == count
 

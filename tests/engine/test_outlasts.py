@@ -26,7 +26,7 @@ def within(seconds):
 
 @pytest.fixture
 def outlasting(make_bench, monkeypatch):
-    """Make a bench with threads. The bench's readers may, or may not, continue after a call ends."""
+    """Make a bench with threads; `outlasts` says whether its readers continue after a call ends."""
 
     def make(partitions=1, outlasts=True, **config):
         monkeypatch.setattr(SimulationReader, "outlasts", lambda reader: outlasts)
@@ -74,7 +74,7 @@ class TestOutlasts:
         bench.fill(3)
         bench.sim.hold("p0")
         for number in (1, 2, 3):
-            while bench.calls.opens["p0"] < number:  # a second time, if no thread started it in time
+            while bench.calls.opens["p0"] < number:  # a second time, if no thread started the fetch in time
                 bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
             assert bench.calls.cancels == bench.calls.opens["p0"] == number
         bench.sim.release("p0")
@@ -177,7 +177,7 @@ class TestOutlasts:
 class TestResumes:
     """The feed decides which tokens it can resume.
 
-    By default it resumes only those of its own incarnation.
+    By default it resumes only tokens of its own incarnation.
     """
 
     def recreated(self, bench):
@@ -200,7 +200,7 @@ class TestResumes:
             return True
 
         monkeypatch.setattr(SimulationFeed, "resumes", resumes)
-        # From here the service's answer decides, not the token.
+        # From here on, the service's answer decides, not the token.
         bench.refused(ErrorCategory.NOT_FOUND, token)
         (before, now), *_ = asked
         assert before != now

@@ -202,7 +202,7 @@ class TestIdle:
     def test_partition_that_fails_while_the_call_waits_keeps_the_page_from_idle(
         self, make_bench, monkeypatch
     ):
-        """The partition's first answer was empty, which was correct at that time."""
+        """The partition's first answer was empty, which was correct then."""
         bench = make_bench(partitions=2)
         bench.connect(attempts=1)
         token = bench.page(Now()).continuation_token
@@ -231,7 +231,7 @@ class TestIdle:
             assert page.idle == (came == late and not page.events)
 
     def test_answer_to_an_earlier_call_is_no_proof(self, make_bench, eventually, ids):
-        """p1 answers that it has no more changes after the call has ended; then a change is written."""
+        """After the call has ended, p1 answers that it has no more changes; then a change is written."""
         bench = make_bench(partitions=2)
         bench.connect(threads=True)
         token = bench.page(Now()).continuation_token

@@ -21,12 +21,12 @@ def scope(bench, name):
 
 
 def follow(bench, tokens, size=3, most=500):
-    """Read every planned partition as an application does: each child once, after all its parents.
+    """Read every planned partition as an application would: each child once, after all its parents.
 
-    A parent that is not in the plan had been read to its end before the plan was made.
+    A parent that is not in the plan was read to its end before the plan was made.
 
     Returns:
-        Maps each partition id to the ids of its events, in order.
+        A mapping from each partition id to the ids of its events, in order.
     """
     came, waiting = {}, {}
     todo = list(tokens)
@@ -54,7 +54,7 @@ def follow(bench, tokens, size=3, most=500):
 
 
 def truth(bench, after=0):
-    """Return the result that `follow` must return."""
+    """Return the expected result of `follow`."""
     found = {bench.sim.public_id(name): [] for name in bench.sim.partitions}
     for item in bench.sim.truth:
         if item.commit > after:
@@ -121,7 +121,7 @@ class TestRetirement:
         bench.sim.delay_children("p0", 1)
         bench.sim.split("p0")
         bench.fill(4)
-        token = bench.page(token).continuation_token  # asked for, and not named yet
+        token = bench.page(token).continuation_token  # requested, and not named yet
         assert len(bench.page(token).events) == 4
 
     def test_whole_collection_never_says_retired(self, bench):

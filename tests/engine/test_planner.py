@@ -1,6 +1,4 @@
-"""Tests bounded reads: with any behaviour of the service, with steps of any size, and with the same events at
-each repeated read.
-"""
+"""Tests bounded reads with any behaviour of the service and steps of any size; repeated reads are equal."""
 
 import threading
 import time
@@ -48,7 +46,7 @@ ACTIONS = st.lists(
 
 
 class Headless:
-    """The same feed without its cheap way to find heads (end positions)."""
+    """A feed that cannot find heads (end positions) without reading."""
 
     def __init__(self, feed):
         self._feed = feed
@@ -63,7 +61,7 @@ class Headless:
 
 
 class Consumer:
-    """Plans steps over a simulation, reads them, and records what they contained."""
+    """A consumer that plans steps over a simulation, reads them, and records their events."""
 
     def __init__(self, sim, *, heads=True, position=BEGINNING, on_expired=None):
         self.sim, self.on_expired = sim, on_expired
@@ -77,7 +75,7 @@ class Consumer:
         self.steps, self.delivered, self.truth = [], [], {item.event_id: item for item in sim.truth}
 
     def step(self, most=None, target=None, *, allow_empty=False):
-        """Plan and check one step. Return the step's events, or None if there was nothing to read."""
+        """Plan and check one step; return the step's events, or None if there was nothing to read."""
         before = self.at.to_json()
         step = self.planner.advance(self.at, most, self.deadline, target, allow_empty=allow_empty)
         assert self.at.to_json() == before, "planning changes nothing"
@@ -110,7 +108,7 @@ class Consumer:
         ]
 
     def drain(self, most=None, target=None):
-        """Make steps until no more events come. Children that are named late may need a few more steps."""
+        """Make steps until no more events come, with a few more steps for children that are named late."""
         quiet = 0
         for _ in range(10_000):
             quiet = quiet + 1 if self.step(most, target) is None else 0
@@ -119,14 +117,15 @@ class Consumer:
         pytest.fail("the planned run does not end")
 
     def check_left(self, trimmed):
-        """Check that each event that retention has not removed came exactly once."""
+        """Check that each event that the retention has not removed came exactly once."""
         left = {item.event_id for item in self.sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
         assert left <= set(self.delivered)
         assert len(set(self.delivered)) == len(self.delivered)
 
     def check_all(self):
         """Check that each event came once, in partition order, after all parents, and that steps can be
-        repeated."""
+        repeated.
+        """
         written = [item.event_id for item in self.sim.truth]
         assert sorted(self.delivered) == sorted(written)
         items = {item.event_id: item for item in self.sim.truth}
@@ -400,8 +399,7 @@ class TestTrouble:
 
 
 class Beside(Consumer):
-    """Reads `p0` of two partitions and its descendants. Writes to the other partition only move the
-    position."""
+    """Tests reads of `p0` with its descendants, while writes to another partition only move the position."""
 
     def __init__(self, sim, **settings):
         owners = {key: sim.write(key, {"n": 0}).partition_id for key in (f"k{n}" for n in range(12))}
@@ -507,7 +505,7 @@ class TestIdlePosition:
         ),
     )
     def test_hides_no_record(self, heads, actions, allowed, behaviour):
-        """Tests any order of records, idle positions, splits, and runs that end by themselves."""
+        """Tests random orders of records, idle positions and splits, with runs that end by themselves."""
         sim = Simulation(partitions=2, behaviour=behaviour)
         consumer = Beside(sim, heads=heads)
         family, target, written = ["p0"], None, []
@@ -542,7 +540,7 @@ class TestIdlePosition:
 
 
 class Forgetful:
-    """The same feed, which finds the heads of only some partitions, different ones each time."""
+    """A feed that finds the heads of only some partitions, and of other partitions each time."""
 
     def __init__(self, feed):
         self._feed, self.asked, self.left_out = feed, 0, set()
@@ -561,7 +559,7 @@ class Forgetful:
 
 
 class TestLeftOutHeads:
-    """A feed may leave out heads. The planner finds the heads of the left-out partitions by reading."""
+    """Tests a feed that omits heads: the planner then finds these heads by reading."""
 
     def consumer(self, sim, **settings):
         consumer = Consumer(sim, **settings)

@@ -8,7 +8,7 @@ from multiclouddb_spi import Deadline, FeedSpec, Planner, ranges_between, read_r
 
 
 class Headless:
-    """The same feed without its cheap way to find heads (end positions)."""
+    """A feed that cannot find heads (end positions) without reading."""
 
     def __init__(self, feed):
         self._feed = feed
@@ -54,7 +54,7 @@ def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most
 
 
 class Asked:
-    """A feed that also records the page sizes that are requested from its readers."""
+    """A feed that records the numbers of records that its readers are asked for."""
 
     def __init__(self, feed):
         self._feed, self.asked = feed, []

@@ -1,4 +1,4 @@
-"""Tests a bounded read whose service answers late, ends early, or has no more records."""
+"""Tests bounded reads of a service that answers late, ends early, or has no more records."""
 
 import attrs
 import pytest
@@ -10,12 +10,12 @@ from multiclouddb_spi.planning import ranges
 
 
 def nothing(cursor, poll_after):
-    """Return an empty answer, like a replica that has not reached this position yet."""
+    """Return an empty answer, as from a replica that has not reached this position yet."""
     return Batch((), None, cursor, cursor, caught_up=True, poll_after=poll_after)
 
 
 class Clock:
-    """A clock that only pauses move; short pauses move it by a tenth of a second."""
+    """A clock that moves only during pauses; short pauses move it by a tenth of a second."""
 
     def __init__(self):
         self.now, self.pauses = 1000.0, []
@@ -34,9 +34,9 @@ class Lagging:
 
     Attributes:
         feed: The feed.
-        cursors: The position that each of these answers names; None means the reader's own position, `...`
-            means a true answer.
-        poll_after: The time at which the service wants to be asked again.
+        cursors: The position in each of these answers; None means the reader's own position, `...` means a
+            normal answer.
+        poll_after: The number of seconds after which the service wants to be asked again.
     """
 
     feed: object

@@ -1,4 +1,4 @@
-"""Tests requests that are refused before the service is called, with their category and way out."""
+"""Tests requests that are refused before any call to the service, with category and way out."""
 
 from datetime import timedelta
 
@@ -55,7 +55,7 @@ NEEDS = {
 
 @attrs.frozen
 class Asking(SimulationOptions):
-    """Options that ask for emulated capabilities."""
+    """Options that opt in to emulated capabilities."""
 
     emulate: frozenset[Capability] = frozenset()
 
@@ -293,16 +293,16 @@ class TestForeignTokens:
         class Elsewhere(SimulationProvider):
             provider_id = "elsewhere"
 
-        calls = refused(token, "provider 'simulation', not 'elsewhere'", provider=Elsewhere(bench.sim))
+        calls = refused(token, "provider 'simulation', not to 'elsewhere'", provider=Elsewhere(bench.sim))
         assert calls.feeds == 0
 
     def test_of_another_resource(self, refused, token):
         other = Simulation(address=ResourceAddress("sim", "others"))
-        assert refused(token, "of sim/items, not of sim/others", sim=other).feeds == 0
+        assert refused(token, "to sim/items, not to sim/others", sim=other).feeds == 0
 
     def test_of_another_database(self, refused, token):
         other = Simulation(address=ResourceAddress("mis", "items"))
-        assert refused(token, "of sim/items, not of mis/items", sim=other).feeds == 0
+        assert refused(token, "to sim/items, not to mis/items", sim=other).feeds == 0
 
     @pytest.mark.parametrize(
         "scope", [KEY, PhysicalPartition(encode_partition_id("simulation", Simulation().address, "i1", "p0"))]
@@ -340,7 +340,7 @@ class TestForeignTokens:
         assert errors[-1] == ErrorCategory.INVALID_REQUEST
 
     def test_of_a_later_incarnation_than_a_client_has_seen_is_read(self, bench, token, ids):
-        """A client that was connected before the collection was recreated resolves it again."""
+        """A client that was connected before the collection was recreated opens the new collection."""
         old = bench.engine
         bench.sim.recreate()
         bench.fill(4)
@@ -350,7 +350,7 @@ class TestForeignTokens:
 
 
 class TestRecreated:
-    """A client that stays open while its collection is dropped and created again."""
+    """Tests a client that stays open while its collection is dropped and created again."""
 
     def test_new_start_reads_the_new_collection(self, bench, ids):
         bench.fill(3)
@@ -451,7 +451,7 @@ class TestTime:
         assert " s ahead of the service's clock" in error.message
 
     def test_it_is_the_clock_of_the_service_that_counts(self, make_bench):
-        """In the simulation the year is 2026, whatever the machine's clock shows."""
+        """In the simulation, the year is always 2026; the clock of the machine may show another year."""
         bench = make_bench(start=Simulation().now + timedelta(days=365 * 50))
         bench.connect()
         assert bench.page(AtTime(bench.sim.now)).idle

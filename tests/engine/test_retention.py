@@ -1,4 +1,4 @@
-"""Tests which partitions replace lost ones, as far as the service's listing shows it."""
+"""Tests which partitions replace lost partitions, as far as the service's listing shows this."""
 
 import pytest
 
@@ -33,12 +33,14 @@ class Service:
         return [found[name] for name in self.parents if name in found]
 
     def lost(self, entries, name):
-        """Ask which partitions are discovered later, and which partition waits for which."""
+        """Return which partitions are discovered later, and which partition waits for which other
+        partition.
+        """
         seeds = self.oldest([name])
         return self.retention.lost(entries, name, seeds)
 
     def named(self, entries, name, children):
-        """Return, for each child, the parents for which it waits besides this one."""
+        """Return, for each child, the other parents for which the child waits."""
         said = [Child(child, tuple(self.parents[child]), f"said by {name}") for child in children]
         named, lost = self.retention.named(entries, name, said)
         return {child.partition_id: set(child.parents) - {name} - lost for child in named}
@@ -85,13 +87,14 @@ class TestLost:
         assert service.lost(lineage("p", m="p"), "p")[1] == {"c": "m"}
 
     def test_what_waits_for_a_lost_parent_waits_for_what_leads_to_that(self):
-        """The parent is a child of another lost partition, from which the waiting child descends."""
+        """The waiting child descends from another lost partition, which is the parent of its parent."""
         service = Service("xpb", x="", p="", b="p", m="b", q="")
         assert service.lost(lineage("x", "p", "q", m="q"), "x")[1] == {"m": "p"}
 
     def test_nothing_waits_for_what_waits_for_it(self):
-        """Such a service cannot say which partition is a child of which, so every remaining one may be a
-        child."""
+        """This service does not report parents, so every remaining partition may be a child of a lost
+        partition.
+        """
         service = Vague("pg", p="", c="p", g="c", d="g")
         assert service.lost(lineage("p", c="p", g="c"), "p")[1] == {"d": "g"}
 

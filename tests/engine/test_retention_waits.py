@@ -1,4 +1,4 @@
-"""Tests waits after a retention loss: no later parent is forgotten, and no wait is circular."""
+"""Tests what partitions wait for after a loss: no later parent is forgotten, and no wait is circular."""
 
 from multiclouddb_spi import Child
 
@@ -42,7 +42,7 @@ def test_two_that_are_held_do_not_wait_for_each_other():
 def test_what_a_held_one_waits_for_still_counts():
     """`z` waits for `a`, which waits for `b`. `a` waits for `g`.
 
-    `b` must not be made to wait for `z` because of that.
+    So `b` must not wait for `z`.
     """
     service = Vague("pgz", p="", b="p", a="b", g="", z="a")
     made, seeds = lineage("p", "g", b="p", a="b", z="a"), service.oldest(["p"])

@@ -9,7 +9,7 @@ from multiclouddb_spi.continuation.state import Retired, state_from_json, state_
 
 @pytest.fixture
 def merged(make_bench):
-    """Make three partitions, two of which have merged, and return the last page of the first one."""
+    """Make three partitions, two of which have merged, and return the last page of the first partition."""
     bench = make_bench(partitions=3)
     bench.connect()
     bench.fill(6)

@@ -1,4 +1,4 @@
-"""Tests the one retry policy for pages, plans, Spark and the command line."""
+"""Tests the retry policy that pages, plans, Spark and the command line share."""
 
 import sys
 from collections import Counter
@@ -29,7 +29,7 @@ class Discreet(SimulationProvider):
 
 
 class Counting(SimulationProvider):
-    """Keeps every error that it was asked to classify."""
+    """A provider that keeps every error that it was asked to classify."""
 
     def __init__(self, sim, **settings):
         super().__init__(sim, **settings)
@@ -53,7 +53,7 @@ def opened(provider, sim, tries):
 
 
 def failing(error, times=None):
-    """Make a call that fails `times` times and then returns its number of attempts.
+    """Return a call that fails `times` times, and then returns the number of attempts.
 
     None means that the call always fails.
     """
@@ -144,7 +144,9 @@ class TestTries:
 
 
 class TestWithoutEngine:
-    """The retries of Spark and the command line: each call has its own time, and its error is the user's."""
+    """Tests the retries of Spark and the command line: each call has its own time limit and raises the user's
+    error.
+    """
 
     def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(self, bench):
         provider = Discreet(bench.sim)
@@ -181,7 +183,7 @@ class TestWithoutEngine:
 
 
 class TestClassifiedOnce:
-    """Each error has one meaning, so the provider classifies it once, whoever needs the result."""
+    """Tests that the provider classifies each error only once, even if several callers need the result."""
 
     def trouble(self, bench, operation="fetch"):
         """Return a new exception for every failure, as a vendor's client does."""
@@ -235,7 +237,7 @@ class TestClassifiedOnce:
 
 
 def test_a_failure_is_raised_if_the_retries_cannot_be_loaded(make_bench, monkeypatch):
-    """They are loaded at the first failure; a system without free file handles cannot load anything then."""
+    """The retry code is loaded at the first failure; without free file handles, it cannot be loaded then."""
     monkeypatch.setitem(sys.modules, "tenacity", None)
     bench = make_bench(1)
     tries = Tries(SimulationProvider(bench.sim))

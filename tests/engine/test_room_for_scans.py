@@ -1,4 +1,4 @@
-"""Tests state for things that are not partitions of the service, such as the parts of a scan."""
+"""Tests lineage entries that are not partitions of the service, such as the segments of a scan."""
 
 import json
 from typing import get_args
@@ -45,7 +45,7 @@ def first(child_id, cursors):
 
 
 def scanning(*roots, join=first):
-    """Make a lineage in which the stream's partitions wait for a plan, and two parts of the scan are read."""
+    """Make a lineage in which the stream's partitions wait for a plan, and two segments are read."""
     parts = [Active(name, {"rows": name}, listed=False) for name in ("plan", "part-1", "part-2")]
     return Lineage([*parts, *(Waiting(root, (0,), ("plan",)) for root in roots)], join, AUDITED)
 
@@ -110,7 +110,7 @@ class TestLineage:
         assert made.audited.retired
 
     def test_service_is_not_asked_for_its_children(self):
-        with pytest.raises(AssertionError, match="knows nothing of this one"):
+        with pytest.raises(AssertionError, match="does not know this partition"):
             scanning().retire("part-1", [], complete=False)
 
 
@@ -204,7 +204,7 @@ class TestOutcomes:
 
 
 class TestRanges:
-    """`Range.until=None` reads to the end of the partition, whatever kind of end this is."""
+    """Tests that `Range.until=None` reads to the end of the partition, whatever kind of end this is."""
 
     def world(self):
         sim = Simulation(1)

@@ -142,7 +142,7 @@ class TestManyPartitions:
         assert_prompt(10, attempt, at_most=60)  # of 600, one after the other
 
     def test_many_waiting_children_cost_no_more_than_their_number(self, large):
-        """Each pair is merged, so every page reads, visits and writes all waiting children."""
+        """Each pair is merged, so every page handles all waiting children."""
         bench = large(2000)
         token = bench.page(Now()).continuation_token
         names = bench.sim.open_partitions

@@ -1,5 +1,6 @@
-"""Tests the engine's part of `Snapshot()`: order on the page, rate, release of the stream, audits and
-token."""
+"""Tests what the engine does for `Snapshot()`: order on the page, rate, release of the stream, audits,
+token.
+"""
 
 import json
 import time
@@ -53,7 +54,7 @@ class Seen(Observer):
 
 
 class Reading:
-    """One feed, read page by page."""
+    """A feed that is read page by page."""
 
     def __init__(self, sim, order=INTERLEAVED, size=8, observer=None, **wanted):
         self.sim, self.size = sim, size
@@ -281,11 +282,11 @@ class TestTrouble:
         lineage = Lineage([Active("p0", 1)], max)
         lineage.begin_scan(Plan("s", [0], "f", 1, holds=True))
         lineage.cut([Segment("a", 1)], None)
-        with pytest.raises(ProviderFault, match="against the contract"):
+        with pytest.raises(ProviderFault, match="violates the contract"):
             lineage.check_end("a", outcome)
 
     def test_a_partition_that_ends_like_a_segment_is_refused(self):
-        with pytest.raises(ProviderFault, match="is no segment"):
+        with pytest.raises(ProviderFault, match="is not a segment"):
             Lineage([Active("p0", 1)], max).check_end("p0", Scanned())
 
     def test_a_segment_that_is_cut_twice_is_refused(self):

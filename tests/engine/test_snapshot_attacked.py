@@ -1,4 +1,4 @@
-"""Tests a snapshot against disturbances by a service, an application or a clock."""
+"""Tests snapshots while the service, the application or a clock causes faults."""
 
 import time
 
@@ -31,7 +31,7 @@ ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, S
 
 
 class Consumer:
-    """Reads one feed page by page; by default in one thread."""
+    """A consumer that reads one feed page by page, by default in one thread."""
 
     def __init__(self, sim, order=INTERLEAVED, size=8, *, threads=False, **wanted):
         self.sim, self.size, self.position = sim, size, Snapshot(order, **wanted)
@@ -92,7 +92,7 @@ class TestPlanned:
 
 
 class TestCutting:
-    """When the service is asked for the next segments, it is slow, fails, or does not answer."""
+    """Tests a service that is slow, fails or does not answer when it is asked for the next segments."""
 
     @pytest.mark.parametrize("answer", ["late", "slow and empty"])
     def test_changes_are_delivered_while_no_segment_comes(self, answer, monkeypatch):
@@ -145,7 +145,7 @@ class TestThrottled:
             began = time.monotonic()
             assert [event.backfilled for event in consumer.page().events] == [False] * 8
             waits.append(time.monotonic() - began)
-        # Without it each page waits for as long as a slow partition may take: 2 seconds.
+        # Otherwise each page would wait as long as a slow partition may take, which is 2 seconds.
         assert sorted(waits)[3] < HEAD_SECONDS / 2, waits
 
 
@@ -233,7 +233,7 @@ class Clock:
 
 
 class TestRate:
-    """The simulation charges 1 for a call and 1 for a row."""
+    """Tests the rate limit; the simulation charges 1 for a call and 1 for a row."""
 
     @pytest.mark.parametrize("rate", [100.0, 1e6])
     @pytest.mark.parametrize("size", [1, 8, 1000])

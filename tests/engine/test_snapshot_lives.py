@@ -1,4 +1,5 @@
-"""Runs snapshots at random: in the end, a target that merges by key and `order_key` must equal its source.
+"""Tests random runs of snapshots: in the end, a target that merges by key and `order_key` must equal its
+source.
 
 During the scan there are upserts, deletes, keys that are created again, splits and merges. A process is
 killed after a third of the pages, a stored token is lost, and retention removes old changes. The tests also
@@ -35,7 +36,7 @@ KEYS = 40
 
 
 class Life:
-    """One source, one target, and the events of a random run, which depends only on the seed."""
+    """A source, a target and a random run, which depends only on the seed."""
 
     def __init__(self, seed, order, *, tombstones=True, point_in_time=False, rough=False, retention=None):
         self.dice = random.Random(f"life {seed} {order.value} {point_in_time}")
@@ -45,7 +46,7 @@ class Life:
             "segments": self.dice.choice([1, 3, 12]),
             "splits_itself": self.dice.choice([None, 4, 9]),
         }
-        if not tombstones:  # a service that repeats a change, and not the delete after it, needs them anyway
+        if not tombstones:  # a repeated change without its later delete would need tombstones
             habits["redeliver"] = 0
         behaviour = ServiceBehaviour.rough(seed, **habits) if rough else ServiceBehaviour(seed=seed, **habits)
         self.sim = Simulation(self.dice.choice([1, 2, 4]), behaviour, retention_seconds=retention)
@@ -110,7 +111,7 @@ class Life:
             chance = self.dice.random()
             if (
                 chance < 0.3 and self.pages < quiet_after
-            ):  # the process is killed; it had stored the token, or not
+            ):  # the process is killed, before or after it has stored the token
                 self.restart()
                 self.kills += 1
                 if self.dice.random() < 0.5 and not isinstance(self.stored, Snapshot):
@@ -175,7 +176,7 @@ class TestTombstones:
         position = FromContinuationToken(life.read(Snapshot(INTERLEAVED)).continuation_token)
         last = max(life.sim.documents(), key=place_in_scan)
         life.sim.write(last, None)
-        page = life.read(position)  # it has the delete, and not yet the row
+        page = life.read(position)  # it contains the delete, but not yet the row
         life.apply(page, early)
         stored = position = FromContinuationToken(page.continuation_token)
         while not life.done:
@@ -190,7 +191,7 @@ class TestTombstones:
 
 
 class TestLongScan:
-    """The scan takes five times as long as the service keeps changes, and more."""
+    """Tests scans that take at least five times as long as the service keeps changes."""
 
     def test_ordered_expires_and_says_so(self):
         for seed in range(LIVES):

@@ -1,4 +1,4 @@
-"""Makes random histories of a partitioned log, read by the engine and compared with a simple model."""
+"""Tests the engine with random histories of a partitioned log, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGE_SIZES = st.sampled_from([0, 1, 2, 7, 50])
 
 
 class Life(RuleBasedStateMachine):
-    """Runs writers, splits and merges, and one consumer that crashes and restarts."""
+    """A random history with writers, splits and merges, and one consumer that crashes and restarts."""
 
     @initialize(
         seed=st.integers(0, 2**20),
@@ -123,7 +123,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The consumer loses everything except its token."""
+        """Crash the consumer: it loses everything except its token."""
         self.engine = self.connect()
 
     @rule(crashing=st.booleans())
@@ -145,7 +145,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(index=st.integers(0, 10**6), size=PAGE_SIZES)
     def rewind(self, index: int, size: int) -> None:
-        """An old token delivers every event that had not been delivered when the token was made."""
+        """Read from an old token: it must deliver every event that was not delivered before it."""
         token, delivered = self.tokens[index % len(self.tokens)]
         before = {name for name, order in self.ledger.first.items() if order < delivered}
         came: set[str] = set()

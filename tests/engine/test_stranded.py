@@ -1,4 +1,4 @@
-"""Tests that a merged child does not wait forever if its other parent was never listed and is gone."""
+"""Tests that a merged child does not wait forever for a parent that was never listed and no longer exists."""
 
 import pytest
 
@@ -80,7 +80,7 @@ class TestPlanner:
 
     @pytest.fixture
     def waiting(self, make_bench):
-        """Return the same collection, and a lineage that waits."""
+        """Return the collection, and a lineage in which a child waits."""
         bench = make_bench(2)
         bench.sim.hide("p1", LATE)
         planner = self.planner(bench, NEVER)

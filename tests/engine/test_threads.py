@@ -1,4 +1,4 @@
-"""Tests many threads, reading ahead, the reader cache, and the limit on buffered bytes."""
+"""Tests threads, prefetching, the reader cache, and the limit on buffered bytes."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def threaded(make_bench):
 
 
 def together(*calls):
-    """Make calls at the same time, each in its own thread. Return their results or errors."""
+    """Make calls at the same time, each in its own thread; return their results or errors."""
     results = [None] * len(calls)
     barrier = threading.Barrier(len(calls))
 
@@ -125,7 +125,7 @@ class TestConcurrentCalls:
         assert len(opened) == before
 
     def test_feed_in_use_is_not_closed_by_an_error_of_another_call(self, threaded, ids, monkeypatch):
-        """The token of one thread has expired; that must not end the read of another thread."""
+        """If the token of one thread has expired, this must not end the read of another thread."""
         bench = threaded()
         bench.fill(20)
         old = bench.page(size=1).continuation_token
@@ -276,7 +276,7 @@ class TestBuffers:
     def test_documents_larger_than_the_bound_are_read_one_at_a_time_or_nearly(
         self, make_bench, monkeypatch, threads
     ):
-        """A service returns at least one record, so one record beyond the bound cannot be avoided.
+        """A service returns at least one record, so the bound may be exceeded by one record.
 
         The size of records is known only after the first ones have arrived, at most one for each thread.
         """
@@ -369,7 +369,7 @@ class TestStarvation:
 
 
 class TestLive:
-    """Tests the state of one partition's reader in races that rarely occur in tests of the whole engine."""
+    """Tests a partition's reader in races that are rare in tests of the whole engine."""
 
     @pytest.fixture
     def live(self, make_bench):
@@ -382,21 +382,21 @@ class TestLive:
     def test_bytes_add_up_when_two_threads_account_at_once(self, live):
         def account():
             for number in range(3000):
-                live.hold_ask(number % 7)
+                live.hold(number % 7)
 
         together(*[account for _ in range(4)])
-        live.hold_ask(0)
+        live.hold(0)
         assert live._budget.used == 0
 
     def test_fetch_that_ends_while_it_is_discarded_gives_its_bytes_back(self, live):
         class JustDone(Future):
             def done(self):
                 if not super().done():
-                    live.hold_ask(500)
+                    live.hold(500)
                     self.set_result(None)
                 return True
 
-        live.hold_ask(100)
+        live.hold(100)
         live.future = JustDone()
         live.open()
         live.discard()
@@ -405,7 +405,7 @@ class TestLive:
         assert live.feed.calls.open_readers == 0
 
     def test_discarded_twice_is_fine(self, live):
-        live.hold_ask(100)
+        live.hold(100)
         live.open()
         live.discard()
         live.discard()
@@ -416,7 +416,7 @@ class TestLive:
         future = Future()
         future.set_running_or_notify_cancel()
         live.future = future
-        live.hold_ask(100)
+        live.hold(100)
         live.open()
         live.discard()
         assert live.feed.calls.cancels == 1

@@ -28,7 +28,7 @@ from multiclouddb_spi.continuation.token import decode_token
 
 BEGINNING = Beginning()
 FOREVER = None
-# Seconds allowed for an action that would take 20 or more if it failed.
+# The seconds that an action may take; if it failed, it would take 20 or more.
 SOON = 10
 
 
@@ -50,7 +50,7 @@ def prompt(seconds, attempt):
 
 @contextmanager
 def aside(call):
-    """Run a call in another thread. Yield a list that receives the call's result or error."""
+    """Run a call in another thread; yield a list that receives the call's result or error."""
     outcome = []
 
     def run():
@@ -217,7 +217,7 @@ class TestSlowPartitions:
         assert set(late) <= set(came)
 
     def test_slow_head_of_the_queue_goes_to_its_back(self, threaded):
-        """A new engine for each page has no open reader; only the token keeps the order."""
+        """Each page has a new engine without open readers, so only the token keeps the order."""
         bench = threaded(3)
         bench.fill_partition("p1", 200)
         bench.fill_partition("p2", 200)
@@ -271,8 +271,9 @@ class TestSlowPartitions:
         assert ids(page) == more
 
     def test_two_suspects_are_read_and_nothing_leaks(self, threaded, slow, ids):
-        """One partition answers at once, the other while the rest is being asked. The fixture counts
-        readers."""
+        """One partition answers at once, and the other while the remaining ones are asked. The fixture counts
+        readers.
+        """
         bench = threaded(4)
         bench.fill(40, keys=40)
         bench.connect(attempts=1)
@@ -554,7 +555,7 @@ class TestClose:
         assert "closed" in bench.refused(ErrorCategory.TRANSIENT_FAILURE).message
 
     def test_call_that_fails_because_of_closing_says_so(self, bench, monkeypatch):
-        """A vendor's client has its own error text for a closed client."""
+        """If a vendor's client is closed, it raises its own error text."""
 
         def start(*_):
             bench.engine._closed.set()
@@ -567,11 +568,11 @@ class TestClose:
         """The interpreter shuts down every thread pool before it stops daemon threads."""
         bench = threaded()
         bench.engine._executor.shutdown()
-        error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ends")
+        error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ended")
         assert not error.retryable
 
     def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
-        """The call returns its readers after the others were closed. The fixture counts readers."""
+        """The call returns its readers after all others were closed. The fixture counts readers."""
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)

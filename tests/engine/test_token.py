@@ -1,4 +1,4 @@
-"""Tests that the token's text stays readable forever, is never longer than needed, and contains only data."""
+"""Tests that old tokens stay readable, and that a token is not longer than needed and contains only data."""
 
 import base64
 import json
@@ -195,7 +195,7 @@ class TestDamage:
 
 class TestInflating:
     def test_small_token_that_inflates_without_end_is_refused(self):
-        """1 GiB of zeros is 1 MiB when deflated; the 1 GiB must not be held in memory."""
+        """1 GiB of zeros deflates to 1 MiB; the full 1 GiB must never be in memory."""
         import resource
 
         squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)

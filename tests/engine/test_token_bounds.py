@@ -1,4 +1,6 @@
-"""Tests that a forged token costs little memory and time, and that an unreadable token is never returned."""
+"""Tests that reading a forged token costs little memory and time, and that the engine returns no unreadable
+token.
+"""
 
 import base64
 import json
@@ -25,7 +27,7 @@ from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_t
 MEBIBYTE = 1024 * 1024
 HEAD = b'{"v":1,"p":"s","r":["d","c",null],"s":"collection","o":"","t":0,"c":'
 EMPTY = Envelope("s", ResourceAddress("d", "c"), None, "collection", "", [], issued_at=0)
-# The texts that take most memory for their length: the repeated part, and its closing part.
+# The texts that take most memory for their length, each as a repeated part and a closing part.
 FORGERIES = {
     "lists": (b"[],", b"[]"),
     "objects": (b"{},", b"{}"),
@@ -41,7 +43,7 @@ FORGERIES = {
     "spaces": (b" ", b"0"),
     "one text": (b"a", b"a"),
 }
-# A text or space of this length is within the bounds.
+# A text or white space of this length is within the bounds.
 TAKEN = ("spaces", "one text")
 
 
@@ -73,7 +75,7 @@ def levels(value):
 
 
 def count(value):
-    """Return the number of values in a value, including the keys of objects.
+    """Return the number of values inside a value, including the keys of objects.
 
     An empty list or object counts as two.
     """
@@ -102,7 +104,7 @@ class TestCounting:
         text = json.dumps(value, ensure_ascii=False).encode()
         assert (beyond_bounds(text) is None) == (levels(value) <= MAX_LEVELS), text
 
-    @settings(max_examples=40)  # each counts four megabytes
+    @settings(max_examples=40)  # each test counts the values in four megabytes
     @given(VALUES)
     def test_values_are_those_of_the_value_whatever_its_texts_hold(self, value):
         """Fill a token with the maximum number of values, and then with one more."""
@@ -194,7 +196,7 @@ for more in range(100, 1301, 200):
 
 
 class TestUnderALimit:
-    """The process may use 100 to 1300 MiB beyond what its modules need."""
+    """Tests processes that may use 100 to 1300 MiB more than their modules need."""
 
     def told(self, tokens):
         ran = subprocess.run(
@@ -231,7 +233,7 @@ class TestMaking:
     def test_position_that_could_not_be_read_again_is_not_handed_out(self, depth):
         state = [["p", nested(depth)]]
         with pytest.raises(
-            MulticloudDbError, match=r"nests? deeper than 16 levels.* writes a position .* as text"
+            MulticloudDbError, match=r"nests? deeper than 16 levels.* the provider must write it as text"
         ) as caught:
             encode_token(attrs.evolve(EMPTY, state=state))
         assert caught.value.category == ErrorCategory.PERMANENT_FAILURE
@@ -313,8 +315,9 @@ class TestWaits:
         assert state_from_json(Lineage([Active("p", 1)], max).to_json(), max).active()
 
     def test_it_is_not_handed_out_either(self, make_bench):
-        """If a service names no children, the application has to read the token again. Otherwise it would
-        never read the children."""
+        """If a service has not named any children, the application must read the token again; otherwise it
+        would never read the children.
+        """
 
         class Vague(WrappedProvider):
             def start(self, feed, position, partition_id, deadline):

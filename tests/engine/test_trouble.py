@@ -54,7 +54,7 @@ def stopped(bench, pages, *, restart):
 
 
 class Pauses:
-    """Records the pauses that the engine would have made."""
+    """A recorder of the pauses that the engine would have made."""
 
     def __init__(self):
         self.seconds = []
@@ -91,7 +91,7 @@ class TestRetry:
         assert not bench.calls.violations
 
     def test_answer_that_was_lost_on_its_way_is_read_again(self, bench, ids):
-        """The service's iterator had moved on, but the next reader starts at the engine's own position."""
+        """The service's iterator had advanced, but the next reader starts at the engine's own position."""
         bench.fill(5)
         bench.page(size=2)
         bench.sim.fail_next("p0", ConnectionDroppedError("in mid answer"))
@@ -532,7 +532,9 @@ class TestExpiry:
 
     @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
     def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, make_bench, ids, form):
-        """`lost` and `b`, a child of `slow`, are merged. `b` is not discovered when `lost` is skipped."""
+        """`lost` and `b`, a child of `slow`, are merged. When `lost` is skipped, `b` is not discovered
+        yet.
+        """
         bench = make_bench(partitions=2, behaviour=ServiceBehaviour(listing=form))
         bench.connect()
         sim = bench.sim
@@ -554,7 +556,9 @@ class TestExpiry:
 
     @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
     def test_loss_elsewhere_starts_no_child_early(self, make_bench, ids, form):
-        """p0 is a parent of a merge that waits for `b`, not discovered yet. p2 is lost to retention."""
+        """p0 is a parent of a merged child that waits for `b`, which is not discovered yet. p2 is lost to
+        retention.
+        """
         bench = make_bench(partitions=3, behaviour=ServiceBehaviour(listing=form))
         bench.connect()
         sim = bench.sim
@@ -604,7 +608,7 @@ class TestExpiry:
         assert set(ids(page) + ids(events)) == set(first + third)
 
     def test_what_is_left_of_two_lost_branches_waits_for_both(self, make_bench, ids):
-        """p0, p1 and the partition they merged into are lost; p1 reports that late."""
+        """p0, p1 and their merged child are lost; the loss of p1 is reported late."""
         bench = make_bench(partitions=2)
         bench.connect()
         sim = bench.sim
@@ -623,7 +627,7 @@ class TestExpiry:
         assert ids(events) == first + second
 
     def test_child_of_a_lost_branch_waits_for_it_though_its_other_parent_has_named_it(self, make_bench, ids):
-        """p0 ends and names the merged partition. p1, which is slow, is lost with the other parent `b`."""
+        """p0 ends and names the merged partition. p1, which is slow, and the other parent `b` are lost."""
         bench = make_bench(partitions=2)
         bench.connect()
         sim = bench.sim
@@ -643,8 +647,9 @@ class TestExpiry:
         assert ids(events) == second + third
 
     def test_loss_elsewhere_starts_no_child_early_that_a_lost_branch_leads_to(self, make_bench, ids):
-        """The merged child waits for `b`, a lost child of p1. p1 is lost too and reports that late; p2 is
-        lost."""
+        """The merged child waits for `b`, a lost child of p1. p1 is also lost, which is reported late; p2 is
+        lost.
+        """
         bench = make_bench(partitions=3)
         bench.connect(attempts=1)
         sim = bench.sim
@@ -772,7 +777,7 @@ def broken(*args, **kwargs):
 
 
 class TestProviderBugs:
-    """Exceptions that the contract does not allow are reported once, and nothing is leaked or lost.
+    """Tests that exceptions that violate the contract are reported once, and that nothing is leaked or lost.
 
     The fixture checks after each test that every reader was closed and every byte released.
     """

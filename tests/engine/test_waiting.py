@@ -41,7 +41,7 @@ def test_a_quiet_feed_is_idle_and_healthy(threaded, partitions, wait, timeout):
 
 
 def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeypatch):
-    """A service that keeps a long poll open for longer than it was asked to."""
+    """The service keeps a long poll open for longer than requested."""
     fetch = SimulationReader.fetch
     monkeypatch.setattr(
         SimulationReader,
@@ -58,7 +58,7 @@ def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeyp
 
 @pytest.mark.parametrize("longest", [None, 0.2, 7.0])
 def test_one_fetch_waits_as_long_as_the_feed_allows(threaded, monkeypatch, longest):
-    """A service whose requests cost money asks for longer polls."""
+    """A service whose requests cost money allows longer polls."""
     asked, fetch = [], SimulationReader.fetch
 
     def recorded(self, records, nbytes, wait, deadline):
@@ -148,11 +148,13 @@ class _Client:
 
 
 class TestNewsBesideOthers:
-    """A partition that gives no answer or waits for events does not delay the events of the others."""
+    """Tests that a partition that does not answer, or waits for events, does not delay the events of
+    others.
+    """
 
     @pytest.fixture
     def reading(self, threaded):
-        """Start a call in another thread that waits for events.
+        """In another thread, start a call that waits for events.
 
         Return when the call has requested events of `p1`.
         """
@@ -178,13 +180,13 @@ class TestNewsBesideOthers:
         bench.connect(threads=True)
         bench.sim.hold("p0")
         call = begin(token)
-        call.join(1)  # it has asked both and is waiting
+        call.join(1)  # the call has asked both partitions and is waiting
         news = bench.fill_partition("p1", 1)
         call.join(60)
         assert [ids(page) for page in pages] == [news]
 
     def test_of_a_long_poll_that_an_earlier_call_has_left(self, reading, ids, monkeypatch):
-        """A service that keeps the poll of one partition for as long as there is no news."""
+        """The service keeps the poll of one partition open until there are new records."""
         fetch = SimulationReader.fetch
 
         def patient(self, records, nbytes, wait, deadline):

@@ -1,6 +1,4 @@
-"""Tests how one call waits: for which answers, in which order, and what it reports about partitions without
-an answer.
-"""
+"""Tests for which answers one call waits, in which order, and how it reports partitions without an answer."""
 
 import time
 from types import SimpleNamespace
@@ -38,12 +36,12 @@ class TestRounds:
         return clock
 
     def test_the_pause_between_two_is_no_longer_than_the_call_waits(self, clock):
-        times = Waiting(Deadline(clock.now + 60), 0.001, 1.0)
+        times = Waiting(Deadline(clock.now + 60), 0.001)
         assert times.before_round() == pytest.approx(0.001)
 
     def test_the_time_that_a_round_took_is_part_of_the_pause(self, clock):
-        times = Waiting(Deadline(clock.now + 60), 30.0, 1.0)
-        assert times.before_round() == pytest.approx(0.002)  # then most services wait for news themselves
+        times = Waiting(Deadline(clock.now + 60), 30.0)
+        assert times.before_round() == pytest.approx(0.002)  # then most services wait themselves
         times.begin_round()
         assert times.before_round() == pytest.approx(0.02)
         times.begin_round()
@@ -76,8 +74,9 @@ class TestRounds:
     def test_a_partition_that_waits_for_news_does_not_keep_others_from_being_asked(
         self, make_bench, ids, monkeypatch
     ):
-        """The service keeps the poll of `p0` for the whole call. The engine does not treat `p0` as a slow
-        partition."""
+        """The service keeps the poll of `p0` open for the whole call, but the engine does not treat `p0` as
+        slow.
+        """
         for module in ("poll", "fetches", "waiting"):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
         bench = make_bench(2)
@@ -100,7 +99,7 @@ class TestRounds:
 
 
 class TestQuiet:
-    """A page is idle only if every partition has answered that it has nothing."""
+    """Tests that a page is idle only if every partition has answered that it has no more records."""
 
     @pytest.fixture
     def turns(self):
@@ -130,7 +129,7 @@ class TestQuiet:
 
 
 def test_children_that_start_in_a_call_leave_the_head_its_place(make_bench, ids, monkeypatch):
-    """The head answers late, after the children have filled their part of the page."""
+    """The first partition answers late, after the children have filled their part of the page."""
     for module in ("poll", "fetches", "waiting"):
         monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
     bench = make_bench(2)

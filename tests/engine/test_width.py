@@ -14,7 +14,7 @@ def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
             running[0] += 1
             most[0] = max(most[0], running[0])
             changed.notify_all()
-            # Each stays until there are too many, or for so long that there would be.
+            # Each read stays until there are too many, or long enough that there could be too many.
             changed.wait_for(lambda: running[0] > width, 0.05)
         try:
             return fetch(self, *args)

@@ -8,9 +8,9 @@ from multiclouddb_conformance.simulation.batch import poison_fault
 
 
 def test_a_record_fault_with_a_wrong_index_is_raised(bench, monkeypatch):
-    """The provider counts from the first requested record.
+    """The provider counts wrongly, from the first requested record.
 
-    The fault that the provider raises must not get lost.
+    The provider's fault must still be raised.
     """
     bench.fill(20, keys=1)
     token = bench.page(Beginning(), size=3).continuation_token

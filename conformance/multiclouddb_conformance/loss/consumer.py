@@ -1,4 +1,4 @@
-"""Defines applications that read a feed, divided into steps so that they can be killed after each step.
+"""Defines applications that read a feed in steps, so that they can be killed after each step.
 
 A consumer is a generator. A kill happens only between two steps, never during a step. Only the tokens named
 in a `Stored` step survive a kill.
@@ -86,7 +86,7 @@ class Failed:
 
 @attrs.frozen
 class Pause:
-    """A page is processed, and the next step asks for another page.
+    """The page was processed, and the next step asks for another page.
 
     The script may change the database at this point.
 
@@ -100,18 +100,19 @@ class Pause:
 ConsumerStep: TypeAlias = Received | Delivered | Stored | Failed | Pause
 
 Consumer: TypeAlias = Callable[[ReadsChanges, ChangeFeedRequest, str | None], Iterator[ConsumerStep]]
-"""A function from client, request, and stored token (or None) to the endless steps of an application."""
+"""A function that takes a client, a request and the stored token (or None), and yields the steps of an
+application without end."""
 
 
 def starting_at(request: ChangeFeedRequest, token: str | None) -> ChangeFeedRequest:
-    """Return the request, resumed at a stored token if there is one."""
+    """Return the request, with the stored token as start position if there is one."""
     if token is None:
         return request
     return attrs.evolve(request, start_position=FromContinuationToken(token))
 
 
 def page_consumer_with(options: OperationOptions | None = None) -> Consumer:
-    """Make an application that reads page after page; it stores a page's token after processing the page."""
+    """Make an application that processes page after page, and stores the token after each page."""
 
     def consume(
         client: ReadsChanges, request: ChangeFeedRequest, token: str | None
@@ -165,19 +166,19 @@ def iterator_consumer(**settings: Any) -> Consumer:
 
 
 class _MemoryStore:
-    """A checkpoint store that reports what was saved."""
+    """A checkpoint store in memory that reports which tokens were saved."""
 
     def __init__(self, token: str | None) -> None:
         self._checkpoint = None if token is None else Checkpoint(token, "0")
         self._news: list[Stored] = []
 
     def load(self, name: str) -> Checkpoint | None:
-        """The checkpoint."""
+        """Return the checkpoint."""
         del name
         return self._checkpoint
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint, if its version is the expected one."""
+        """Replace the checkpoint if it has the expected version."""
         version = None if self._checkpoint is None else self._checkpoint.version
         if version != expected:
             raise MulticloudDbError(f"{name} was changed", ErrorDetail(ErrorCategory.CONFLICT))

@@ -1,4 +1,4 @@
-"""Defines the script of a collection's history: its changes, and when its consumer reads."""
+"""Defines the script of a run: the changes of a collection, and when its consumer reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ W_contra = TypeVar("W_contra", contravariant=True)
 def plain_key(key: Hashable) -> Hashable:
     """Return the value of a key's only component; other keys are returned unchanged.
 
-    So a script may write `"a"` for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
+    So in a script `"a"` may stand for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
     """
     if isinstance(key, MulticloudDbKey) and len(key.components) == 1:
         (value,) = key.components.values()
@@ -59,8 +59,8 @@ class Act(Generic[W_contra]):
         name: The name of the action in the report.
         run: A function that performs the action and returns the changes that it wrote, in the service's
             order.
-        forgets: True if the action removes changes from retention. Before such an action, the consumer gets
-            time to read to the end and to store its token.
+        forgets: True if the action removes changes, as the retention does. Before such an action, the
+            consumer reads to the end and stores its token.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Read:
     """The consumer reads.
 
     Attributes:
-        pages: The consumer reads this number of pages.
+        pages: The number of pages that the consumer reads.
     """
 
     pages: int = 1
@@ -89,7 +89,7 @@ Step: TypeAlias = Act[W] | Read | ReadUntilIdle
 
 
 class ScriptedWorld(Protocol):
-    """The actions that `scripted_life` needs; they use the service natively, never the code under test."""
+    """The actions that `scripted_life` needs; they act on the service itself, not through the tested code."""
 
     def write(self, writes: Sequence[tuple[str, dict[str, Any] | None]]) -> None:
         """Write documents, or delete them with None, in one transaction if the service has transactions."""
@@ -104,7 +104,7 @@ class ScriptedWorld(Protocol):
         ...
 
     def trim(self) -> None:
-        """Remove all changes made so far from retention, if that is possible."""
+        """Remove all changes made so far, if that is possible."""
         ...
 
 

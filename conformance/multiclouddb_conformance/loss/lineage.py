@@ -1,4 +1,4 @@
-"""Computes the lineage of a world, for checking that no child was read before its parents."""
+"""Computes the lineage of a world, which shows whether a child was read before its parents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["public_lineage"]
 def public_lineage(
     client: MulticloudDbClient, address: ResourceAddress, parents: Mapping[str, Iterable[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Map each partition id to its parents, translated from the service's own ids to the ids in events.
+    """Map each partition id to its parents, with the ids that events contain.
 
     Args:
         client: A client that reads the collection; all its partition ids have the same text before the

@@ -1,4 +1,4 @@
-"""Runs one script many times and kills the consumer at another place each time."""
+"""Runs one script many times, and kills the consumer at a different place each time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATE = "resumed at the end from each token"
 
 @attrs.frozen(kw_only=True)
 class LossOracle(Scenario[W]):
-    """Runs one script many times and kills the consumer at another place each time.
+    """Runs one script many times, and kills the consumer at a different place each time.
 
     A kill discards the client and everything except the last stored token. The oracle has four plans:
 
@@ -44,8 +44,8 @@ class LossOracle(Scenario[W]):
         """Run all plans.
 
         Args:
-            max_kills: The maximum number of places to kill or resume at, spread evenly, in the plans that
-                have one place for each run. None means all places.
+            max_kills: The maximum number of runs in each plan that has one run for each place; the places are
+                spread evenly. None means one run for every place.
         """
         baseline = self._play(NEVER, NEVER, None)
         runs = [baseline.report]
@@ -107,8 +107,8 @@ def _after_step(number: int) -> Kill:
 
 def _after_each_page() -> Kill:
     def kill(run: Run[W], step: object) -> bool:
-        # An idle client that got no event is not killed, because otherwise no client would ever see the idle
-        # page.
+        # A client that got no event is not killed after an idle page, because otherwise no client would ever
+        # see that page.
         return isinstance(step, Pause) and run.token_moved and not (step.idle and not run.lived)
 
     return kill

@@ -14,7 +14,7 @@ _SHOWN: Final = 12
 
 @attrs.frozen
 class RunReport:
-    """One run of the script with its kills. All findings are texts; no finding means success.
+    """The result of one run of the script with its kills. Findings are texts; no finding means success.
 
     Attributes:
         plan: The plan to which the run belongs.
@@ -28,8 +28,8 @@ class RunReport:
         unknown: Delivered events whose changes were never written.
         disorder: Changes of one partition or one key that came in the wrong order.
         lineage: Partitions that were read before their ancestors were read to the end.
-        identity: Changes whose event ids differed, or event ids that identify several changes.
-        watermark: Watermarks that went back, or that were later than a following event.
+        identity: Changes with several event ids, or event ids that stand for several changes.
+        watermark: Watermarks that went back, or that were later than an event that followed.
         hasty: Idle pages that were returned while more events existed.
         error: The reason why the run ended early, or None.
     """
@@ -63,7 +63,7 @@ class RunReport:
 
 @attrs.frozen
 class LossReport:
-    """All runs of one oracle, in printable form.
+    """The results of all runs of one oracle; `print` shows a summary.
 
     Attributes:
         steps: The number of steps in the script.
@@ -89,7 +89,7 @@ class LossReport:
         return sum(run.kills for run in self.runs)
 
     def assert_nothing_lost(self) -> None:
-        """Raise an error if a change was lost or a run could not finish.
+        """Raise an error if a change was lost or a run did not finish.
 
         Raises:
             AssertionError: The error names the first loss and the place where the consumer was killed.
@@ -99,7 +99,7 @@ class LossReport:
                 raise AssertionError(self._told(run, run.findings()[0]))
 
     def assert_all_kept(self) -> None:
-        """Raise an error on any finding, including order, lineage, identity, watermark and idle.
+        """Raise an error for any finding, also about order, lineage, identity, watermark or idle pages.
 
         Raises:
             AssertionError: The error names the first finding and the place where the consumer was killed.

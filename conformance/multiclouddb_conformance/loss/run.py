@@ -1,4 +1,4 @@
-"""Runs a script once, with consumers that are killed."""
+"""Runs a script once, and kills the consumers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Snapshot:
 
 @attrs.define
 class _Process:
-    """One consumer from its start until it is killed, and its results."""
+    """One consumer, from its start until it is killed, with its results."""
 
     steps: Iterator[ConsumerStep]
     client: ReadsChanges
@@ -95,7 +95,7 @@ class Run(Generic[W]):
 
     @property
     def token_moved(self) -> bool:
-        """Return True if the present consumer has stored a token other than its first one."""
+        """Return True if the present consumer has stored a token other than its first token."""
         return self._alive is not None and self._token != self._alive.first_token
 
     @property
@@ -115,7 +115,7 @@ class Run(Generic[W]):
                         self._read(pages)
                     case ReadUntilIdle():
                         self._read_until_idle()
-            self._where = "the end of life"
+            self._where = "the end of the script"
             self._read_until_idle()
 
     def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:
@@ -166,7 +166,7 @@ class Run(Generic[W]):
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
-        """Return the next step of a consumer, which is a new one after a kill; None if the feed has ended."""
+        """Return the consumer's next step, with a new consumer after a kill; None if the feed has ended."""
         process = self._alive or self._start()
         step = next(process.steps, None)
         if step is None:
@@ -242,7 +242,7 @@ class Run(Generic[W]):
             close()
 
     def failed(self, error: Exception) -> None:
-        """Record that the run cannot continue."""
+        """Record why the run cannot continue."""
         self._record.error = f"{error} (in {self._where})"
 
     def report(self, plan: str, name: str) -> RunReport:
@@ -262,9 +262,9 @@ class _HopelessError(Exception):
 
 
 class _Ending:
-    """Ends a run in every case. Errors that a user's code would see are recorded.
+    """Ends a run in every case, and records the errors that a user's code would see.
 
-    Defects in the test code are raised.
+    Errors in the test code itself are raised.
     """
 
     def __init__(self, run: Run[Any]) -> None:

@@ -20,7 +20,7 @@ W = TypeVar("W")
 
 @attrs.frozen(kw_only=True)
 class Scenario(Generic[W]):
-    """A world, its script, and the application that reads its changes.
+    """What the runs of an oracle share: a world, its script, and the application that reads the changes.
 
     Attributes:
         world: A function that makes a new world and removes it after the run.
@@ -30,15 +30,15 @@ class Scenario(Generic[W]):
         life: The script; after it, the consumer reads until the feed is idle.
         consumer: The application; `page_consumer` by default.
         marker: A function that returns an event's marker; by default, the field `n` of its document.
-        lineage: Maps the id of each partition that a world ever had, as it is in events, to the partition's
-            parents. None if the lineage is unknown; in that case only keys can show that a child was read too
-            early.
+        lineage: Maps the id of each partition that a world ever had to the partition's parents, with the ids
+            that events contain. None if the lineage is unknown; then only the order of a key's changes can
+            show that a child was read too early.
         written_before: The number of changes that the script writes before the start (`AtTime`, a token).
             Omit this number for `Now` and `Beginning`.
-        idle_pages: The number of consecutive idle pages that mean the end; more than 1 for a service that
-            shows writes late.
-        key_order: False for a service whose keys move to unrelated partitions. In that case the changes of a
-            key must be in order only inside a partition, and their order keys must agree.
+        idle_pages: The number of consecutive idle pages after which a consumer stops; more than 1 if the
+            service shows writes late.
+        key_order: False for a service whose keys may move to unrelated partitions. Then the changes of a key
+            must be in order only within a partition, and their order keys must agree.
         max_pages: The maximum number of pages in one read.
         max_failures: The maximum number of consecutive retryable failures.
     """

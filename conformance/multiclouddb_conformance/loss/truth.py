@@ -1,6 +1,6 @@
 """Finds the written change of each event if the event ids are not known in advance.
 
-The key and the marker in the document identify a create or an update. A delete has no document. A delete is
+The key and the marker in the document identify a create or an update. A delete has no document, so it is
 identified by its place among the changes of its key, sorted by `order_key`.
 """
 
@@ -29,7 +29,7 @@ def marker_in(field: str) -> Marker:
 
 
 def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
-    """Map each event id to the number of its change in the truth, from 0.
+    """Map each event id to the index of its change in the truth.
 
     Events without a change are omitted.
     """
@@ -55,7 +55,7 @@ def _match_key(
     place, last_delete = 0, ""
     for event in events:
         if event.type is ChangeType.DELETE:
-            # Two ids at one place are the same delete; another check reports the changed id.
+            # Two ids at one place belong to the same delete; another check reports that its id has changed.
             start = place - 1 if event.order_key == last_delete else place
             at = _next_delete(truth, numbers, start)
             last_delete = event.order_key

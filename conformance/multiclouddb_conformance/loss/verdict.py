@@ -46,7 +46,7 @@ class Reading:
 
     Attributes:
         seen_before: The number of events that earlier consumers had processed.
-        pages: Its pages.
+        pages: The pages of this consumer.
     """
 
     seen_before: int

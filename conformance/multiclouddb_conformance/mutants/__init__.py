@@ -1,7 +1,7 @@
-"""Deliberately broken readers with one defect each, which prove that the suite finds defects.
+"""Deliberately broken readers, each with one defect, which prove that the suite finds defects.
 
-`python -m multiclouddb_conformance.mutants` prints which tests catch which mutant. There is no list
-of mutants: every public class of `ending`, `reading`, `scanning` and `telling` is one.
+`python -m multiclouddb_conformance.mutants` prints which tests catch which mutant. There is no list of
+mutants: every public class in `ending`, `reading`, `scanning` and `telling` is a mutant.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class _ChangesEnds(Mutant):
         return attrs.evolve(batch, outcome=Drained(children))
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """The changed child."""
+        """Return the changed child."""
         del reader, deadline
         return child
 
@@ -64,7 +64,7 @@ class DropsLastPageOfClosedPartition(Mutant):
 
 
 class StartsChildEarly(Mutant):
-    """A child partition is read at the same time as its parent, not after it."""
+    """A child partition is read at the same time as its parent, not after its parent."""
 
     caught_by = ("TestBeginning::test_the_beginning_reads_parents_before_their_children[1]",)
 
@@ -77,7 +77,7 @@ class StartsChildEarly(Mutant):
 
 
 class AppliesNowToChild(_ChangesEnds):
-    """A child partition of a partition that was started at now is also started at now."""
+    """If a partition was started at `Now`, its children are started at `Now` too."""
 
     caught_by = (
         "TestSplit::test_nothing_is_lost_and_nothing_comes_twice",
@@ -91,7 +91,7 @@ class AppliesNowToChild(_ChangesEnds):
 
 
 class LosesOneParentOfMerge(_ChangesEnds):
-    """A merged child knows only the parent that names it and does not wait for the other one."""
+    """A merged child waits only for the parent that names it, and not for its other parent."""
 
     caught_by = (
         "TestMerge::test_every_parent_names_the_merged_child_and_all_its_parents",
@@ -105,7 +105,7 @@ class LosesOneParentOfMerge(_ChangesEnds):
 
 
 class RetiresWithoutChildren(Mutant):
-    """A partition ends and names no children."""
+    """A partition ends without naming its children."""
 
     caught_by = (
         "TestRetirement::test_a_split_partition_retires_and_names_its_children",
@@ -121,7 +121,7 @@ class RetiresWithoutChildren(Mutant):
 
 
 class ForgetsChildrenNamedLate(Mutant):
-    """If children are not named together with the end of their parent, they are never found."""
+    """Children that the service names later than the end of their parent are never found."""
 
     caught_by = ("TestLateChildren::test_children_named_late_lose_nothing",)
 
@@ -134,7 +134,7 @@ class ForgetsChildrenNamedLate(Mutant):
 
 
 class ForgetsWatchAtRestart(Mutant):
-    """A process that did not see a partition end assumes that it knows all children."""
+    """A process that did not see the end of a partition assumes that it knows all children."""
 
     caught_by = ("TestLateSiblings::test_a_sibling_named_late_is_read_after_a_restart",)
 
@@ -160,7 +160,7 @@ class ForgetsWatchAtRestart(Mutant):
 
 
 class NeverAudits(Mutant):
-    """A feed reports that everything is covered, without checking."""
+    """A feed reports that all partitions are covered, without checking this."""
 
     caught_by = ("TestUncovered::test_a_partition_that_a_start_left_out_is_found_late",)
 

@@ -1,4 +1,4 @@
-"""The base of all mutants: the simulation, with one defect between the simulation and the engine."""
+"""The base class of all mutants: a simulation with one defect between the simulation and the engine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Mutant(WrappedProvider):
     """A provider with one defect, which the first line of its docstring describes.
 
     Attributes:
-        caught_by: The tests that must fail with this mutant, as `TestClass::test_name`; others may fail too.
-        declared: The capabilities that its harness declares.
-        config: Its client configuration.
+        caught_by: The tests that must fail with this mutant, as `TestClass::test_name`; other tests may fail
+            too.
+        declared: The capabilities that the mutant's harness declares.
+        config: The client configuration of the mutant.
     """
 
     caught_by: ClassVar[tuple[str, ...]] = ()
@@ -68,8 +69,8 @@ def emptied(batch: Batch, end: Cursor | None = None, caught_up: bool | None = Tr
 
     Args:
         batch: The batch.
-        end: Its new end; None keeps the end of the batch.
-        caught_up: Its new `caught_up`.
+        end: The new end of the batch; None keeps the end of the batch.
+        caught_up: The new value of `caught_up`.
     """
     end = batch.end if end is None else end
     return attrs.evolve(batch, records=(), begin=end, end=end, caught_up=caught_up)
@@ -117,7 +118,7 @@ def harness_of(mutant: type[Mutant], *, sound: bool = False) -> type[SimulationH
 
     Args:
         mutant: The mutant.
-        sound: True to leave out the defect, for comparison.
+        sound: True to omit the defect, for comparison.
     """
 
     class MutantHarness(SimulationHarness):

@@ -63,7 +63,7 @@ class MovesTokenPastUnreadEvents(Mutant):
 
 
 class SaysIdleTooSoon(Mutant):
-    """A reader reports `caught_up` although the service only returned an empty answer."""
+    """A reader reports `caught_up` after any empty answer, although more records may follow."""
 
     caught_by = (
         "TestIdle::test_no_page_is_idle_while_something_is_missing",
@@ -104,7 +104,7 @@ class NeverAdvancesIdleToken(Mutant):
 
 
 class RetriesDeadIteratorForEver(Mutant):
-    """An expired position counts as a transient failure."""
+    """An expired position is treated as a transient failure and retried."""
 
     caught_by = (
         "TestExpiry::test_a_token_that_was_trimmed_has_expired",
@@ -142,7 +142,7 @@ class JumpsOverExpiredGap(Mutant):
 
 
 class NoticeAfterItsPlace(Mutant):
-    """A notice comes together with the events after it."""
+    """A notice is delivered too late, together with the events that follow it."""
 
     caught_by = (
         "TestNotices::test_a_notice_comes_between_the_events_around_it[0-one client]",
@@ -162,7 +162,7 @@ class NoticeAfterItsPlace(Mutant):
 
 
 class ReadsOnBehindNotice(Mutant):
-    """A page continues after its notices."""
+    """A page contains events that come after its notices."""
 
     caught_by = (
         "TestNotices::test_a_notice_comes_between_the_events_around_it[0-one client]",
@@ -215,7 +215,7 @@ class DropsPoison(Mutant):
 class LeaksReaders(Mutant):
     """Readers are never closed."""
 
-    caught_by = ("TestReleasing::test_a_thousand_pages_leave_no_reader_open",)
+    caught_by = ("TestReleasing::test_hundreds_of_pages_leave_no_reader_open",)
 
     def close_reader(self, reader: WrappedReader) -> None:
         """Do not close the reader."""
@@ -238,7 +238,7 @@ class NowIsBeginning(Mutant):
 
 
 class AtTimeIsExclusive(Mutant):
-    """`AtTime` leaves out changes at exactly that moment."""
+    """`AtTime` omits changes at exactly the requested time."""
 
     caught_by = ("TestAtTime::test_a_moment_is_inclusive_and_never_late",)
 
@@ -267,7 +267,7 @@ class IgnoresKeyOfScope(Mutant):
 
 
 class TakesRecreatedForTheSame(Mutant):
-    """A recreated collection is mistaken for the earlier one with the same name."""
+    """A recreated collection is mistaken for the earlier collection with the same name."""
 
     caught_by = (
         "TestRecreated::test_a_token_of_the_old_one_is_refused",
@@ -294,7 +294,7 @@ class WrongCategory(Mutant):
 
 
 class AcceptsUndeclaredCapability(Mutant):
-    """A capability that is reported as unsupported works anyway."""
+    """A request that needs an unsupported capability is accepted."""
 
     caught_by = (
         "TestAtTime::test_a_moment_is_refused",

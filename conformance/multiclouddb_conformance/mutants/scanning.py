@@ -29,7 +29,7 @@ _Read = Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage]
 
 
 class HasRowsOnTheFirstPage(Mutant):
-    """The page on which a snapshot begins already contains rows: a target then has rows but no token."""
+    """The first page of a snapshot contains rows, so a target may have rows but no token."""
 
     caught_by = ("TestSnapshot::test_the_first_page_pins_the_changes_and_has_no_rows[ordered]",)
 
@@ -44,7 +44,7 @@ class HasRowsOnTheFirstPage(Mutant):
 
 
 class HasALowFloor(Mutant):
-    """The rows of a snapshot have an `order_key` less than that of older changes."""
+    """The rows of a snapshot have a lower `order_key` than older changes."""
 
     caught_by = ("TestSnapshot::test_the_floor_lies_above_every_earlier_change",)
 
@@ -87,7 +87,7 @@ class LosesTheBarrierAtASplit(Mutant):
 
 
 class SaysDoneTooEarly(Mutant):
-    """`BackfillDone` comes when every segment has begun, not when every segment has been read."""
+    """`BackfillDone` comes when every segment has been started, not when every segment has been read."""
 
     caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[ordered-3]",)
 
@@ -102,7 +102,7 @@ class SaysDoneTooEarly(Mutant):
 
 
 class SkipsASegmentAtACut(Mutant):
-    """When segments are taken from a plan, the last segment is in neither part."""
+    """When a plan of segments is divided into two parts, the last segment is in neither part."""
 
     caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[interleaved-0]",)
 

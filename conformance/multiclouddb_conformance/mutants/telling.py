@@ -34,7 +34,7 @@ class _ChangesEvents(Mutant):
         return changed(batch, self.events)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """The changed events."""
+        """Return the changed events."""
         return events
 
 
@@ -100,7 +100,7 @@ class DeletesWithDocument(_ChangesEvents):
 
 
 class WatermarkRunsAhead(Mutant):
-    """The watermark is later than events that are still to come."""
+    """The watermark is later than the times of events that follow."""
 
     caught_by = ("TestWatermark::test_no_later_event_is_older[3]",)
 
@@ -125,13 +125,13 @@ class _ChangesPages(Mutant):
         return self.page(read(request, options), next(self._pages))
 
     def page(self, page: ChangeFeedPage, number: int) -> ChangeFeedPage:
-        """The changed page."""
+        """Return the changed page."""
         del number
         return page
 
 
 class WatermarkGoesBack(_ChangesPages):
-    """The watermark is only that of the partition that was read last."""
+    """The watermark of a page comes only from the partition that was read last."""
 
     caught_by = ("TestWatermark::test_it_never_goes_back",)
 
@@ -161,7 +161,7 @@ class _UnpicklableError(MulticloudDbError):
 
 
 class ErrorThatDoesNotPickle(Mutant):
-    """Errors are of a class that cannot be unpickled."""
+    """Errors have a class that cannot be unpickled."""
 
     caught_by = ("TestPickling::test_errors_do",)
 
@@ -171,7 +171,7 @@ class ErrorThatDoesNotPickle(Mutant):
 
 
 class SecretInMessage(Mutant):
-    """Errors show the client's configuration."""
+    """Errors contain the client's configuration, which may include secrets."""
 
     caught_by = ("TestSecrets::test_what_a_client_connects_with_is_in_no_repr_message_or_log",)
 

@@ -1,6 +1,6 @@
 """A deterministic, partitioned log in memory that implements the provider contract.
 
-The engine's tests use the simulation, the conformance suite uses it as its reference, and the mutants wrap
+The engine's tests run on the simulation, the conformance suite uses it as the reference, and the mutants wrap
 it:
 
     sim = Simulation(partitions=2)

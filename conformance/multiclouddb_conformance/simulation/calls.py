@@ -1,4 +1,4 @@
-"""Counts what a client did to a simulated service, for tests of cost, leaks and correct use."""
+"""Counts a client's calls to a simulated service, for tests of cost, leaks and correct use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Calls:
         closes: Readers closed.
         open_readers: The number of readers that were opened and not closed.
         most_open_readers: The maximum value of `open_readers`.
-        violations: The client's violations of the contract, in order, with one line each.
+        violations: The client's violations of the contract, in order, one line each.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Calls:
         self._lock = threading.Lock()
 
     def count(self, name: str, by: int = 1) -> None:
-        """Count a call; `name` is a numeric attribute."""
+        """Count a call; `name` is the name of a numeric attribute."""
         with self._lock:
             setattr(self, name, getattr(self, name) + by)
 

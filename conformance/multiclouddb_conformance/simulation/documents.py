@@ -32,7 +32,7 @@ class ScannedLog(Log):
 
         Args:
             low: The first place.
-            high: The place after the last one to return.
+            high: The place after the last place to return.
             commit: Return the documents as they were after this commit; None means the documents as they are
                 now.
         """

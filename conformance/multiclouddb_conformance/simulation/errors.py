@@ -88,7 +88,7 @@ class TrimmedError(SimulationError):
 
 
 class BadPositionError(SimulationError):
-    """The position has not been reached by the service yet."""
+    """The service has not reached the position yet."""
 
 
 class MissingError(SimulationError):

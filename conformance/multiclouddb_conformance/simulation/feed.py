@@ -66,7 +66,7 @@ class SimulationFeed(Feed):
     # -- The contract
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The virtual clock."""
+        """Return the time of the virtual clock."""
         self.sim.control("clock")
         return self.sim.now
 
@@ -125,7 +125,7 @@ class SimulationFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """See `Feed.uncovered`; the method uses the service's listing."""
+        """See `Feed.uncovered`; the answer comes from the service's listing."""
         self.calls.count("audits")
         self.sim.control("uncovered")
         with self.sim.changed:
@@ -134,7 +134,7 @@ class SimulationFeed(Feed):
             if found is None:
                 return None
             oldest = 0 if since is None else self.sim.commit_before(since)
-            # A partition that ended before the start would also name children that began before the start.
+            # A partition that ended before the start could also name children that began before the start.
             ends = {name: self.sim.partitions[name].closed for name in found}
             return [
                 Seed(name, parents, to_cursor(place_after(max(oldest, self.sim.partitions[name].oldest))))
@@ -177,7 +177,7 @@ class SimulationFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """See `SupportsHeads.heads`; See `SupportsHeads.heads`; takes O(log n) time for each partition."""
+        """See `SupportsHeads.heads`; takes O(log n) time for each partition."""
         self.calls.count("heads")
         self.sim.control("heads")
         with self.sim.changed:
@@ -211,7 +211,7 @@ class SimulationFeed(Feed):
 
     def _check_alive(self) -> None:
         if self.sim.incarnation != self.identity.incarnation:
-            raise MissingError(f"{self.sim.address} does not exist, or not any more")
+            raise MissingError(f"{self.sim.address} does not exist, or was dropped")
 
     def _seed(self, partition: PartitionLog, commit: int) -> Seed:
         tells = self.sim.behaviour.listing is not Listing.OPEN
@@ -256,7 +256,7 @@ class SimulationFeed(Feed):
         return [self._seed(part, max(part.born, min(commit, part.closed or commit))) for part in partitions]
 
     def _from_commit(self, commit: int) -> list[PartitionLog]:
-        """Return the partitions after a commit, and their descendants if the behaviour includes these."""
+        """Return the partitions after a commit, with their descendants if the behaviour includes them."""
         later = self._seeds_descendants()
         visible = {part.id for part in shown(self.view)}
         parts = [
@@ -275,11 +275,11 @@ class SimulationFeed(Feed):
             )
 
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:
-        """Return the partition, or its oldest readable descendants, or all that may be descendants."""
+        """Return the partition, or its oldest readable descendants, or all that may descend from it."""
         asked = self.sim.partitions.get(partition_id)
         if self.sim.behaviour.listing is Listing.OPEN and (asked is None or asked.gone):
-            # Its children are unknown, because no partition names them. So every partition that began after
-            # its end may be its child.
+            # The partition is gone, so nothing names its children: every partition that began after its end
+            # may be a child.
             end = (asked.closed if asked is not None else None) or 0
             return [part for part in topmost(kept(self.view)) if part.born >= end]
         found: dict[str, PartitionLog] = {}

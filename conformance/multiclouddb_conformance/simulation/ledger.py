@@ -1,4 +1,4 @@
-"""A simple model of the truth, against which a consumer's events are checked."""
+"""Checks a consumer's events against a simple model of the truth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ledger:
         since: The commit after which the feed starts.
 
     Attributes:
-        first: Maps each event id to the number of other events that came before its first delivery.
+        first: Maps each event id to the number of events that came before its first delivery.
         duplicates: The number of redelivered events, and of events from before the start.
     """
 
@@ -45,7 +45,7 @@ class Ledger:
         for event in page.events:
             self._take(event)
         watermark = page.diagnostics.watermark
-        # A child that is not named yet may have older events than the watermark.
+        # A child that is not named yet may have events that are older than the watermark.
         if watermark is not None and not self.sim.behaviour.late_siblings:
             assert self._watermark is None or watermark >= self._watermark, "the watermark went back"
             self._watermark = watermark

@@ -20,18 +20,18 @@ def kept(view: View) -> list[PartitionLog]:
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """Return the partitions that one look at the service shows; the call counts as a look."""
+    """Return the partitions that a look at the service shows; each call counts as a look."""
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 
 def topmost(parts: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """Return the partitions that descend from none of the others."""
+    """Return the partitions that do not descend from any of the others."""
     there = {part.id: part for part in parts}
     return [part for part in there.values() if there.keys().isdisjoint(part.parents)]
 
 
 def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """Return these partitions and their ancestors in a pool; a service also knows unlisted parents."""
+    """Return these partitions and their ancestors among a pool of partitions, listed or not."""
     known = {part.id: part for part in pool}
     found: dict[str, PartitionLog] = {}
     pending = list(parts)
@@ -44,7 +44,7 @@ def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) 
 
 
 def listed(view: View) -> list[Partition]:
-    """Return the contents of one listing."""
+    """Return the partitions in one listing."""
     form = view.sim.behaviour.listing
     parts = shown(view)
     if form is not Listing.ALL:
@@ -55,7 +55,7 @@ def listed(view: View) -> list[Partition]:
 def missed(view: View, tracked: Mapping[str, Tracked]) -> dict[str, tuple[str, ...]] | None:
     """Map each uncovered partition to those of its parents that are also uncovered.
 
-    None if coverage cannot be determined.
+    Return None if coverage cannot be determined.
     """
     match view.sim.behaviour.listing:
         case Listing.ALL:
@@ -75,7 +75,7 @@ def _as_listed(view: View, partition: PartitionLog, *, with_parents: bool) -> Pa
 
 
 def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
-    """Return open ranges that no partition of the token overlaps; here an id means its range."""
+    """Return open ranges that no partition of the token overlaps; here an id stands for a range of keys."""
     ranges = {name: view.sim.partitions[name].ranges for name in tracked}
     found = [
         part.id
@@ -90,10 +90,10 @@ def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
 
 
 def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
-    """Return the partitions that exist at the latest position of the token but are not in the token.
+    """Return the partitions that were open at the token's latest position but are not in the token.
 
-    Such a partition cannot have been read, because its descendants would be later than that position. If each
-    partition of the token was itself open at that moment, none of them leads to the missing partition.
+    Such a partition cannot have been read, because its descendants would be later than that position. If all
+    partitions of the token were open at that position too, none of them leads to the missing partition.
     """
     moment = max((_commit(cursor) for entry in tracked.values() for cursor in entry.cursors), default=0)
     alive = {part.id for part in view.sim.partitions.values() if view.covers(part) and part.alive_at(moment)}

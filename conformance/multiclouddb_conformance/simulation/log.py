@@ -32,7 +32,7 @@ EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 RECORD_OVERHEAD: Final = 100
 
 AnyKey: TypeAlias = MulticloudDbKey | str | int
-"""A key, or the value of a component called `id`."""
+"""A key, or the value of the key's only component `id`."""
 
 Document: TypeAlias = Mapping[str, Any]
 
@@ -74,7 +74,7 @@ class Log:
             partitions: The number of partitions at the start.
             address: Its address; `sim/items` by default.
             start: The time at which the clock starts.
-            tick: How far the clock moves with each commit; with 0, many commits have the same timestamp.
+            tick: How far each commit moves the clock; with 0, many commits have the same timestamp.
         """
         self.address = address or ResourceAddress("sim", "items")
         self.history: list[Written] = []
@@ -130,11 +130,11 @@ class Log:
         return self._documents.get(self.key(key))
 
     def documents(self) -> dict[MulticloudDbKey, Document]:
-        """Every present document."""
+        """Return every present document."""
         return dict(self._documents)
 
     def next_snapshot(self) -> int:
-        """Return a number that no other snapshot has."""
+        """Return a number that identifies a new snapshot."""
         self._snapshots += 1
         return self._snapshots
 
@@ -182,15 +182,15 @@ class Log:
         return records[0] if records else None
 
     def transaction(self, writes: Iterable[tuple[AnyKey, Document | None]]) -> tuple[Written, ...]:
-        """Write several changes in one commit, over any partitions; a key may occur more than once."""
+        """Write several changes in one commit, in any partitions; a key may occur more than once."""
         return self._commit(list(writes), poison=False, by_expiry=False)
 
     def split(self, partition_id: str, into: int = 2) -> tuple[str, ...]:
-        """End a partition and give its hashes to several children. Returns their ids."""
+        """End a partition and give its hashes to several children. Return their ids."""
         return self.reshape([partition_id], into)
 
     def merge(self, *partition_ids: str) -> str:
-        """End partitions and give their hashes to one child. Returns its id."""
+        """End partitions and give their hashes to one child. Return its id."""
         return self.reshape(partition_ids, 1)[0]
 
     def roll(self, partition_id: str) -> str:
@@ -222,7 +222,7 @@ class Log:
             return children
 
     def announce(self, partition_id: str, notice: Notice) -> None:
-        """Put a notice into a partition's log."""
+        """Add a notice to a partition's log."""
         with self.changed:
             if partition_id not in self._open:
                 raise ValueError(f"not open: {partition_id}")
@@ -231,7 +231,7 @@ class Log:
             self.changed.notify_all()
 
     def trim(self, partition_id: str | None = None, upto: int | None = None) -> None:
-        """Remove commits from a log, as retention does.
+        """Remove commits from a log, as the retention would do.
 
         Args:
             partition_id: The partition to trim, or None for all partitions.
@@ -366,7 +366,7 @@ class Log:
         )
 
     def hash_of(self, key: MulticloudDbKey) -> int:
-        """Return the hash of a key's partition key; the result is cached."""
+        """Return the hash of a key's partition key; cached."""
         known = self._keys.get(key)
         if known is None:
             known = self._keys[key] = key_hash(key)

@@ -1,4 +1,4 @@
-"""Models the partitions of a simulated collection: the hashes of each, and its parents and children."""
+"""Models the partitions of a simulated collection: their hashes, parents and children."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class Commit:
     """The records of one commit in one partition.
 
     Attributes:
-        number: Its number.
-        timestamp: Its time.
+        number: The number of the commit.
+        timestamp: The time of the commit.
         records: The commit's records in this partition; empty if the commit contains only notices.
-        notices: Its notices.
+        notices: The notices of the commit.
     """
 
     number: int
@@ -81,10 +81,10 @@ class Commit:
 
 
 class PartitionLog:
-    """One partition: its place in the tree of partitions, and the part of its log that is kept.
+    """One partition: its parents and children, and the part of its log that is kept.
 
     Attributes:
-        id: Its id.
+        id: The id of the partition.
         parents: The ids of the partition's parents.
         born: The commit after which the partition begins.
         ranges: The hashes that belong to the partition.
@@ -111,7 +111,7 @@ class PartitionLog:
 
     @property
     def gone(self) -> bool:
-        """Return True if the partition has ended and none of its log is kept, so it is no longer listed."""
+        """Return True if the partition is no longer listed: it has ended and nothing in its log is kept."""
         return self.closed is not None and self.trimmed >= self.closed
 
     @property
@@ -154,7 +154,7 @@ class PartitionLog:
         return bisect_left(self._numbers, number)
 
     def commit(self, index: int) -> Commit | None:
-        """Return the kept commit at an index, or None after the last one."""
+        """Return the kept commit at an index, or None after the last commit."""
         return self._commits[index] if 0 <= index < len(self._commits) else None
 
     def records_before(self, index: int) -> int:
@@ -162,7 +162,7 @@ class PartitionLog:
         return self._counts[index]
 
     def index_of_record(self, count: int) -> int:
-        """Return the index of the commit that contains the record with this running count."""
+        """Return the index of the commit that contains the record with this running number."""
         return bisect_right(self._counts, count) - 1
 
 

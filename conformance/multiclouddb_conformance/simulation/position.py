@@ -33,7 +33,7 @@ def to_cursor(place: Place) -> Cursor:
 
 
 def to_place(cursor: Cursor) -> Place:
-    """Return the position of a cursor.
+    """Return the position that a cursor stands for.
 
     Raises:
         InvalidCursor: Raised if no position has this cursor.

@@ -37,7 +37,7 @@ ALL_CAPABILITIES: Final = CapabilitySet(_NOTES)
 
 
 def capabilities_without(*missing: Capability, note: str = "use another simulation") -> CapabilitySet:
-    """Return the simulation's capabilities without some of them; the note says what to do instead."""
+    """Return the simulation's capabilities except some; the note says what to do instead."""
     gone = {can: CapabilityNote(Support.UNSUPPORTED, note) for can in missing}
     return CapabilitySet({**_NOTES, **gone})
 
@@ -56,7 +56,7 @@ class SimulationOptions(ProviderOptions):
 
 
 class SimulationProvider(Provider):
-    """One client's connection to a simulated database; several may share a simulation.
+    """One client's connection to a simulated database; several clients may share a simulation.
 
     Attributes:
         calls: The object that counts the client's calls.
@@ -71,7 +71,7 @@ class SimulationProvider(Provider):
         capabilities: CapabilitySet = ALL_CAPABILITIES,
         page_records: int = 1000,
     ) -> None:
-        """Connect.
+        """Connect to a simulated database.
 
         Args:
             sims: The collections of the database.

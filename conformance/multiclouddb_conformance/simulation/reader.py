@@ -1,4 +1,4 @@
-"""Reads one simulated partition, with all faults in the service's behaviour."""
+"""Reads one simulated partition, with the faults that the service's behaviour describes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SimulationReader(Reader):
         self._busy = threading.Lock()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """See `Reader.fetch`; Fetch records; `cancel` ends the fetch at once."""
+        """See `Reader.fetch`; `cancel` ends the fetch at once."""
         if not self._busy.acquire(blocking=False):
             self._violation("two fetches at a time")
             self._busy.acquire()
@@ -115,7 +115,7 @@ class SimulationReader(Reader):
             raise CancelledError(f"reader of {self._id} was cancelled")
 
     def _lose(self, error: Exception, max_records: int) -> None:
-        """Lose an answer on its way, although the service's iterator has moved."""
+        """Lose an answer on its way, although the service's iterator has advanced."""
         if isinstance(error, ConnectionDroppedError):
             self._place = self._read(max_records, 2**62).end
         raise error
@@ -202,7 +202,7 @@ class SimulationReader(Reader):
     def _dropped(self) -> Slice:
         name = str(self._sim.address)
         if not self._sim.behaviour.drop_notice:
-            raise MissingError(f"{name} does not exist, or not any more")
+            raise MissingError(f"{name} does not exist, or was dropped")
         return Slice(self._place, self._place, outcome=Ended(Dropped(name)))
 
     def _check_position(self, partition: PartitionLog) -> None:

@@ -20,10 +20,10 @@ class Bounds:
 
     Attributes:
         records: The maximum number of records.
-        bytes: The maximum number of bytes, although at least one record is returned; None for no limit.
+        bytes: The maximum number of bytes, but at least one record is returned; None for no limit.
         commits: The maximum number of commits to scan; None for no limit.
         until: The position at which to stop.
-        stop_at_poison: True when a poison record fails the fetch, or ends it early.
+        stop_at_poison: True if a poison record makes the fetch fail or end early.
     """
 
     records: int
@@ -64,7 +64,7 @@ def scan(
 def _take(
     partition: PartitionLog, found: Slice, stop: Place, wanted: Callable[[Written], bool], bounds: Bounds
 ) -> bool:
-    """Collect records before `stop`; True when all of them were read."""
+    """Collect records before `stop`; return True if all of them were read."""
     size = 0
     for looked, commit in enumerate(_commits(partition, found.begin, stop)):
         if looked == bounds.commits:
@@ -96,7 +96,7 @@ def _take(
 
 
 def _full(found: Slice, size: int, bounds: Bounds) -> bool:
-    """Return True if another record, with which the total is `size` bytes, would be too much."""
+    """Return True if another record would be too much; `size` is the total with that record."""
     if not found.records:
         return False
     return len(found.records) >= bounds.records or (bounds.bytes is not None and size > bounds.bytes)
@@ -112,7 +112,7 @@ def _commits(partition: PartitionLog, place: Place, stop: Place) -> Iterator[Com
 def earlier(
     partition: PartitionLog, place: Place, wanted: Callable[[Written], bool], count: int
 ) -> list[Written]:
-    """Return up to `count` decodable records before a position that are still kept, oldest first."""
+    """Return up to `count` kept, decodable records before a position, oldest first."""
     records: list[Written] = []
     index = partition.find(place[0])
     current = partition.commit(index)

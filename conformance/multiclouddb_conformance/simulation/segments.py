@@ -50,12 +50,12 @@ _RECORD_BYTES: Final = 100
 
 
 def floor_of(commit: int) -> str:
-    """Return the `order_key` of a snapshot's rows: after all changes up to a commit, before later ones."""
+    """Return the `order_key` of a snapshot's rows: after all changes up to a commit, before later changes."""
     return f"{commit:016d}.~"
 
 
 def plan_scan(view: View, seeds: list[Seed], segments: int | None) -> ScanPlan:
-    """Plan a scan as of the present; the seeds have the present positions of the stream."""
+    """Plan a scan that starts now; the seeds contain the present positions of the stream."""
     sim = view.sim
     plan_id = f"{sim.incarnation}x{sim.head}x{sim.next_snapshot()}"
     count = 1 if not view.whole else segments or sim.behaviour.segments or _SEGMENTS
@@ -76,7 +76,7 @@ def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | No
         ):
             pass
         case _:
-            raise InvalidCursor("it is no plan of the simulation")
+            raise InvalidCursor("it is not a plan of the simulation")
     found = list[Segment]()
     while low < PLACES and len(found) < count:
         high = min(PLACES, low + width)
@@ -151,7 +151,7 @@ class SegmentReader(Reader):
 
     def __init__(self, view: View, segment_id: str, public_id: str, cursor: Cursor) -> None:
         if not is_segment_cursor(cursor):
-            raise InvalidCursor("it is no segment of the simulation")
+            raise InvalidCursor("it is not a segment of the simulation")
         position: Any = cursor
         self._view, self._sim, self._id, self._calls = view, view.sim, segment_id, view.calls
         self._plan_id, self._commit, self._micros, self._low, self._high, self._last = position
@@ -200,7 +200,7 @@ class SegmentReader(Reader):
         if self._sim.may_happen(behaviour.server_error + behaviour.drop + behaviour.throttle, self._id):
             raise ServerError(f"503 from {self._id}")
         if self._view.identity.incarnation != self._sim.incarnation:
-            raise MissingError(f"{self._sim.address} does not exist, or not any more")
+            raise MissingError(f"{self._sim.address} does not exist, or was dropped")
 
     def _fetch(self, max_records: int, max_bytes: int) -> Batch:
         behaviour = self._sim.behaviour

@@ -16,12 +16,12 @@ __all__ = ["CaughtUp", "Dice", "Listing", "ServiceBehaviour"]
 
 
 class CaughtUp(Enum):
-    """The meaning of `Batch.caught_up`."""
+    """How the service sets `Batch.caught_up`."""
 
     EXACT = "exact"
     """True as soon as a batch reaches the end, whether it contains records or not."""
     WHEN_EMPTY = "when_empty"
-    """True only on an empty batch: after a batch with records, more records may follow or not."""
+    """True only on an empty batch: a batch with records does not say whether more records follow."""
     UNKNOWN = "unknown"
     """Always None."""
 
@@ -34,7 +34,7 @@ class Listing(Enum):
     OPEN_WITH_RANGES = "open with ranges"
     """Open partitions with their parents; every id represents a range of keys."""
     OPEN = "open"
-    """Open partitions without their parents: the log of a partition names its children.
+    """Open partitions without their parents: the log of each partition names the partition's children.
 
     A listing may show the state at a past time.
     """
@@ -60,29 +60,29 @@ class ServiceBehaviour:
         seed: The seed of the random numbers.
         throttle: Probability of `ThrottledError`.
         retry_after: The number of seconds that a throttled answer asks to wait, or None.
-        drop: The probability that the connection is lost in the middle of the answer; a reader that ignores
-            this loses those records.
+        drop: The probability that the connection is lost in the middle of the answer, so that a reader that
+            ignores this loses records.
         server_error: The probability of a 5xx answer.
         expired_iterator: The probability that the reader has expired; the next reader works at once.
         slow: The probability that a fetch takes `latency`.
         latency: The real duration of a slow fetch in seconds; `cancel` ends it early.
-        silent: The probability that a fetch blocks until it is cancelled, whatever its deadline.
+        silent: The probability that a fetch blocks until it is cancelled, whatever its deadline is.
         vendor_retried: True if the vendor's client has already retried.
         faults_in_row: The maximum number of consecutive faults in one partition.
         control: The probability that a call on the feed (start, partitions, discover, oldest, heads) fails
             with a 5xx answer.
-        redeliver: The maximum number of earlier records that a newly opened reader repeats, once at each
-            position; never with `until`.
-        empty_batch: The probability of an empty batch that is not caught up, as from a filter that is still
+        redeliver: The maximum number of earlier records that a new reader delivers again; this happens once
+            at each position, and never with `until`.
+        empty_batch: The probability of an empty batch without `caught_up`, as if a filter were still
             scanning.
-        short_batch: The probability that a batch has fewer records than it could have.
+        short_batch: The probability that a batch contains fewer records than it could contain.
         page_limit: The service's own maximum of records in a batch, or None.
         scan_limit: The maximum number of commits that one fetch scans, or None.
         ignore_max_bytes: True if the service ignores a requested size.
         separate_end: The probability, for each partition, that its end comes in a separate empty batch.
         late_children: The maximum number of calls of `discover` until a partition's children are named.
-        late_siblings: The first child is named first. The maximum number of further calls of `discover` until
-            each other child is named.
+        late_siblings: The maximum number of further calls of `discover` until each child after the first is
+            named.
         proves_children: False for a service that never reports that it has named all children.
         listing: The form of its listings.
         late_listing: The maximum number of looks (a start, a listing, an audit) until a child partition is
@@ -91,10 +91,10 @@ class ServiceBehaviour:
         jumble: True to name children and list partitions in arbitrary order.
         repeat_children: True to name some children twice.
         caught_up: The value of `Batch.caught_up`.
-        heartbeats: True if the position of an idle partition moves.
+        heartbeats: True if the position of an idle partition advances.
         strict_retention: True to refuse every expired position, as real services do. False to refuse an
-            expired position only if a later record was removed; then a partition that does not move does not
-            expire.
+            expired position only if a later record was removed; then the position of a partition without
+            changes never expires.
         watermarks: True if batches have a watermark.
         poll_after: The number of seconds to wait before an idle partition may be asked again.
         seed_descendants: True if a start also lists the descendants of closed partitions. False if only the
@@ -102,13 +102,13 @@ class ServiceBehaviour:
         poison_at_fetch: True if a record that cannot be decoded makes the fetch fail, False if it makes the
             mapping fail.
         drop_notice: True if the feed of a dropped collection ends with a notice, False if it fails.
-        moves_keys: True if a split or merge of any partition moves keys to partitions that do not descend
-            from theirs. Then the links between partitions say nothing about the order of a key.
+        moves_keys: True if a split or merge may move keys to partitions that do not descend from the keys'
+            old partitions. Then the lineage says nothing about the order of a key's changes.
         splits_itself: The number of commits after which the service itself splits, merges or rolls
             partitions; None for never.
-        segments: The number of segments of a snapshot if the request names no number.
+        segments: The number of segments of a snapshot if the request does not specify it.
         point_in_time: True if a scan shows all rows as of the start of the snapshot, False if it shows each
-            row as of the moment when it is read.
+            row as of the time when the row is read.
         splits_segments: The probability, for each fetch, that a segment ends and its rest is read in two
             pieces.
     """
@@ -156,7 +156,7 @@ class ServiceBehaviour:
 
     @classmethod
     def rough(cls, seed: int, **changes: Any) -> ServiceBehaviour:
-        """Return every fault that a client must survive, and none that stops it."""
+        """Return a behaviour with every fault that a client must survive, and no other."""
         dice = random.Random(f"rough {seed}")
         habits: dict[str, Any] = {
             "throttle": dice.choice([0.0, 0.1]),

@@ -1,4 +1,4 @@
-"""The simulation combines a log, the service's behaviour, and scripted single faults."""
+"""The simulation combines a log, the service's behaviour, and individual scripted faults."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Simulation(ScannedLog):
         Args:
             partitions: The number of partitions at the start.
             behaviour: The faults and the behaviour of the service; no faults by default.
-            address: Its address; `sim/items` by default.
+            address: The address of the collection; `sim/items` by default.
             start: The time at which the clock starts.
-            tick: How far the clock moves with each commit.
+            tick: How far each commit moves the clock.
             retention_seconds: The retention that batches report to the client; None to report no retention.
                 Only `trim` and `trim_older_than` remove changes.
         """
@@ -75,7 +75,7 @@ class Simulation(ScannedLog):
     # -- Actions of the service itself
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """See `Log.place_of`; if keys move, every split and merge changes the place."""
+        """See `Log.place_of`; if keys move, every split or merge changes the place."""
         place = super().place_of(key)
         if self.behaviour.moves_keys:
             place += len(self.lineage) * (HASHES * 5 // 13)
@@ -90,7 +90,7 @@ class Simulation(ScannedLog):
             return records
 
     def _split_itself(self) -> None:
-        """Split, merge or roll a partition when the time for it has come."""
+        """Split, merge or roll a partition if it is time for that."""
         if self.behaviour.splits_itself is None or self.incarnation is None:
             return
         self._until_split += 1
@@ -118,7 +118,7 @@ class Simulation(ScannedLog):
         """Make the next calls fail.
 
         Args:
-            partition_id: The partition whose calls fail, or None for any.
+            partition_id: The partition whose calls fail, or None for any partition.
             fault: The exception to raise, or a fault that is raised as `ProviderFault`.
             times: The number of calls that fail, or None for all later calls.
             operation: `fetch`, or a method of the feed: `start`, `partitions`, `discover`,
@@ -134,7 +134,7 @@ class Simulation(ScannedLog):
             self._script.clear()
 
     def hold(self, partition_id: str | None = None) -> None:
-        """Make every fetch of a partition, or of all partitions, block until `release` or `cancel`."""
+        """Make every fetch of one partition, or of all, block until `release` or `cancel`."""
         with self.changed:
             self._held.add(partition_id)
 
@@ -155,7 +155,7 @@ class Simulation(ScannedLog):
             self._unlisted[partition_id] = looks
 
     def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
-        """Block until a fetch is held; False if none was held in time."""
+        """Block until a fetch is held; return False if this takes too long."""
         with self.changed:
             return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
 
@@ -190,7 +190,7 @@ class Simulation(ScannedLog):
             raise error
 
     def may_happen(self, chance: float, name: str) -> bool:
-        """Return whether a fault with a probability happens now; faults do not happen too often in a row."""
+        """Return whether a fault with this probability happens now; faults in a row are limited."""
         return self._trouble(chance, name)
 
     def _trouble(self, chance: float, name: str) -> bool:
@@ -209,7 +209,7 @@ class Simulation(ScannedLog):
         self._in_row[name] = self._in_row.get(name, 0) + 1 if happened else 0
 
     def pass_hold(self, partition_id: str, stop: Callable[[], bool]) -> None:
-        """Block while a partition is held, unless `stop()` is true; the caller must hold `changed`."""
+        """Block while a partition is held and `stop()` is false; the caller must hold `changed`."""
         for name in (partition_id, None):
             if name in self._held:
                 self._waiting[name] = self._waiting.get(name, 0) + 1
@@ -224,7 +224,7 @@ class Simulation(ScannedLog):
 
         Args:
             partition_id: The closed partition.
-            asked: True for a call of `discover`, which counts towards the moment of naming.
+            asked: True for a call of `discover`, which is counted.
         """
         left = self._patience.get(partition_id)
         if left is None:
@@ -235,12 +235,12 @@ class Simulation(ScannedLog):
         return not left
 
     def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
-        """Return the children of a closed partition that the service names now; at least one.
+        """Return the children of a closed partition that the service names now, at least one.
 
         Args:
             partition_id: The closed partition.
             children: All its children.
-            asked: True for a call of `discover`, which counts towards the moment of naming.
+            asked: True for a call of `discover`, which is counted.
         """
         most = self.behaviour.late_siblings
         if not most or len(children) < 2:
@@ -249,7 +249,7 @@ class Simulation(ScannedLog):
         return [name for name, looks in self._namings(partition_id, children) if looks <= 0]
 
     def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the children in the order of naming, each with the number of looks before it is named."""
+        """Return the children in the order of naming, each with the number of calls before it is named."""
         dice = Dice(self.behaviour.seed, f"siblings {partition_id}")
         found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
         for number, name in enumerate(dice.jumbled(list(children))):
@@ -271,7 +271,7 @@ class Simulation(ScannedLog):
             )
 
     def lists_all(self) -> bool:
-        """Return False under a behaviour that may omit a partition from a listing."""
+        """Return False if the behaviour may omit a partition from a listing."""
         late = self.behaviour.late_listing or self.behaviour.incomplete_listing
         return not late and not any(self._unlisted.values())
 

@@ -22,7 +22,7 @@ class View:
     Attributes:
         sim: The collection.
         spec: The spec of the feed.
-        calls: Counts the calls.
+        calls: The object that counts the calls.
         identity: The collection and its incarnation.
         whole: True if every record is in the scope.
     """
@@ -53,7 +53,7 @@ class View:
         return self._hash is None or partition.owns(self._hash)
 
     def parents(self, partition: PartitionLog) -> tuple[str, ...]:
-        """A partition's parents."""
+        """Return a partition's parents."""
         return tuple(name for name in partition.parents if self.covers(self.sim.partitions[name]))
 
     def ending(self, partition_id: str, *, asked: bool) -> Outcome:

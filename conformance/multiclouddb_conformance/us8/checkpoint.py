@@ -1,4 +1,4 @@
-"""Tests that any client can resume at any token, as often as needed, and that the page size is a limit."""
+"""Tests that any client can resume from any token any number of times, and that the page size is a limit."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["TestCheckpoint", "TestPageSize"]
 
 
 class TestCheckpoint:
-    """A token delivers everything that comes after it."""
+    """A read from a token delivers everything that comes after it."""
 
     def test_resuming_after_every_single_event_loses_nothing(self, collection: Collection) -> None:
         collection.fill(12)
@@ -27,7 +27,7 @@ class TestCheckpoint:
 
     @pytest.mark.parametrize("size", [1, 3, 5])
     def test_resuming_after_every_page_loses_nothing(self, collection: Collection, size: int) -> None:
-        """A new client resumes, because the client that read the page may still hold further records."""
+        """A new client resumes, because the client that read the page may still hold unread records."""
         collection.fill(16)
         everything = set(ids(collection.read(collection.begin, 16)))
         before = set[str]()

@@ -1,4 +1,4 @@
-"""Tests that every partition is read, including children that are named one by one and missed partitions."""
+"""Tests that every partition is read, even if its service named it late or omitted it."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["TestLateSiblings", "TestUncovered"]
 
 
 def _troubled(collection: Collection, script: FaultScript) -> MulticloudDbClient:
-    """Return a client whose reader answers as the script says, because no real service does so on request."""
+    """Return a client with this fault script, because no real service causes these faults on request."""
     harness = collection.harness
     return open_client(FaultyPlugin(harness.plugin, script), harness.config())
 
 
 @pytest.mark.needs("split", "late_children")
 class TestLateSiblings:
-    """A service that names some children of a closed partition at once and others later."""
+    """A service names some children of a closed partition at once, and others later."""
 
     def test_a_sibling_named_late_is_read_after_a_restart(self, collection: Collection) -> None:
         before = collection.page(collection.begin).diagnostics.open_watches

@@ -13,7 +13,7 @@ __all__ = ["TestPropagation", "TestTransactions"]
 
 
 class TestPropagation:
-    """Each write gives exactly one event."""
+    """Each write results in exactly one event."""
 
     def test_a_create_arrives_with_its_document(self, collection: Collection) -> None:
         collection.put("a", n=1)

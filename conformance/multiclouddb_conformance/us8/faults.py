@@ -1,4 +1,4 @@
-"""Runs the fault scripts: no fault loses an event, and each fault is reported as promised."""
+"""Runs the fault scripts: no fault may lose an event, and each fault must be reported as promised."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _act(collection: Collection, script: FaultScript) -> Callable[[], None]:
 
 
 def _read(collection: Collection, client: MulticloudDbClient, size: int, written: int) -> list[str]:
-    """Read as an application does: repeat a failed call with the same token."""
+    """Read as an application would do: repeat a failed call with the same token."""
     seen: list[str] = []
     token, failures, idle = collection.begin, 0, False
     while not (idle and len(set(seen)) >= written):
@@ -76,7 +76,7 @@ def _read(collection: Collection, client: MulticloudDbClient, size: int, written
 
 @pytest.mark.parametrize("script", _scripts())
 class TestTrouble:
-    """A transient trouble."""
+    """A transient fault loses no event and repeats none without need."""
 
     @pytest.mark.parametrize("size", [0, 3])
     def test_nothing_is_lost(self, collection: Collection, script: FaultScript, size: int) -> None:
@@ -120,7 +120,7 @@ class TestTrouble:
 
 
 class TestEndlessTrouble:
-    """A fault that does not end, and its effect on the reader."""
+    """Tests a fault that does not end, and its effect on the reader."""
 
     def test_a_service_that_fails_for_ever_is_reported_and_the_token_stays_good(
         self, collection: Collection
@@ -186,7 +186,7 @@ class TestEndlessTrouble:
 
 @pytest.mark.needs("trim")
 class TestTrimmedOnTheWay:
-    """Retention removes records before a reader has read them."""
+    """Retention removes records that a reader has not read yet."""
 
     def test_it_is_reported_and_not_jumped_over(self, collection: Collection) -> None:
         act = _act(collection, Trimmed())

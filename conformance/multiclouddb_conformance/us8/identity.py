@@ -134,7 +134,7 @@ class TestForeignTokens:
 
 @pytest.mark.needs("recreate")
 class TestRecreated:
-    """A new collection has the name of an earlier one."""
+    """A new collection has the name of an earlier collection."""
 
     @pytest.mark.needs("alone")
     def test_a_token_of_the_old_one_is_refused(self, collection: Collection) -> None:
@@ -146,7 +146,7 @@ class TestRecreated:
 
     @pytest.mark.needs("alone")
     def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(self, collection: Collection) -> None:
-        """The read is refused, or a notice reports the end of the feed, as soon as the service is certain."""
+        """The read is refused, or a notice reports the end of the feed, as soon as the service can tell."""
         collection.fill(5)
         # A service that cannot prove that all children are known looks for more before it reports the end.
         config = attrs.evolve(collection.harness.config(), child_watch_seconds=0)

@@ -35,7 +35,7 @@ def _in_order(events: Sequence[ChangeEvent]) -> None:
 
 @pytest.mark.needs("split")
 class TestRetirement:
-    """`PhysicalPartition` reaches the end of its partition."""
+    """A read of a `PhysicalPartition` reaches the end of the partition."""
 
     def test_a_split_partition_retires_and_names_its_children(self, collection: Collection) -> None:
         name = collection.partitions()[0]
@@ -121,7 +121,7 @@ class TestRetirement:
 
 @pytest.mark.needs("split")
 class TestDescendants:
-    """`PhysicalPartition(…, with_descendants=True)`: one token for a partition and all its descendants."""
+    """One token covers a partition and its descendants: `PhysicalPartition(…, with_descendants=True)`."""
 
     @pytest.mark.parametrize("size", [1, 3, 0])
     def test_a_partition_is_continued_in_its_children(self, collection: Collection, size: int) -> None:
@@ -179,7 +179,7 @@ class TestDescendants:
 
 
 def _token_before(collection: Collection, name: str) -> str:
-    """Return a token of a partition from the feed's own start; the partition has ended in the meantime."""
+    """Return a token from the start of a partition that has ended in the meantime."""
     plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
     return plan[name]
 
@@ -237,7 +237,7 @@ class TestSplit:
             if collection.harness.can_merge:
                 collection.merge(children)
             token = collection.last(token).continuation_token
-        # Without a proof that all children are known, the engine looks for more for a while, but here only
+        # Without a proof that all children are known, the engine searches for more children, but here only
         # once.
         config = attrs.evolve(collection.harness.config(), child_watch_seconds=0)
         tokens = [token]
@@ -254,7 +254,7 @@ class TestSplit:
 
 @pytest.mark.needs("split", "merge")
 class TestMerge:
-    """Two partitions are merged into one."""
+    """A feed is read while two partitions are merged into one."""
 
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
@@ -316,7 +316,7 @@ class TestMerge:
 
 @pytest.mark.needs("split", "late_children")
 class TestLateChildren:
-    """A service that names the children of a closed partition late."""
+    """A service names the children of a closed partition late."""
 
     def test_children_named_late_lose_nothing(self, collection: Collection) -> None:
         collection.fill(10)

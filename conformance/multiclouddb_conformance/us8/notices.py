@@ -17,7 +17,7 @@ __all__ = ["TestNotices"]
 def _walk(
     collection: Collection, token: str, size: int = 0, *, restart: bool = False, **settings: Any
 ) -> list[tuple[str, ChangeFeedPage]]:
-    """Return every page up to the present end, with the token before it.
+    """Return every page up to the present end, each with the token before it.
 
     With `restart`, a new client reads each page.
     """
@@ -51,7 +51,7 @@ def _text(*pages: ChangeFeedPage) -> str:
 def _skip_token(collection: Collection) -> str:
     """Return a token after a record that cannot be decoded.
 
-    One change comes before the record and one after it.
+    There is one change before this record and one after it.
     """
     collection.put("a", n=0)
     collection.harness.poison(collection.address, "a")
@@ -64,7 +64,7 @@ def _skip_token(collection: Collection) -> str:
 
 
 class TestNotices:
-    """In one partition, events after a notice never come together with the notice or before it."""
+    """Events that come after a notice in a partition are never returned with the notice or before it."""
 
     @pytest.mark.needs("notices", "still")
     @pytest.mark.parametrize("restart", [False, True], ids=["one client", "a client a page"])

@@ -38,7 +38,7 @@ _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 @pytest.mark.requires(_SNAPSHOT)
 @pytest.mark.needs("alone")
 class TestSnapshotUnderLoad:
-    """A target that merges by key and `order_key` equals the source, whatever happens in the meantime."""
+    """A target that merges by key and `order_key` equals the source, whatever happens during the scan."""
 
     @pytest.mark.parametrize("size", [1, 5])
     @pytest.mark.parametrize("order", ORDERS)
@@ -180,7 +180,7 @@ class TestResnapshot:
 
 
 def _heal(source: Source, sink: Sink, wanted: Snapshot) -> None:
-    """Read another snapshot into a target; one of its tokens is lost on the way."""
+    """Read another snapshot into a target; one of the tokens is lost on the way."""
     collection = source.collection
     first = collection.page(wanted)
     sink.begin_again()

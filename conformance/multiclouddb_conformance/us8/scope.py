@@ -1,4 +1,4 @@
-"""Tests the scopes of a feed: a collection, a partition, a key, and wider ones."""
+"""Tests the scopes of a feed: a collection, a partition, a key, and wider scopes."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLUSTER = Capability.CHANGE_FEED_CLUSTER_SCOPE
 
 @pytest.mark.needs("alone")
 class TestPhysicalPartition:
-    """Reading each partition alone covers the collection too."""
+    """Reading each partition on its own also covers the whole collection."""
 
     def test_a_collection_lists_its_partitions(self, collection: Collection) -> None:
         names = collection.partitions()
@@ -153,7 +153,7 @@ class TestLogicalPartition:
 
 @pytest.mark.needs("alone")
 class TestWiderScopes:
-    """A feed covers more than one collection, if the service has such a feed."""
+    """If the service supports it, a feed covers more than one collection."""
 
     @pytest.mark.requires(_DATABASE)
     def test_a_database_has_every_collection(self, make_collection: Make) -> None:

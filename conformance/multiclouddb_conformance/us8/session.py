@@ -41,7 +41,7 @@ __all__ = ["TestClosing", "TestDeadline", "TestPickling", "TestReleasing", "Test
 _SOON: Final = 3.0
 """Seconds: a time limit of less than one second, plus the time to start threads."""
 _STUCK: Final = 10.0
-"""Seconds: half of the time that a call takes if nothing ends it."""
+"""Seconds: half of the time that a call takes if nothing ends it early."""
 
 
 def _nothing() -> None:
@@ -49,7 +49,7 @@ def _nothing() -> None:
 
 
 def _closing_takes(client: MulticloudDbClient, call: Callable[[], object]) -> float:
-    """Close a client during a call, which must fail. Return the number of seconds until both have ended."""
+    """Close a client during a call, which must fail; return the seconds until both have ended."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(call)
         time.sleep(0.2)
@@ -62,7 +62,7 @@ def _closing_takes(client: MulticloudDbClient, call: Callable[[], object]) -> fl
 
 
 def _failing_takes(call: Callable[[], object]) -> float:
-    """Make a call that must fail. Return the number of seconds until the call fails."""
+    """Make a call that must fail; return the number of seconds until it fails."""
     began = time.monotonic()
     with pytest.raises(MulticloudDbError) as caught:
         call()
@@ -224,7 +224,7 @@ def _count_in_child(collection: Collection) -> str:
 
 
 def _tell(pipe: int, collection: Collection) -> None:
-    """Write the number of events in the child process, and exit without pytest's cleanup."""
+    """In the child process, write the number of events and exit without pytest's cleanup."""
     try:
         text = str(len(collection.drain(collection.begin)))
     except BaseException as error:  # noqa: BLE001 - told to the parent
@@ -282,7 +282,7 @@ def _position(collection: Collection) -> str:
 
 
 class TestPickling:
-    """Values that may be sent to another process arrive unchanged."""
+    """A value that is sent to another process arrives there unchanged."""
 
     def test_pages_events_and_requests_do(self, collection: Collection) -> None:
         collection.fill(5)
@@ -333,14 +333,14 @@ class _Counting(Observer):
 class TestReleasing:
     """Repeated use leaves no resources open."""
 
-    def test_a_thousand_pages_leave_no_reader_open(self, collection: Collection) -> None:
+    def test_hundreds_of_pages_leave_no_reader_open(self, collection: Collection) -> None:
         observer = _Counting()
         collection.fill(20)
         collection.client.close()
         collection.client = collection.harness.connect(observer)
         token, most = collection.begin, 0
         threads = threading.active_count()
-        for number in range(1000):
+        for number in range(400):
             page = collection.page(token, 1)
             token = collection.begin if number % 22 == 21 else page.continuation_token
             most = max(most, observer.open)

@@ -40,7 +40,7 @@ _SCOPES = (
 
 
 class TestBeginning:
-    """The feed starts at the oldest change that is still kept."""
+    """With `Beginning()`, the feed starts at the oldest change that is still kept."""
 
     @pytest.mark.requires(_BEGINNING)
     def test_the_beginning_has_everything(self, collection: Collection) -> None:
@@ -94,7 +94,7 @@ class TestBeginning:
 
 
 class TestNow:
-    """The feed returns only later changes; its token is durable from the first call on."""
+    """The feed returns only later changes, and its first token is already durable."""
 
     def test_now_leaves_out_what_was(self, collection: Collection) -> None:
         collection.put("old", n=1)
@@ -150,7 +150,7 @@ class TestNow:
 
 
 class TestAtTime:
-    """The feed starts at the first change at a given time or after it."""
+    """The feed starts at the first change at or after a given time."""
 
     @pytest.mark.requires(_TIME)
     def test_a_moment_is_inclusive_and_never_late(self, collection: Collection) -> None:

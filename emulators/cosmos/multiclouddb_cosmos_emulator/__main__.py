@@ -1,4 +1,4 @@
-"""Runs the emulator with `python -m multiclouddb_cosmos_emulator`, and serves until it is interrupted."""
+"""Runs the emulator with `python -m multiclouddb_cosmos_emulator`, until it is interrupted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve requests; return the exit code."""
+    """Serve requests until interrupted, and return the exit code."""
     chosen = _parser().parse_args(arguments)
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

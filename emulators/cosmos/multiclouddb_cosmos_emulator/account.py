@@ -1,4 +1,4 @@
-"""Holds all the state: an account with its databases, containers and offers."""
+"""Contains the state of the emulator: an account with its databases, containers and offers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_NAME: Final = 255
 
 
 class Database:
-    """A database.
+    """A database with its containers.
 
     Args:
         name: Its id.
@@ -49,8 +49,8 @@ class Account:
         clock: The server's clock.
         all_versions: True if the feed with all versions and deletes is enabled.
         retention_seconds: How long the feed keeps changes, unless a container sets another time.
-        databases: By name.
-        offers: The offers, by the `_self` of the resource to which each belongs.
+        databases: The databases, by name.
+        offers: Maps the `_self` of each resource to its offer.
     """
 
     clock: Clock
@@ -69,7 +69,7 @@ class Account:
         raise not_found(substatus=1003)
 
     def container(self, database: str, name: str) -> Container:
-        """Return a container, by name or by resource id; its expired items are deleted first."""
+        """Return a container, by name or by resource id. Its expired items are deleted first."""
         containers = self.database(database).containers
         found = containers.get(name)
         if found is None:
@@ -98,7 +98,10 @@ class Account:
         del self.databases[database.document["id"]]
 
     def create_container(self, database: str, document: Any, throughput: Throughput | None) -> Container:
-        """Create a container; without its own throughput it shares the database's, or gets 400 units."""
+        """Create a container.
+
+        Without its own throughput, it shares the database's throughput or gets 400 units.
+        """
         home, name = self.database(database), _name(document)
         if name in home.containers:
             raise conflict()
@@ -119,16 +122,16 @@ class Account:
         del home.containers[container.properties["id"]]
 
     def offer(self, rid: str) -> Offer:
-        """An offer."""
+        """Return an offer."""
         for offer in self.offers.values():
             if offer.rid.lower() == rid.lower():
                 return offer
         raise not_found()
 
     def set_throughput(self, offer: Offer, throughput: Throughput) -> None:
-        """Provision another throughput.
+        """Provision a different throughput.
 
-        Set the throughput: more throughput splits partitions, less throughput never merges them.
+        More throughput splits partitions, but less throughput never merges partitions.
         """
         offer.set(throughput)
         for database in self.databases.values():

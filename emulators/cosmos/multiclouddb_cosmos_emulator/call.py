@@ -24,7 +24,7 @@ class Call:
     """A request in progress.
 
     Attributes:
-        account: All the state.
+        account: The state of the emulator.
         request: The request, as received.
         route: The operation and the resource of the request.
     """
@@ -35,12 +35,12 @@ class Call:
 
     @property
     def condition(self) -> Condition:
-        """`If-Match` and `If-None-Match`."""
+        """Return the condition in `If-Match` and `If-None-Match`."""
         headers = self.request.headers
         return Condition(headers.get("if-match"), headers.get("if-none-match"))
 
     def container(self) -> Container:
-        """Return the container that the path names, if it is still the one that the client means."""
+        """Return the container that the path names, if the client does not mean an earlier container."""
         name = self.route.container
         assert name is not None
         container = self.account.container(self.route.database, name)

@@ -1,4 +1,7 @@
-"""Commands that the real service does not offer, called in the same process or over the control API."""
+"""Implements commands that the real service does not offer.
+
+They are called in the same process or over the control API.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ __all__ = ["Commands"]
 
 
 class Commands:
-    """Each method is a command of the control API with the same name, except the methods of `faults`.
+    """The commands. Each method is also a command of the control API with the same name.
 
     Args:
-        account: All the state.
+        account: The state of the emulator.
         lock: The lock that a thread must hold to read or change the state.
         faults: The requested faults.
         journal: The received requests.
@@ -47,7 +50,7 @@ class Commands:
     # -- Partitions
 
     def partitions(self, database: str, container: str) -> list[dict[str, Any]]:
-        """Return the live partitions: `id`, `low`, `high`, `parents`, `lsn`, `trimmed`, number of `items`."""
+        """Describe live partitions: `id`, `low`, `high`, `parents`, `lsn`, `trimmed`, number of `items`."""
         with self._lock:
             return [
                 {
@@ -70,7 +73,7 @@ class Commands:
         boundary: str | None = None,
         completing: int = 0,
     ) -> tuple[str, str]:
-        """Split a partition; return the ids of its children.
+        """Split a partition, and return the ids of its children.
 
         Args:
             database: The database's id.
@@ -78,13 +81,13 @@ class Commands:
             partition: The partition's id.
             boundary: The effective partition key at which the second child begins; None means the middle of
                 the partition.
-            completing: The number of requests to each child that are still answered with 410/1007.
+            completing: The number of requests to each child that are first answered with 410/1007.
         """
         with self._lock:
             return self._container(database, container).split(partition, boundary, completing)
 
     def merge(self, database: str, container: str, first: str, second: str) -> str:
-        """Merge two adjacent partitions; return the id of the child."""
+        """Merge two adjacent partitions, and return the id of the child."""
         with self._lock:
             return self._container(database, container).merge(first, second)
 
@@ -102,7 +105,7 @@ class Commands:
     # -- Time and retention
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward: items expire, and changes become older than the retention."""
+        """Move the clock forward. Items may expire, and changes may become older than the retention."""
         with self._lock:
             self._account.clock.advance(seconds)
 
@@ -120,7 +123,7 @@ class Commands:
         Args:
             database: The database's id.
             container: The container's id.
-            partition: None means all partitions.
+            partition: The partition's id; None means all partitions.
         """
         with self._lock:
             for each in self._container(database, container).partitions:
@@ -146,7 +149,7 @@ class Commands:
     ) -> None:
         actions: dict[str, Callable[..., Fail | Drop | Slow]] = {"fail": Fail, "drop": Drop, "slow": Slow}
         if action not in actions:
-            raise ValueError(f"there is no action {action!r}; there are {', '.join(actions)}")
+            raise ValueError(f"there is no action {action!r}; the actions are {', '.join(actions)}")
         made: Fault = self.faults.add(
             actions[action](**details),
             operation,

@@ -1,4 +1,4 @@
-"""A container: its partitions and items, and the effects of a transaction on both."""
+"""Represents a container, with its partitions and items, and the effects of a transaction on both."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Effect:
 
     Attributes:
         kind: `create`, `replace` or `delete`.
-        old: The version before; None for a create.
-        new: The version after; None for a delete.
+        old: The version before the transaction; None for a create.
+        new: The version after the transaction; None for a delete.
         expired: True if the time to live had passed.
     """
 
@@ -52,7 +52,7 @@ class Effect:
 
 
 class Container:
-    """A container.
+    """A container with its partitions and items.
 
     Args:
         database_rid: The resource id of the database.
@@ -100,7 +100,7 @@ class Container:
         return self.logical.get(key.name, {}).get(item_id)
 
     def partition(self, range_id: str) -> Partition:
-        """Return a live partition; for any other id this raises the service's 410."""
+        """Return a live partition. For any other id, raise the service's 410 error."""
         for partition in self.partitions:
             if partition.range_id == range_id:
                 partition.check()
@@ -121,7 +121,7 @@ class Container:
     def expiry(self, ttl: Any, ts: int) -> float | None:
         """Return the time at which a document expires.
 
-        None if it never expires, or if the container has no time to live.
+        Return None if the document never expires, or if the container has no time to live.
         """
         default = self.properties.get("defaultTtl")
         if ttl is not UNDEFINED and not _is_ttl(ttl):
@@ -197,7 +197,7 @@ class Container:
         heapify(self._expiring)
 
     def items(self) -> Iterator[Item]:
-        """All items."""
+        """Return all items."""
         for partition in self.partitions:
             yield from partition.items.values()
 
@@ -219,7 +219,7 @@ class Container:
         ]
 
     def split(self, range_id: str, boundary: str | None = None, completing: int = 0) -> tuple[str, str]:
-        """Replace a partition with two; by default they are halves of equal width."""
+        """Replace a partition with two partitions. By default, each of them gets half of the range."""
         place, parent = self._place(range_id)
         if boundary is None:
             boundary, number = middle(parent, self.definition.version)
@@ -236,11 +236,11 @@ class Container:
         return children[0].range_id, children[1].range_id
 
     def merge(self, first: str, second: str) -> str:
-        """Replace two adjacent partitions with one."""
+        """Replace two adjacent partitions with one partition."""
         place, low = self._place(first)
         other, high = self._place(second)
         if abs(place - other) != 1:
-            raise ValueError(f"{first!r} and {second!r} are no neighbours")
+            raise ValueError(f"{first!r} and {second!r} are not adjacent")
         if other < place:
             place, low, high = other, high, low
         child = low.join(high, self._next_range())
@@ -249,7 +249,7 @@ class Container:
         return child.range_id
 
     def grow(self, parts: int) -> None:
-        """Split the widest partitions until there are this many partitions."""
+        """Split the widest partitions until there are the given number of partitions."""
         while len(self.partitions) < parts:
             widest = max(self.partitions, key=lambda each: each.span[1] - each.span[0])
             self.split(widest.range_id)
@@ -259,7 +259,7 @@ class Container:
             if partition.range_id == range_id:
                 return place, partition
         live = ", ".join(partition.range_id for partition in self.partitions)
-        raise ValueError(f"there is no partition {range_id!r}; live are {live}")
+        raise ValueError(f"there is no partition {range_id!r}; the live partitions are {live}")
 
 
 def _check(properties: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The control API over HTTP, which offers the methods of `CosmosEmulator` to another process."""
+"""Serves the control API over HTTP, which offers the methods of `CosmosEmulator` to another process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Control:
     """Serves `POST /_emulator/COMMAND` with JSON arguments, and `GET` for commands that only read.
 
     Args:
-        commands: Maps each name to the function that is called with the arguments; the function's result is
-            the answer.
+        commands: Maps each name to a function. It is called with the arguments, and its result is the answer.
     """
 
     def __init__(self, commands: Mapping[str, Callable[..., Any]]) -> None:
@@ -32,7 +31,7 @@ class Control:
         command = self._commands.get(name)
         if command is None:
             return _error(404, f"there is no command {name!r}; there are {', '.join(sorted(self._commands))}")
-        # A browser does not send this type to another host without asking that host first.
+        # A browser does not send this content type to another host without asking the host first.
         if request.method == "POST" and not request.headers.get("content-type", "").startswith(
             "application/json"
         ):

@@ -42,7 +42,7 @@ class ServiceError(Exception):
     """An answer that is an error.
 
     Args:
-        status: Its HTTP status.
+        status: The HTTP status of the answer.
         message: The message in the body.
         substatus: The header `x-ms-substatus`; 0 means none.
         headers: Additional headers.
@@ -66,30 +66,30 @@ def _errors(text: str) -> str:
 
 
 def bad_request(text: str, substatus: int = 0) -> ServiceError:
-    """400."""
+    """Return a 400 error."""
     return ServiceError(400, _errors(text), substatus)
 
 
 def not_found(text: str = "Resource Not Found.", substatus: int = 0) -> ServiceError:
-    """404."""
+    """Return a 404 error."""
     return ServiceError(404, _errors(text), substatus)
 
 
 def conflict(text: str = "Resource with specified id or name already exists.") -> ServiceError:
-    """409."""
+    """Return a 409 error."""
     return ServiceError(409, _errors(text))
 
 
 def precondition_failed() -> ServiceError:
-    """412."""
+    """Return a 412 error."""
     return ServiceError(412, _errors("One of the specified pre-condition is not met"))
 
 
 def gone(substatus: int, text: str) -> ServiceError:
-    """410."""
+    """Return a 410 error."""
     return ServiceError(410, _errors(text), substatus)
 
 
 def not_offered(what: str) -> ServiceError:
-    """Return a 501 error: the service offers this feature, but the emulator does not."""
+    """Return a 501 error for a feature that the service offers but the emulator does not."""
     return ServiceError(501, f"multiclouddb-cosmos-emulator does not offer {what}.")

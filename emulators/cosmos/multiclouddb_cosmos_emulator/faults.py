@@ -1,4 +1,4 @@
-"""Injects faults on demand: a number of the next requests fail in some way."""
+"""Injects faults on demand: a number of the next requests fail in a requested way."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Fail:
     Attributes:
         status: The HTTP status.
         substatus: The number of the substatus; 0 means none.
-        retry_after: Seconds for `x-ms-retry-after-ms`; None means that the header is absent.
-        message: None means the usual message.
+        retry_after: The seconds for the header `x-ms-retry-after-ms`; None to omit the header.
+        message: The message; None means the usual message.
     """
 
     status: int
@@ -51,7 +51,7 @@ class Fail:
 
 @attrs.frozen
 class Drop:
-    """The connection is closed before the answer, or in the middle of the answer."""
+    """Closes the connection before the answer, or in the middle of the answer."""
 
     mid_body: bool = False
 
@@ -82,7 +82,7 @@ class Fault:
         operation: The operation that the fault affects, such as `ReadChangeFeed`; None for all.
         container: The id of the container whose requests the fault affects; None for all.
         partition: The id of the partition whose requests the fault affects; None for all.
-        times: The number of times that the fault happens; None for ever.
+        times: The number of times that the fault happens; None means always.
         after: The number of requests that succeed before the first failure.
         happened: The number of times that the fault has happened.
     """
@@ -112,7 +112,7 @@ class Fault:
 
 
 class Faults:
-    """The faults of a server; several threads can use this object."""
+    """The faults of a server. Several threads can use this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class Faults:
         times: int | None = 1,
         after: int = 0,
     ) -> Fault:
-        """Add a fault; the arguments are those of `Fault`."""
+        """Add a fault. The arguments are the same as for `Fault`."""
         fault = Fault(action, operation, container, partition, times, after)
         with self._lock:
             self._all.append(fault)

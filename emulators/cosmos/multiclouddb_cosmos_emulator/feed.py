@@ -25,8 +25,8 @@ class FeedRequest:
 
     Attributes:
         partition: The partition to read.
-        after: The LSN after which to read; None for now.
-        limit: The maximum number of items; a transaction is returned whole even if it is larger.
+        after: The LSN after which to read; None to start at now.
+        limit: The maximum number of items. A larger transaction is still returned whole.
         low: The first effective partition key to return.
         high: The end of the requested keys, which is not included.
         since: Only items written at this time or later are returned; None for all.
@@ -69,7 +69,7 @@ def read_feed(container: Container, request: FeedRequest) -> FeedPage:
         if not (all_versions or change.latest) or (wanted is not None and not wanted(change)):
             continue
         if change.lsn != last:
-            # Changes of one LSN stay on one page, because a position is an LSN.
+            # Changes of one LSN stay on the same page, because a position is an LSN.
             if count >= limit or size >= _PAGE_BYTES:
                 return FeedPage(b"".join(parts)[:-1], count, last)
             last, tail = change.lsn, b',"_lsn":%d},' % change.lsn
@@ -79,7 +79,7 @@ def read_feed(container: Container, request: FeedRequest) -> FeedPage:
 
 
 def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:
-    """Return the filter for the requested changes; None if all changes of the partition are requested."""
+    """Return the filter for the requested changes, or None if all changes of the partition are requested."""
     low, high, since = request.low, request.high, request.since
     if since is None and low <= request.partition.low and request.partition.high <= high:
         return None
@@ -97,7 +97,7 @@ def check_retention(partition: Partition, after: int | None, before: float) -> N
 
 
 def _version(container: Container, change: Change) -> tuple[bytes, ...]:
-    """Return an entry of the log as JSON, with a comma at the end."""
+    """Return an entry of the log as JSON, followed by a comma."""
     metadata: dict[str, Any] = {"operationType": change.kind, "lsn": change.lsn, "crts": change.seconds}
     if change.previous is not None:
         metadata["previousImageLSN"] = change.previous

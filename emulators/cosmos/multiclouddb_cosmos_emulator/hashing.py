@@ -1,4 +1,4 @@
-"""Computes effective partition keys: the position of a partition key in the range "" to "FF".
+"""Computes effective partition keys, which are positions of partition keys in the range "" to "FF".
 
 Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level, and its prefixes are
 prefixes of the text. Version 1 hashes to 32 bits and appends the key itself to the hash.
@@ -22,7 +22,7 @@ _V1_LENGTH: Final = 100
 
 
 def _encoded(value: Json, end_of_string: bytes) -> bytes:
-    """Return the bytes of a component that are hashed."""
+    """Return the bytes that are hashed for a component."""
     if value is UNDEFINED:
         return _UNDEFINED
     if value is None:
@@ -60,7 +60,7 @@ def hash_v1(values: Sequence[Json]) -> str:
 
 
 def boundary_v1(digest: int) -> str:
-    """Return the first key of version 1 whose hash is at least this large."""
+    """Return the first key of version 1 whose hash is at least the given number."""
     return _ordered(float(digest)).hex().upper()
 
 

@@ -27,7 +27,7 @@ _COMMON: Final = {
     "x-ms-serviceversion": "multiclouddb-cosmos-emulator",
 }
 _WAITING: Final = 4096
-# Zero would mean to wait without end.
+# Zero would mean an unlimited wait.
 _SHUTDOWN: Final = 0.01
 # The number of event-loop turns that it takes to accept a connection or abort a TLS handshake.
 _TURNS: Final = 5
@@ -67,7 +67,7 @@ class Front:
         return taken
 
     async def stop(self) -> None:
-        """Close every connection and abort every request, including connections that are being accepted."""
+        """Close every connection, including connections that are being accepted, and abort every request."""
         if self._runner is None or self._server is None:
             return
         # A connection that is being accepted while the server closes is lost, and its socket stays open.
@@ -109,7 +109,7 @@ class Front:
         return await _dropped(raw, reply) if cut else _response(reply)
 
     async def _meet(self, request: Request, route: Route) -> bool:
-        """Apply the faults that come before the answer. True if the answer must be cut in the middle."""
+        """Apply the faults that come before the answer. Return True if the answer must be truncated."""
         partition = request.headers.get("x-ms-documentdb-partitionkeyrangeid")
         for action in self._faults.striking(route.operation, route.container, partition):
             match action:
@@ -127,7 +127,7 @@ class Front:
 
     def _note(self, request: Request, route: Route | None, reply: Reply | None) -> None:
         operation = "Unknown" if route is None else route.operation
-        # The journal keeps no body and no secret.
+        # The journal stores no body and no secret.
         request.body = b""
         if reply is None:
             self._journal.note(operation, request, 0, 0)
@@ -138,7 +138,7 @@ class Front:
 
 
 def _sockets(host: str, port: int) -> list[socket.socket]:
-    """Return the sockets to listen on: for localhost both of its addresses, with the same port."""
+    """Return the sockets to listen on. For localhost, these are its two addresses with the same port."""
     if host != "localhost":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return [socket.create_server((host, port), family=family, backlog=_WAITING)]

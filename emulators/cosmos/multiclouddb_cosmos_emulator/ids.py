@@ -1,4 +1,4 @@
-"""Makes resource ids and etags; they are random, so that a restarted server refuses earlier ones."""
+"""Makes resource ids and etags. They are random, so that a restarted server refuses earlier ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["container_rid", "database_rid", "document_rid", "new_etag", "offer_r
 
 
 def _text(raw: bytes) -> str:
-    # A resource id is part of paths, so it has no slash.
+    # A resource id is part of paths, so it contains no slash.
     return base64.b64encode(raw).decode().replace("/", "-")
 
 
@@ -36,7 +36,7 @@ def document_rid(container: str, number: int) -> str:
 
 
 def offer_rid() -> str:
-    """Four characters."""
+    """Return the resource id of an offer, which has four characters."""
     return _text(secrets.token_bytes(3))
 
 

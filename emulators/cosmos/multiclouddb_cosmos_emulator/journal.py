@@ -20,7 +20,7 @@ class Entry:
     """A request and its result.
 
     Attributes:
-        operation: For example `ReadItem`; `Unknown` if there is no such route.
+        operation: The operation, for example `ReadItem`; `Unknown` if no route exists.
         method: For example `GET`.
         path: The path, as received.
         status: The HTTP status of the answer; 0 for a dropped connection.
@@ -48,26 +48,26 @@ class Entry:
 
 
 class Journal:
-    """Remembers the last 10,000 requests; several threads can use this object."""
+    """Stores the last 10,000 requests. Several threads can use this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Entries are made when they are read, because making one costs more than a point read.
+        # Entries are made only when they are read, because making an entry costs more than a point read.
         self._ended: deque[tuple[str, Request, int, int]] = deque(maxlen=_KEPT)
 
     def note(self, operation: str, request: Request, status: int, substatus: int) -> None:
-        """Record a request that has ended; the arguments are as in `Entry`."""
+        """Record a request that has ended. The arguments are the same as for `Entry`."""
         with self._lock:
             self._ended.append((operation, request, status, substatus))
 
     def entries(self, operation: str | None = None) -> list[Entry]:
-        """Return the requests that have ended, oldest first; None means any operation."""
+        """Return the requests of an operation that have ended, oldest first; None means any operation."""
         with self._lock:
             ended = [each for each in self._ended if operation in (None, each[0])]
         return [Entry.of(*each) for each in ended]
 
     def count(self, operation: str | None = None) -> int:
-        """Return the number of requests that have ended; None means any operation."""
+        """Return the number of requests of an operation that have ended; None means any operation."""
         with self._lock:
             return sum(operation in (None, each[0]) for each in self._ended)
 

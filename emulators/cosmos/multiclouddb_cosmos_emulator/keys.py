@@ -22,11 +22,11 @@ _LEVELS: Final = 3
 
 @attrs.frozen
 class Key:
-    """A partition key, or the first components of a hierarchical one.
+    """A partition key, or the first components of a hierarchical partition key.
 
     Attributes:
-        name: The canonical form of the key; 1 and 1.0 are the same key, True is another.
-        epk: The effective partition key of this key.
+        name: The canonical form of the key; 1 and 1.0 are the same key, but True is a different key.
+        epk: The effective partition key.
         values: Its components.
     """
 
@@ -86,7 +86,7 @@ class KeyDefinition:
         return _of_header(self, text)
 
     def of_values(self, values: tuple[Json, ...]) -> Key:
-        """Return the key with these components; an object or an array cannot be a component."""
+        """Return the key with the given components. An object or an array cannot be a component."""
         if any(isinstance(value, dict | list) for value in values):
             raise bad_request("A component of a partition key is an object or an array.", 1001)
         name = orjson.dumps([_canonical(value) for value in values])

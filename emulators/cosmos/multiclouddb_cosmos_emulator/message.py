@@ -15,7 +15,7 @@ __all__ = ["Reply", "Request"]
 
 @attrs.define
 class Request:
-    """A request.
+    """A request of a client.
 
     Attributes:
         method: For example `GET`.
@@ -36,7 +36,7 @@ class Request:
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError:
-            raise bad_request("The body is no JSON.") from None
+            raise bad_request("The body is not JSON.") from None
 
     def flag(self, name: str) -> bool:
         """Return True if a header has the value `true`."""
@@ -45,12 +45,12 @@ class Request:
 
 @attrs.define
 class Reply:
-    """An answer.
+    """An answer to a request.
 
     Attributes:
         status: The HTTP status.
-        body: Empty for none.
-        headers: Headers in addition to those of every answer.
+        body: The body; empty if there is none.
+        headers: Headers in addition to the headers of every answer.
         charge: The cost of the request in request units.
     """
 

@@ -24,7 +24,7 @@ class Throughput:
     """A provisioned throughput.
 
     Attributes:
-        units: The request units per second; with autoscale, the maximum.
+        units: The request units per second; with autoscale, their maximum.
         autoscale: The client's autoscale settings; None for a fixed throughput.
     """
 
@@ -33,7 +33,7 @@ class Throughput:
 
     @classmethod
     def of_headers(cls, fixed: str | None, autoscale: str | None) -> Throughput | None:
-        """Return the throughput in the headers of a create request; None if the headers contain none."""
+        """Return the throughput in the headers of a create request, or None if the headers contain none."""
         if autoscale is not None:
             return cls.of_content({"offerAutopilotSettings": _parsed(autoscale)})
         return None if fixed is None else cls.of_content({"offerThroughput": _parsed(fixed)})
@@ -56,7 +56,7 @@ def _parsed(text: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        raise bad_request(f"The throughput {text!r} is no JSON.") from None
+        raise bad_request(f"The throughput {text!r} is not JSON.") from None
 
 
 def _least(units: Any, least: int) -> int:
@@ -72,7 +72,7 @@ class Offer:
 
     Args:
         resource: The `_self` of the resource to which the offer belongs.
-        resource_rid: Its resource id.
+        resource_rid: The resource id of this resource.
         throughput: The provisioned throughput.
     """
 
@@ -83,7 +83,7 @@ class Offer:
         self.etag = new_etag()
 
     def set(self, throughput: Throughput) -> None:
-        """Provision another throughput."""
+        """Provision a different throughput."""
         self.throughput, self.etag = throughput, new_etag()
 
     def document(self, ts: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A physical partition: a range of effective partition keys with its items, its LSN and its change log."""
+"""Represents a physical partition: a range of effective partition keys with items, LSN and change log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Item:
         document: The JSON object, including the system's properties.
         head: The document as JSON text without the last brace, so that the change feed can add properties.
         etag: The etag of the item, including quotes.
-        ts: Its `_ts`.
+        ts: The `_ts` of the item.
         expires: The time at which the item's time to live ends; None for never.
         change: The change that wrote the item; None before the transaction is committed.
     """
@@ -95,7 +95,7 @@ class Partition:
         lsn: The LSN of the last transaction.
         trimmed: The LSN up to which changes have expired.
         merged: True if the partition or one of its ancestors was merged.
-        completing: The number of requests that are still answered with "split in progress".
+        completing: The number of next requests that are answered with "split in progress".
         items: The items of the partition, by number.
         changes: The change log, by LSN.
     """
@@ -150,14 +150,14 @@ class Partition:
             raise gone(1007, "The partition is completing a split; try again.")
 
     def refuse_merged(self) -> None:
-        """Refuse to read all versions after a merge."""
+        """Refuse to read all versions of a merged partition."""
         if self.merged:
             raise ServiceError(500, f"{CODES[500]}: Partition has more than two children")
 
     # -- Lineage
 
     def split(self, boundary: str, middle: int, ids: tuple[str, str]) -> tuple[Partition, Partition]:
-        """Split the partition into two children; both continue its numbering."""
+        """Split the partition into two children. Both children continue its numbering."""
         parents = (*self.parents, self.range_id)
         low = Partition(ids[0], self.low, boundary, (self.span[0], middle), parents)
         high = Partition(ids[1], boundary, self.high, (middle, self.span[1]), parents)

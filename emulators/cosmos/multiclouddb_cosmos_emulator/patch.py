@@ -1,4 +1,4 @@
-"""Implements partial document updates, which consist of patch operations."""
+"""Implements partial updates of documents, which consist of patch operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _SYSTEM: Final = ("_rid", "_self", "_etag", "_ts", "_attachments", "id")
 
 
 def patched(document: dict[str, Any], operations: Any) -> dict[str, Any]:
-    """Return a copy of a document after some operations; `operations` is the value that the client sent."""
+    """Return a copy of a document with some operations applied.
+
+    `operations` is the value that the client sent.
+    """
     if not isinstance(operations, list) or not operations:
         raise bad_request("A patch needs at least one operation.")
     if len(operations) > _MOST:
@@ -90,7 +93,7 @@ def _put(document: Any, parts: list[str], value: Any, insert: bool, must_be_ther
         node[last] = value
         return
     if not isinstance(node, list) or not (last == "-" or last.isdigit()):
-        raise bad_request(f"For the patch operation, {last!r} is no place in an array or an object.")
+        raise bad_request(f"For the patch operation, {last!r} is not a place in an array or an object.")
     place = len(node) if last == "-" else int(last)
     if place > len(node):
         raise bad_request(f"For the patch operation, the index {place} is after the end of the array.")

@@ -89,7 +89,7 @@ def _streamed(
 
 
 def _counted(call: Call, container: Container, reach: Reach, query: Execution) -> Reply:
-    """Return a page of results that must be computed as a whole; the continuation counts the results."""
+    """Return a page of results that must be computed as a whole. The continuation counts the results."""
     done = _continuation(call, "n", int) or 0
     limit = page_size(call.request)
     results = list(query.results(item.document for _, item in _visible(reach)))

@@ -36,7 +36,7 @@ def page_size(request: Request) -> int:
 
 
 def key_of(request: Request, container: Container) -> Key | None:
-    """Return the partition key that a request names; None if the request names none."""
+    """Return the partition key that a request names, or None if it names no key."""
     text = request.headers.get("x-ms-documentdb-partitionkey")
     if text is None:
         return None
@@ -55,7 +55,7 @@ class Reach:
         partitions: The partitions to read, in the order of their ranges.
         low: The first effective partition key to read.
         high: The end of the keys, which is not included.
-        key: The partition key; None for all.
+        key: The partition key; None for all keys.
         named: True if the request names one partition.
     """
 
@@ -67,7 +67,10 @@ class Reach:
 
     @classmethod
     def of(cls, request: Request, container: Container) -> Reach:
-        """Return the items that a request can read; 410 for a partition that does not exist any more."""
+        """Return the items that a request can read.
+
+        For a partition that no longer exists, raise a 410 error.
+        """
         headers = request.headers
         low = headers.get("x-ms-start-epk", MIN_EPK).upper()
         high = headers.get("x-ms-end-epk", MAX_EPK).upper()
@@ -86,7 +89,7 @@ class Reach:
     def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:
         """Return the narrower range of a query whose filter names the whole partition key.
 
-        Otherwise this range.
+        For any other query, return this range.
         """
         paths = container.definition.paths
         if self.named or self.key is not None or any(path not in equal for path in paths):

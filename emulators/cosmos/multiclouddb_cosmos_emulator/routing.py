@@ -47,7 +47,7 @@ _QUERIES: Final = {
 OPERATIONS: Final = frozenset(
     {*_SIMPLE.values(), *_QUERIES.values(), "UpsertItem", "Batch", "ReadQueryPlan", "ReadChangeFeed"}
 )
-"""Every operation's name."""
+"""The names of all operations."""
 
 _NOT_OFFERED: Final = {
     "users": "users",
@@ -83,7 +83,7 @@ class Route:
     def of(cls, request: Request, segments: list[str]) -> Route:
         """Return the route of a request.
 
-        The answer is 501 for an operation that the service offers and this server does not.
+        An operation that the service offers but this server does not raises a 501 error.
         """
         shape = "/".join(part if place % 2 == 0 else "*" for place, part in enumerate(segments))
         if segments[-2:] == ["operations", "partitionkeydelete"]:
@@ -96,14 +96,14 @@ class Route:
 
     @property
     def database(self) -> str:
-        """The database's name."""
+        """Return the name of the database."""
         return self.segments[1]
 
     @property
     def container(self) -> str | None:
-        """Return the container.
+        """Return the name of the container.
 
-        None if the path contains none.
+        Return None if the path contains no container.
         """
         return self.segments[3] if len(self.segments) > 3 and self.segments[0] == "dbs" else None
 
@@ -120,9 +120,9 @@ def _refuse_triggers(request: Request) -> None:
 
 
 def _refined(operation: str, request: Request) -> str:
-    """Return the exact operation: a POST creates, queries or sends a batch.
+    """Return the exact operation. A POST request creates, queries or sends a batch.
 
-    A GET of documents lists them or reads the change feed.
+    A GET request for documents lists them or reads the change feed.
     """
     if operation in _QUERIES:
         content = request.headers.get("content-type", "")

@@ -32,7 +32,7 @@ class CosmosEmulator(Commands):
             client = CosmosClient(server.endpoint, server.key)
 
     Args:
-        host: The host on which the emulator listens, which is also the name in its endpoint.
+        host: The host on which the emulator listens. It is also the host name in the endpoint.
         port: The port to listen on; 0 means any free port.
         key: The key of the account in base64; by default the key of the vendor's emulators.
         https: True to use TLS with a certificate that the server makes.
@@ -88,7 +88,7 @@ class CosmosEmulator(Commands):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        # The failure of the test itself says more than an error that it causes here.
+        # The failure of the test itself is more useful than an error that it causes here.
         if error is None and self._front.crashes:
             raise self._front.crashes[0]
 

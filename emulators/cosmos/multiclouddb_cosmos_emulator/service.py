@@ -1,4 +1,4 @@
-"""Answers requests; another module applies the faults."""
+"""Answers requests. Another module applies the faults."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CALLS: Final[Mapping[str, Callable[[Call], Reply]]] = {**RESOURCE_CALLS, **DOCU
 
 @attrs.define(eq=False)
 class Service:
-    """Answers requests; several threads can use it.
+    """Answers requests. Several threads can use this object.
 
     Attributes:
-        account: All the state.
-        guard: Checks the authorization.
+        account: The state of the emulator.
+        guard: The object that checks the authorization.
         lock: The lock that a thread must hold to read or change the state.
     """
 
@@ -54,7 +54,7 @@ class Service:
             )
 
     def answer(self, request: Request, route: Route) -> Reply:
-        """Return the answer to a request; errors are raised."""
+        """Return the answer to a request. Errors are raised."""
         self._check_consistency(request)
         with self.lock:
             reply = _CALLS[route.operation](Call(self.account, request, route))

@@ -1,4 +1,4 @@
-"""Handles session tokens, which say what a client has seen of each partition."""
+"""Handles session tokens, which show up to which LSN a client has seen each partition."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _SYSTEM: Final = ("_rid", "_self", "_etag", "_attachments", "_ts", "_lsn")
 
 @attrs.frozen
 class Condition:
-    """The condition that an operation requires.
+    """The condition of an operation.
 
     Attributes:
         match: `If-Match`.
@@ -68,7 +68,7 @@ class Transaction:
 
     @property
     def key(self) -> Key:
-        """The logical partition."""
+        """Return the logical partition."""
         if self._key is None:
             raise bad_request("PartitionKey value must be supplied for this operation.")
         return self._key
@@ -96,7 +96,7 @@ class Transaction:
         return self._write(None, fields)
 
     def upsert(self, document: Any, condition: Condition = _NONE) -> tuple[Item, bool]:
-        """Create or replace an item; True if the item was created."""
+        """Create or replace an item. Return True if the item was created."""
         fields = self._checked(document)
         old = self.find(fields["id"])
         condition.check(old)

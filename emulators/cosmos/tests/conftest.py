@@ -15,7 +15,7 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @contextmanager
 def connect(endpoint, credential, **settings):
-    """Connect a client, which is closed only after its first request for the account.
+    """Connect a client. It is closed only after its first request for the account has ended.
 
     The SDK makes that request in a thread. If the client were closed during this request, a socket would stay
     open.
@@ -34,7 +34,7 @@ class Shop:
 
     def __init__(self, **settings):
         self._open = ExitStack()
-        # After the client, because stopping the server raises its failures.
+        # The server is stopped after the client, because stopping raises the server's failures.
         self.server = self._open.enter_context(CosmosEmulator(start=START, **settings))
         self.client = self._open.enter_context(self.connect())
         self.database = self.client.create_database("shop")
@@ -72,7 +72,7 @@ class Shop:
 
 
 class Reader:
-    """Reads a change feed page by page and continues from the last continuation."""
+    """Reads a change feed page by page, each from the last continuation."""
 
     def __init__(self, container, **start):
         self._container, self._start = container, start
@@ -82,7 +82,7 @@ class Reader:
         return self._start["continuation"]
 
     def page(self, **more):
-        # The client replaces the partition's etag by its own continuation after the hook.
+        # After the hook, the client replaces the partition's etag with its own continuation.
         seen = []
         pages = self._container.query_items_change_feed(
             **self._start, response_hook=lambda headers, _: seen.append(headers), **more
@@ -124,8 +124,9 @@ def container(shop):
 
 @pytest.fixture
 def direct(shop, container):
-    """Return the database and the container through a client that does not try another region, because that
-    would take 1.5 s.
+    """Return the database and the container through a client that does not try another region.
+
+    Another region would take 1.5 s.
     """
     with shop.connect(enable_endpoint_discovery=False) as client:
         database = client.get_database_client("shop")
@@ -134,7 +135,7 @@ def direct(shop, container):
 
 @pytest.fixture
 def make_shop():
-    """Make shops with other settings, and close them."""
+    """Return a function that makes shops with other settings. They are closed at the end."""
     made = []
 
     def make(**settings):
@@ -148,5 +149,5 @@ def make_shop():
 
 @pytest.fixture
 def follow():
-    """Make readers of a change feed."""
+    """Return a function that makes readers of a change feed."""
     return Reader

@@ -191,7 +191,7 @@ class TestThroughput:
         database = shop.client.create_database("shared", offer_throughput=1000)
         assert database.get_throughput().offer_throughput == 1000
         assert database.replace_throughput(2000).offer_throughput == 2000
-        # The container has no offer of its own and shares the database's, so it stays one partition.
+        # The container has no offer of its own and shares the database's offer, so it keeps one partition.
         database.create_container("orders", PartitionKey("/pk")).create_item({"id": "1", "pk": "a"})
         assert len(shop.server.partitions("shared", "orders")) == 1
 

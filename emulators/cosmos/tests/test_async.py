@@ -1,4 +1,4 @@
-"""Tests the asynchronous SDK: the same calls through azure.cosmos.aio."""
+"""Tests the asynchronous SDK, azure.cosmos.aio, with the same calls."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ FEED = "ReadChangeFeed"
 
 @pytest.fixture
 def run(shop):
-    """Run a coroutine function with a container of this many partitions."""
+    """Run a coroutine function with a container that has the given number of partitions."""
 
     def go(work, partitions=1, **more):
         async def connected():

@@ -205,7 +205,10 @@ class TestAllVersions:
             container.query_items_change_feed(mode=ALL, start_time="Beginning")
 
     def test_the_server_refuses_that_as_well(self, shop, container, follow):
-        """A continuation of the other mode passes the client's own check if it was changed by hand."""
+        """The server refuses a continuation of the other mode.
+
+        If changed by hand, it passes the client's own check.
+        """
         import base64
         import json
 

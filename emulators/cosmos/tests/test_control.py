@@ -87,7 +87,7 @@ class TestControl:
             ),
             ("partitions", {"database": "none", "container": "orders"}, "404"),
             ("fault", {"action": "burn"}, "400: fault: there is no action 'burn'"),
-            ("advance", {"seconds": -1}, "400: advance: a clock does not go back"),
+            ("advance", {"seconds": -1}, "400: advance: a clock cannot go back"),
         ],
     )
     def test_what_is_wrong_is_named(self, container, control, command, arguments, message):

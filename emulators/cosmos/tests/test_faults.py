@@ -51,7 +51,7 @@ def status(call, *arguments, **named):
 
 
 class TestChangeFeedPage:
-    """Tests a request that fails forever."""
+    """Tests requests for a page that always fail."""
 
     def test_429_is_tried_a_hundred_times(self, server, items):
         server.faults.add(Fail(429, 3200), FEED, times=None)
@@ -205,7 +205,7 @@ class TestOtherCalls:
 
     def test_the_account_is_tried_four_times(self, shop):
         with shop.connect():
-            """Wait until no client requests the account in a thread any more."""
+            """Wait until no thread of a client requests the account."""
         shop.server.journal.clear()
         shop.server.faults.add(Fail(401), "ReadAccount", times=None)
         with pytest.raises(CosmosHttpResponseError), shop.connect():
@@ -222,7 +222,7 @@ class TestScripts:
         assert fault.happened == 2
 
     def test_it_can_spare_the_first(self, server, items):
-        """410 in the middle of a feed of several pages: the client asks for the partitions and continues."""
+        """A 410 in the middle of a feed of several pages: the client lists the partitions and continues."""
         server.faults.add(Fail(410, 1002), FEED, after=1)
         found = items.query_items_change_feed(start_time="Beginning", max_item_count=1)
         assert [each["n"] for each in found] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Tests methods of the SDK that this server does not offer: each gets a 501 answer that names the method."""
+"""Tests methods of the SDK that this server does not offer: each gets a 501 that names the method."""
 
 import inspect
 
@@ -7,7 +7,7 @@ from azure.cosmos import ContainerProxy, DatabaseProxy, ScriptsProxy, UserProxy
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 BODY = {"id": "x", "body": "function () {}", "permissionMode": "All", "resource": "dbs/shop"}
-# The proxies of users and scripts have only methods that are not offered.
+# The SDK's objects for users and scripts have only methods that the server does not offer.
 WHOLE = [UserProxy, ScriptsProxy]
 PARTS = {DatabaseProxy: ("user",), ContainerProxy: ("conflict",)}
 KINDS = {
@@ -35,7 +35,7 @@ METHODS = {
 
 
 def what(name):
-    """Return the name that the answer contains for a method of the SDK."""
+    """Return the feature that the 501 answer names for a method of the SDK."""
     return KINDS[max((part for part in KINDS if part in name), key=len, default="user")]
 
 
@@ -69,7 +69,7 @@ def test_it_is_501_and_named(direct, name):
 
 
 def test_ranking_by_meaning_is_another_service(direct, server):
-    """The SDK sends this request to another service, not to the account."""
+    """Ranking by meaning is not tested, because the SDK sends the request to another service."""
     before = server.journal.count()
     with pytest.raises(CosmosHttpResponseError, match="Semantic reranking requires AAD credentials"):
         direct[1].semantic_rerank(context="x", documents=["a"])

@@ -1,6 +1,4 @@
-"""Tests effective partition keys, feed ranges and hierarchical keys, on which the server and the SDK must
-agree.
-"""
+"""Tests effective partition keys, feed ranges and hierarchical keys: the server must agree with the SDK."""
 
 import pytest
 from azure.cosmos import PartitionKey
@@ -19,7 +17,7 @@ def named(value):
 
 
 def range_of(feed_range):
-    """Return the two ends of a feed range, which the SDK's public classes do not show."""
+    """Return the two ends of a feed range. The SDK's public classes do not show them."""
     ends = feed_range["Range"]
     return ends["min"].upper(), ends["max"].upper()
 

@@ -1,8 +1,8 @@
 """A scripted DynamoDB server with streams, for the unmodified boto3.
 
-habits      what it does by itself             clock      its clock
-troubles    failures on demand                 journal    the calls that it received
-server      `ScriptedStreams`, all of it       http       its HTTP server
+habits      the server's normal behaviour      clock      its clock
+troubles    failures on demand                 journal    the received calls
+server      `ScriptedStreams`, the server      http       its HTTP server
 
 The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
 have the same error, and the tests would not find it.

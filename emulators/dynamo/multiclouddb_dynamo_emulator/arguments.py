@@ -28,7 +28,7 @@ class Arguments:
         self._fields: dict[str, Any] = fields
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument, unchecked."""
+        """Return an argument without checking it."""
         return self._fields.get(name, default)
 
     def only(self, *names: str) -> None:
@@ -37,12 +37,12 @@ class Arguments:
             raise invalid(f"The scripted server does not know {', '.join(unknown)}")
 
     def text(self, name: str, shortest: int, longest: int) -> str:
-        """A required text."""
+        """Return a required text."""
         value = self._fields.get(name)
         if value is None:
             raise _refused(name, value, "Member must not be null")
         if not isinstance(value, str):
-            raise ServiceError("SerializationException", f"{name} is not a text")
+            raise ServiceError("SerializationException", f"{name} must be a text")
         if len(value) < shortest:
             raise _refused(name, value, f"Member must have length greater than or equal to {shortest}")
         if len(value) > longest:
@@ -50,11 +50,11 @@ class Arguments:
         return value
 
     def optional_text(self, name: str, shortest: int, longest: int) -> str | None:
-        """An optional text."""
+        """Return an optional text."""
         return None if self._fields.get(name) is None else self.text(name, shortest, longest)
 
     def limit(self, most: int) -> int:
-        """The argument `Limit`."""
+        """Return the argument `Limit`."""
         value = self._fields.get("Limit", most)
         if not isinstance(value, int):
             raise ServiceError("SerializationException", "Limit is not an integer")

@@ -20,7 +20,7 @@ class Clock:
         self._offset = (time.time() if start is None else start.timestamp()) - time.monotonic()
 
     def seconds(self) -> float:
-        """Seconds since 1970."""
+        """Return the seconds since 1970."""
         return time.monotonic() + self._offset
 
     def now(self) -> datetime:
@@ -28,11 +28,11 @@ class Clock:
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def http_date(self) -> str:
-        """Return the same time for a `Date` header."""
+        """Return the same time in the form of a `Date` header."""
         return formatdate(self.seconds(), usegmt=True)
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward."""
         if seconds < 0:
-            raise ValueError(f"a clock does not go back, and {seconds} is negative")
+            raise ValueError(f"a clock cannot go back, but {seconds} is negative")
         self._offset += seconds

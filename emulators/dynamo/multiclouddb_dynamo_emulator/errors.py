@@ -21,7 +21,7 @@ class Known:
 
     Attributes:
         message: Its usual message.
-        status: Its HTTP status.
+        status: The HTTP status of the answer.
         namespace: The text before the error code in an answer.
     """
 
@@ -67,9 +67,10 @@ class ServiceError(Exception):
     """An answer that is an error.
 
     Args:
-        code: The error code, for example `ThrottlingException`; a code that is not in `KNOWN` is sent too.
-        message: None means the usual status.
-        status: None means the usual message.
+        code: The error code, for example `ThrottlingException`; a code that is not in `KNOWN` is also
+            allowed.
+        message: The message; None means the usual message.
+        status: The HTTP status; None means the usual status.
         retry_after: The number of seconds for a `Retry-After` header; AWS sends none.
     """
 
@@ -94,10 +95,10 @@ class ServiceError(Exception):
 
 
 def invalid(message: str) -> ServiceError:
-    """A `ValidationException`."""
+    """Return a `ValidationException`."""
     return ServiceError("ValidationException", message)
 
 
 def not_found(message: str) -> ServiceError:
-    """A `ResourceNotFoundException`."""
+    """Return a `ResourceNotFoundException`."""
     return ServiceError("ResourceNotFoundException", message)

@@ -14,9 +14,9 @@ class Order(Enum):
 
     PARENTS_FIRST = "parents first"
     CHILDREN_FIRST = "children first"
-    """A parent is listed after its children, often on a later page."""
+    """Each parent is listed after its children, often on a later page."""
     SHUFFLED = "shuffled"
-    """The order is arbitrary, and the same every time."""
+    """The order is arbitrary, but always the same."""
 
 
 class ChildFilter(Enum):
@@ -26,14 +26,14 @@ class ChildFilter(Enum):
     IGNORED = "ignored"
     """All shards are returned, as DynamoDB Local does."""
     REFUSED = "refused"
-    """`ValidationException`."""
+    """The answer is a `ValidationException`."""
 
 
 class Remains(Enum):
-    """What the service still answers about a shard that is older than the retention."""
+    """How the service answers requests about a shard that is older than the retention."""
 
     UNLISTED = "unlisted"
-    """Nothing: `ResourceNotFoundException`."""
+    """Every answer about the shard is a `ResourceNotFoundException`."""
     LISTED = "listed"
     """`DescribeStream` still lists the shard, and `GetRecords` answers `TrimmedDataAccessException`."""
     VANISHED = "vanished"
@@ -42,7 +42,7 @@ class Remains(Enum):
 
 @attrs.define
 class Habits:
-    """The settings of a server; each of them may be changed at any time.
+    """The settings of a server. Each setting may be changed at any time.
 
     Attributes:
         initial_shards: The number of open shards in a new stream.
@@ -52,21 +52,21 @@ class Habits:
         late_children: A new child is listed after this many calls of `DescribeStream` for its stream.
         start_after_last: True if a listing may start after the last shard; by default the answer is a
             `ResourceNotFoundException`, as from DynamoDB Local.
-        page_bytes: The maximum size of one page of `GetRecords`; a single record always fits.
+        page_bytes: The maximum size of one page of `GetRecords`; a page may always contain one record.
         null_iterator: True if the end of a shard is reported as `NextShardIterator: null`, False if the
             member is absent.
         separate_end: True if the last records of a closed shard come with an iterator, and the end of the
             shard comes on a separate empty page.
-        empty_pages: After an iterator of `GetShardIterator`, this many pages without records come before the
-            records; not after an iterator of `LATEST`. A new iterator must read these pages again.
+        empty_pages: The number of pages without records that come before the records, for an iterator from
+            `GetShardIterator` other than `LATEST`. Each new iterator must read these pages again.
         tells_time: True if answers have a `Date` header.
         retention_seconds: The age at which `ScriptedStreams.advance` trims records.
         iterator_seconds: How long an iterator is valid.
         remains: What remains of a shard that `advance` trims.
         readable_after_delete: True if the stream of a deleted table can be read to its end; by default its
             shards end at once, like those of DynamoDB Local.
-        timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple of this; DynamoDB Local
-            uses 60.
+        timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple of this number;
+            DynamoDB Local uses 60.
         lower_case_identity: True if `userIdentity` is spelled `principalId` and `type`.
         readers_per_shard: The number of `GetRecords` calls of one shard that may run at the same time.
         describes_per_second: The number of `DescribeStream` calls of one stream that may come in a second.

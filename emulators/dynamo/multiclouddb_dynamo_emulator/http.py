@@ -20,7 +20,7 @@ __all__ = ["Handler", "HttpServer", "Reply", "Request"]
 
 _JOIN_SECONDS: Final = 60.0
 _BACKLOG: Final = 1024
-_RESET: Final = struct.pack("ii", 1, 0)  # do not linger
+_RESET: Final = struct.pack("ii", 1, 0)  # do not wait for unsent data when the socket is closed
 
 
 @attrs.frozen
@@ -29,9 +29,9 @@ class Request:
 
     Attributes:
         method: For example `POST`.
-        path: With the query.
+        path: The path, with the query.
         headers: The headers, by name in lower case.
-        body: All of it.
+        body: The whole body.
     """
 
     method: str
@@ -46,8 +46,8 @@ class Reply:
 
     Attributes:
         status: For example 200.
-        headers: Without `Content-Length`.
-        body: All of it.
+        headers: The headers, without `Content-Length`.
+        body: The whole body.
         cut_after: The number of bytes of the body after which to close the connection; None to send the whole
             body.
         reset: True to close the connection with a reset, which every client notices; False to close it as if
@@ -69,7 +69,7 @@ class Reply:
 
 
 Handler: TypeAlias = Callable[[Request], Reply | None]
-"""Answers a request; A function that answers a request; None closes the connection without an answer.
+"""A function that answers a request; the answer None closes the connection.
 
 Many threads call this function.
 """
@@ -99,10 +99,10 @@ class HttpServer:
     """A server on a free port of 127.0.0.1.
 
     Args:
-        handler: Answers the requests.
+        handler: The function that answers the requests.
 
     Attributes:
-        url: Its URL.
+        url: The URL of the server.
         crashes: The exceptions that the handler raised; for each of them the connection was closed.
     """
 
@@ -138,7 +138,7 @@ class HttpServer:
             if self._stopping:
                 return
             self._stopping = True
-        # Closing a listener wakes a waiting accept only on Linux; a new connection does so everywhere.
+        # Only on Linux, closing a listener wakes a waiting accept. A new connection wakes it on every system.
         with suppress(OSError):
             socket.create_connection(self._address, timeout=_JOIN_SECONDS).close()
         self._acceptor.join(_JOIN_SECONDS)

@@ -17,7 +17,7 @@ from multiclouddb_dynamo_emulator.errors import ServiceError, invalid
 __all__ = ["HASH_SPACE", "Item", "KeySchema", "item_size", "normalised"]
 
 Item: TypeAlias = dict[str, dict[str, Any]]
-"""Maps each attribute name to one type tag and its value."""
+"""Maps each attribute name to a type tag with its value."""
 
 HASH_SPACE: Final = 1 << 64
 _DIGITS: Final = 38
@@ -44,7 +44,7 @@ def _number(text: Any) -> str:
 
 def _text(text: Any) -> str:
     if not isinstance(text, str):
-        raise ServiceError("SerializationException", f"{text!r} is not a text")
+        raise ServiceError("SerializationException", f"{text!r} must be a text")
     return text
 
 
@@ -72,7 +72,7 @@ def _set_of(member: Callable[[Any], str]) -> Callable[[Any], list[str]]:
     def members(values: Any) -> list[str]:
         if not isinstance(values, list) or not values:
             raise invalid("One or more parameter values were invalid: An set may not be empty")
-        # Sorted, because two sets with the same members are the same.
+        # The members are sorted, because two sets with the same members are equal.
         result = sorted(map(member, values))
         if len(set(result)) < len(result):
             raise invalid("One or more parameter values were invalid: Input collection contains duplicates.")
@@ -142,7 +142,7 @@ class KeySchema:
     """The primary key of a table.
 
     Attributes:
-        types: Maps each name to its type tag, the partition key first.
+        types: Maps each key attribute to its type tag, with the partition key first.
     """
 
     types: Mapping[str, str]
@@ -198,6 +198,6 @@ class KeySchema:
         return self.key_of(key)
 
     def hash_of(self, key: Item) -> int:
-        """Return the hash of a key; keys with the same partition key have the same hash."""
+        """Return the hash of a key. Keys with the same partition key have the same hash."""
         name = next(iter(self.types))
         return int.from_bytes(blake2b(orjson.dumps(key[name]), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""Represents shard iterators: the server stores nothing for them, so they can be used again."""
+"""Represents shard iterators. The server stores nothing for an iterator, so it can be used again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multiclouddb_dynamo_emulator.errors import invalid
 
 __all__ = ["ShardIterator"]
 
-# The service's own iterators are longer than the content of ours.
+# The real service's iterators are longer than the content of this server's iterators.
 _SHORTEST: Final = 215
 
 
@@ -24,10 +24,10 @@ class ShardIterator:
     Attributes:
         arn: The stream's ARN.
         shard_id: The shard's id.
-        after: The records after this sequence number come next.
+        after: The sequence number after which records are returned next.
         horizon: True to start at the oldest record that is left, even after a trim.
         issued: The time of the iterator, in seconds since 1970.
-        epoch: The number of times that the test had expired all iterators before.
+        epoch: How many times the test had expired all iterators before this iterator was made.
         renewed: True if the iterator came from `GetRecords`.
         empty: The number of pages without records that still come before its records.
     """
@@ -42,7 +42,7 @@ class ShardIterator:
     empty: int = 0
 
     def encoded(self) -> str:
-        """As text."""
+        """Return the iterator as text."""
         # The number is wider than JSON's integers.
         fields = [
             self.arn,
@@ -58,7 +58,7 @@ class ShardIterator:
 
     @classmethod
     def decoded(cls, text: str) -> ShardIterator:
-        """From text."""
+        """Return the iterator from its text."""
         try:
             fields: list[Any] = orjson.loads(urlsafe_b64decode(text))
             arn, shard_id, after, horizon, issued, epoch, renewed, empty = fields

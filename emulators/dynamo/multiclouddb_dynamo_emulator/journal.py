@@ -23,13 +23,13 @@ class Call:
 
     Attributes:
         operation: For example `GetRecords`.
-        shard: Its shard's id; None if the request has none.
-        stream: Its stream's ARN; None if the request has none.
-        code: The error's code; `dropped` for a closed connection; None if there was no error.
+        shard: The id of the shard; None if the request names no shard.
+        stream: The ARN of the stream; None if the request names no stream.
+        code: The error code, `dropped` for a closed connection, or None if there was no error.
         records: The number of records in the answer.
         limit: The argument `Limit`, or None.
         iterator_type: The argument `ShardIteratorType`, or None.
-        began: Monotonic seconds.
+        began: The start of the call, in monotonic seconds.
         seconds: How long the call took.
     """
 
@@ -64,7 +64,7 @@ class Journal:
 
     Args:
         habits: The settings of the server, with the limits.
-        monotonic: Returns the seconds.
+        monotonic: A function that returns monotonic seconds.
     """
 
     def __init__(self, habits: Habits, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -84,13 +84,13 @@ class Journal:
             self._most_describes: Counter[str] = Counter()
 
     def calls(self, operation: str | None = None, shard: str | None = None) -> list[Call]:
-        """Return the requests that have ended, oldest first; None means any."""
+        """Return the requests of an operation that have ended, oldest first; None means any operation."""
         with self._lock:
             calls = list(self._calls)
         return [call for call in calls if operation in (None, call.operation) and shard in (None, call.shard)]
 
     def count(self, operation: str | None = None, shard: str | None = None) -> int:
-        """Return the number of requests that came; None means any."""
+        """Return the number of received requests of an operation; None means any operation."""
         with self._lock:
             return sum(
                 count
@@ -132,7 +132,7 @@ class Journal:
             return True
 
     def leave(self, call: Call) -> None:
-        """A request ends."""
+        """Record that a request has ended."""
         with self._lock:
             self._calls.append(call)
             if call.operation == "GetRecords" and call.shard is not None:

@@ -9,7 +9,7 @@ __all__ = ["Poison"]
 
 
 class Poison(Enum):
-    """The kind of a record's defect."""
+    """The defect of a record."""
 
     NUMBER = "number"
     """A number whose text is not a number."""
@@ -20,10 +20,10 @@ class Poison(Enum):
     EVENT_NAME = "event name"
     """An event name other than INSERT, MODIFY and REMOVE."""
     KEYS = "keys"
-    """No keys."""
+    """A record without keys."""
 
     def spoil(self, record: dict[str, Any]) -> None:
-        """Make a record undecodable."""
+        """Damage a record so that no client can decode it."""
         change = record["dynamodb"]
         match self:
             case Poison.NUMBER:

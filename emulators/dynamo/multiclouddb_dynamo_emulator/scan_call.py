@@ -30,7 +30,7 @@ def scan(store: Store, table: Table, arguments: Arguments) -> dict[str, Any]:
     """Return one page of a segment.
 
     Args:
-        store: Has the settings.
+        store: The store, which contains the settings.
         table: The table.
         arguments: The arguments of the call.
     """

@@ -1,4 +1,4 @@
-"""The scripted server: Serves DynamoDB and DynamoDB Streams over HTTP, with the methods that a test calls."""
+"""Serves DynamoDB and DynamoDB Streams over HTTP, with methods that a test calls to control the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ScriptedStreams", "ShardState"]
 
 @attrs.frozen
 class ShardState:
-    """The real state of a shard, whether it is listed or not.
+    """The real state of a shard, even if the shard is not listed.
 
     Attributes:
         shard_id: Its id.
@@ -56,7 +56,7 @@ class ShardState:
 
     @classmethod
     def of(cls, shard: Shard) -> ShardState:
-        """Return the present state of a shard."""
+        """Return the current state of a shard."""
         return cls(
             shard.shard_id,
             shard.parent,
@@ -72,11 +72,13 @@ class ShardState:
 class ScriptedStreams:
     """A DynamoDB server with streams for an unmodified boto3, controlled by a test.
 
-    Several threads can use the server. with ScriptedStreams() as server:
+    Several threads can use the server.
+
+        with ScriptedStreams() as server:
             client = boto3.client("dynamodbstreams", endpoint_url=server.endpoint_url, …)
 
-    Any credentials work. A `stream` argument is either the name of a table, for its latest stream, or the ARN
-    of a stream.
+    The server accepts any credentials. A `stream` argument is either the name of a table, for its latest
+    stream, or the ARN of a stream.
 
     Args:
         start: The time of the server's clock at the start; None for the real time.
@@ -110,13 +112,13 @@ class ScriptedStreams:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        # The failure of the test itself says more than an error that it causes here.
+        # The failure of the test itself is more useful than an error that it causes here.
         if error is None and self._http.crashes:
             raise self._http.crashes[0]
 
     def stop(self) -> None:
         """End all calls, including hanging ones, and wait for the threads."""
-        # This comes first, or hanging calls would be answered now.
+        # The service is stopped first, because hanging calls would be answered otherwise.
         self._http.break_connections()
         self._service.stop()
         self._http.stop()
@@ -138,12 +140,12 @@ class ScriptedStreams:
             return self._stream(table).arn
 
     def shards(self, stream: str) -> list[ShardState]:
-        """Return all shards except those that are unlisted forever, parents first."""
+        """Return all shards except permanently unlisted shards, parents first."""
         with self._store.lock:
             return [ShardState.of(shard) for shard in self._stream(stream).shards.values()]
 
     def shard(self, shard_id: str) -> ShardState:
-        """One shard."""
+        """Return the state of one shard."""
         with self._store.lock:
             return ShardState.of(self._store.home(shard_id)[1])
 
@@ -159,12 +161,12 @@ class ScriptedStreams:
             return home.shard_of(normalised(dict(key))).shard_id
 
     def keys_of(self, shard_id: str, number: int, prefix: str = "k-") -> list[Item]:
-        """Return partition keys in typed JSON whose records go to an open shard."""
+        """Return partition keys, in typed JSON, whose records go to the given open shard."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
         ((name, tag),) = islice(stream.keys.types.items(), 1)
         if tag == "B":
-            raise ValueError("keys_of makes only keys that are texts or numbers")
+            raise ValueError("keys_of can only make keys that are texts or numbers")
 
         def candidates() -> Iterator[Item]:
             for each in count():
@@ -200,7 +202,7 @@ class ScriptedStreams:
             return children
 
     def grow(self, stream: str, total: int, open_shards: int, records: int = 0) -> None:
-        """Split shards until the wanted number is open, then roll shards over until the total is reached.
+        """Split shards until the wanted number is open. Then roll shards over until the total is reached.
 
         Args:
             stream: The stream.
@@ -217,7 +219,7 @@ class ScriptedStreams:
             missing = total - len(home.shards)
             if missing < 0 or len(home.open_shards) > open_shards:
                 raise ValueError(
-                    f"{len(home.shards)} shards, {len(home.open_shards)} of them open, are there already"
+                    f"the stream already has {len(home.shards)} shards, {len(home.open_shards)} of them open"
                 )
             tips = cycle(range(open_shards))
             for place in islice(tips, missing):
@@ -245,7 +247,7 @@ class ScriptedStreams:
     # -- Time and retention
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward; iterators expire and records older than the retention are trimmed."""
+        """Move the clock forward. Iterators expire, and records older than the retention are trimmed."""
         with self._store.lock:
             self.clock.advance(seconds)
             self._store.retain()
@@ -256,7 +258,7 @@ class ScriptedStreams:
             self._store.epoch += 1
 
     def trim(self, stream: str, older_than: float = 0.0, remains: Remains = Remains.UNLISTED) -> None:
-        """Trim records that are older than this many seconds, and shards that were closed before."""
+        """Trim records that are older than the given seconds, and shards that were closed before then."""
         with self._store.lock:
             self._store.trim(self._stream(stream), older_than, remains)
 
@@ -287,11 +289,11 @@ class ScriptedStreams:
     # -- Records that no client writes
 
     def fill(self, shard_id: str, records: int, record_bytes: int = 300) -> None:
-        """Write inserts directly into an open shard, for measurements; the table stores no items.
+        """Write inserts directly into an open shard, for measurements. The table stores no items.
 
         Args:
             shard_id: The shard.
-            records: How many records.
+            records: The number of records.
             record_bytes: The approximate size of each item.
         """
         with self._store.lock:
@@ -312,7 +314,7 @@ class ScriptedStreams:
                 raise KeyError(f"there is no item {dict(key)} in {table}")
 
     def poison(self, stream: str, key: Mapping[str, Any], kind: Poison = Poison.NUMBER) -> int:
-        """Write an insert that no client can decode; return its sequence number."""
+        """Write an insert that no client can decode, and return its sequence number."""
         return self.write_record(stream, key, kind.spoil)
 
     def spoil_item(self, table: str, key: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ class _Running:
 
     @classmethod
     def of(cls, request: Request) -> _Running:
-        """Return the call of a request; errors in it are reported later."""
+        """Return the call of a request. Errors in the request are reported later."""
         service, _, operation = request.headers.get("x-amz-target", "").partition(".")
         known = {_TABLES: TABLE_CALLS.keys(), _STREAMS: STREAM_CALLS.keys() | {"GetRecords"}}
         if operation not in known.get(service, ()):
@@ -81,12 +81,12 @@ class _Running:
 
 
 class Service:
-    """Answers requests; several threads can use it.
+    """Answers requests. Several threads can use this object.
 
     Args:
-        store: All the state.
+        store: The state of the server.
         troubles: The requested failures.
-        journal: Records each request.
+        journal: The journal that records each request.
     """
 
     def __init__(self, store: Store, troubles: Troubles, journal: Journal) -> None:
@@ -94,7 +94,7 @@ class Service:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """End all waits."""
+        """End all waiting calls."""
         self._stopped.set()
         self._troubles.end()
 
@@ -142,7 +142,7 @@ class Service:
         return reply
 
     def _meet(self, trouble: Trouble) -> bool:
-        """Apply the faults that come before the answer; True means an empty page."""
+        """Apply the faults that come before the answer. Return True if the page must be empty."""
         match trouble.action:
             case Fail(error):
                 raise error

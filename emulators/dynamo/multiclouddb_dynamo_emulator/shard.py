@@ -30,7 +30,7 @@ class Numbers:
         self.leap()
 
     def next(self) -> int:
-        """A greater number."""
+        """Return a greater number."""
         self.last += _STEP
         return self.last
 
@@ -57,7 +57,7 @@ class Page:
 
 
 class Shard:
-    """A shard; the lock of its stream guards it.
+    """A shard. The lock of the store protects it.
 
     Attributes:
         shard_id: The id of the shard, 37 characters as in the service.
@@ -82,7 +82,7 @@ class Shard:
         self._numbers: list[int] = []
         self._bodies: list[bytes] = []
         self._times: list[float] = []
-        self._ends: list[int] = []  # where each record ends, counted in bytes since the shard began
+        self._ends: list[int] = []  # the end of each record, in bytes since the shard began
         self._trimmed_bytes = 0
         self._described: bytes | None = None
 
@@ -106,7 +106,7 @@ class Shard:
     def close(self, numbers: Numbers, now: float) -> None:
         """Close the shard, so that it accepts no more records.
 
-        As in the service, an empty shard ends where it starts.
+        As in the real service, an empty shard ends at its start.
         """
         written = bool(self._numbers) or self.trimmed_to > 0
         self.end = numbers.next() if written else self.start
@@ -114,7 +114,7 @@ class Shard:
         self._described = None
 
     def page(self, after: int, limit: int, most_bytes: int) -> Page:
-        """Return records after a sequence number; at least one, if there is one."""
+        """Return records after a sequence number, and at least one record if any exists."""
         first = bisect_right(self._numbers, after)
         if first == len(self._numbers):
             return Page((), None, more=False)
@@ -128,7 +128,7 @@ class Shard:
         self._forget(bisect_right(self._numbers, number))
 
     def trim_before(self, cutoff: float) -> None:
-        """Delete the records of this age or older."""
+        """Delete the records that are as old as the given time or older."""
         self._forget(bisect_right(self._times, cutoff))
 
     def trim_all(self) -> None:
@@ -136,7 +136,7 @@ class Shard:
         self._forget(len(self._numbers))
 
     def clear(self) -> None:
-        """End the shard; it then has no records, and none of its records counts as trimmed."""
+        """End the shard and remove its records, without treating them as trimmed."""
         self.trim_all()
         self.trimmed_to = 0
 

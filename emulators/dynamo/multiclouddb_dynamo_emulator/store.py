@@ -1,4 +1,4 @@
-"""Holds all the state of a scripted DynamoDB server."""
+"""Contains the state of a scripted DynamoDB server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACCOUNT: Final = "000000000000"
 
 
 class Store:
-    """Tables and streams.
+    """The tables and streams of a server.
 
     Args:
         habits: The settings of the server.
@@ -30,7 +30,7 @@ class Store:
 
     Attributes:
         lock: The lock that a thread must hold to read or write the state.
-        tables: By name.
+        tables: The tables, by name.
         streams: The streams by ARN, including disabled streams and those of deleted tables, oldest first.
         epoch: The number of times that the test has expired all iterators.
     """
@@ -44,7 +44,7 @@ class Store:
         self._newest_label = 0
 
     def table(self, name: str) -> Table:
-        """A table."""
+        """Return a table."""
         if name not in self.tables:
             raise not_found(f"Requested resource not found: Table: {name} not found")
         return self.tables[name]
@@ -61,7 +61,7 @@ class Store:
         return table
 
     def delete(self, name: str) -> Table:
-        """Delete a table; its stream is disabled."""
+        """Delete a table, and disable its stream."""
         table = self.table(name)
         if table.live_stream is not None:
             table.live_stream.disable()
@@ -81,13 +81,13 @@ class Store:
         self.streams[table.stream.arn] = table.stream
 
     def stream(self, arn: str) -> Stream:
-        """A stream."""
+        """Return a stream."""
         if arn not in self.streams:
             raise not_found(f"Requested resource not found: Stream: {arn} not found")
         return self.streams[arn]
 
     def home(self, shard_id: str) -> tuple[Stream, Shard]:
-        """Return a shard of any stream, and the stream."""
+        """Return a shard with the given id, and its stream."""
         for stream in self.streams.values():
             if shard_id in stream.shards:
                 return stream, stream.shards[shard_id]
@@ -102,11 +102,11 @@ class Store:
                 del self.streams[arn]
 
     def trim(self, stream: Stream, older_than: float, remains: Remains) -> None:
-        """Trim the records that are older than this many seconds."""
+        """Trim the records that are older than the given seconds."""
         stream.trim(self.clock.seconds() - older_than, remains)
 
     def _label(self) -> str:
-        # It identifies one stream, so two streams of the same millisecond must differ.
+        # The label identifies one stream, so two streams of the same millisecond must have different labels.
         self._newest_label = max(self._newest_label + 1, int(self.clock.seconds() * 1000))
         when = datetime.fromtimestamp(self._newest_label / 1000, UTC)
         return f"{when:%Y-%m-%dT%H:%M:%S}.{self._newest_label % 1000:03d}"

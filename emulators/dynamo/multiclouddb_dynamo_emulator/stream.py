@@ -19,7 +19,8 @@ from multiclouddb_dynamo_emulator.shard import Numbers, Shard
 __all__ = ["Stream"]
 
 _SHARDS: Final = count(1)
-# An odd factor is one-to-one modulo a power of two: the ids differ and their order is arbitrary.
+# Multiplication with an odd factor is one-to-one modulo a power of two. So the ids differ, and their order is
+# arbitrary.
 _SCRAMBLE: Final = 2654435761
 _NEW_VIEWS: Final = {"NEW_IMAGE", "NEW_AND_OLD_IMAGES"}
 _OLD_VIEWS: Final = {"OLD_IMAGE", "NEW_AND_OLD_IMAGES"}
@@ -29,13 +30,13 @@ class Stream:
     """A stream. The lock of the store protects it.
 
     Attributes:
-        arn: An id for one incarnation of one table's stream.
+        arn: The ARN, which identifies one incarnation of a table's stream.
         label: The last part of the ARN.
         table_name: The table's name.
         view: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or `NEW_AND_OLD_IMAGES`.
         keys: The table's key.
-        created: Seconds since 1970.
-        disabled_at: Seconds since 1970; None while the stream is enabled.
+        created: The time of creation, in seconds since 1970.
+        disabled_at: The time of the disabling, in seconds since 1970; None while the stream is enabled.
         shards: Maps each id to its shard, parents first, without expired shards that are unlisted.
     """
 
@@ -51,9 +52,9 @@ class Stream:
         self.numbers = Numbers()
         self._habits, self._clock = habits, clock
         self._region = self.arn.split(":")[3]
-        self._hidden: dict[str, int] = {}  # shard → the number of calls that still hide it
+        self._hidden: dict[str, int] = {}  # shard → the number of calls for which the shard is still hidden
         self._hidden_until: dict[str, float] = {}
-        self._open: list[Shard] = []  # ordered by their ranges of hashes
+        self._open: list[Shard] = []  # the open shards, ordered by their ranges of hashes
         self._lows: list[int] = []
         self._listing: tuple[Order, list[Shard], Mapping[str, int]] | None = None
         initial = habits.initial_shards
@@ -82,7 +83,7 @@ class Stream:
         return child
 
     def next_generation(self) -> None:
-        """Make the sequence numbers one digit longer, if possible."""
+        """Continue with sequence numbers that are one digit longer, if possible."""
         self.numbers.leap()
 
     def disable(self) -> None:
@@ -146,7 +147,7 @@ class Stream:
         self._listing = None
 
     def called(self) -> None:
-        """Count a call of `DescribeStream`, which reduces the number of calls that still hide a shard."""
+        """Count a call of `DescribeStream`. A hidden shard stays hidden for one call less."""
         for shard_id, calls in list(self._hidden.items()):
             if calls > 1:
                 self._hidden[shard_id] = calls - 1
@@ -157,7 +158,7 @@ class Stream:
     # -- Retention
 
     def trim(self, cutoff: float, remains: Remains) -> None:
-        """Delete records of this age or older, and the shards that were closed before."""
+        """Delete records of the given age or older, and shards that were closed before that time."""
         for shard in list(self.shards.values()):
             shard.trim_before(cutoff)
             if shard.closed_at is not None and shard.closed_at <= cutoff:
@@ -207,7 +208,7 @@ class Stream:
             names = ("principalId", "type") if self._habits.lower_case_identity else ("PrincipalId", "Type")
             record["userIdentity"] = dict(zip(names, ("dynamodb.amazonaws.com", "Service"), strict=True))
         if change is not None:
-            # A deep copy is not enough: the keys are in the images too.
+            # A deep copy is not enough, because the images contain the same keys.
             record = orjson.loads(orjson.dumps(record))
             change(record)
         home = self.shard_of(key) if shard is None else shard

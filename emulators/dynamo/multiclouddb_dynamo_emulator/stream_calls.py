@@ -49,7 +49,7 @@ def _list_streams(store: Store, arguments: Arguments) -> bytes:
 
 
 def _children_of(store: Store, arguments: Arguments) -> str | None:
-    """Return the shard whose children are requested; None to list all shards."""
+    """Return the shard whose children are requested, or None to list all shards."""
     wanted = arguments.get("ShardFilter")
     match store.habits.child_filter:
         case ChildFilter.IGNORED:
@@ -66,7 +66,7 @@ def _children_of(store: Store, arguments: Arguments) -> str | None:
 
 
 def _shards_after(store: Store, stream: Stream, start: str | None, parent: str | None) -> list[Shard]:
-    """Return the shards to list, of one parent or of all, from the start of a page on."""
+    """Return the shards to list from the start of a page on: the children of one parent, or all shards."""
     shards, places = stream.listing()
     if parent is not None:
         shards = [shard for shard in shards if shard.parent == parent]
@@ -114,7 +114,7 @@ def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, 
         case "AFTER_SEQUENCE_NUMBER":
             before = 0
         case other:
-            raise invalid(f"ShardIteratorType {other} is not one of the four")
+            raise invalid(f"ShardIteratorType {other} is not one of the four types")
     text = arguments.text("SequenceNumber", *_NUMBER_LENGTHS)
     end = stream.numbers.last if shard.end is None else shard.end
     if not (text.isascii() and text.isdigit()) or not shard.start <= int(text) <= end:
@@ -171,7 +171,7 @@ def get_records(store: Store, arguments: Arguments, empty: bool = False) -> tupl
     if page.last is not None:
         iterator = attrs.evolve(iterator, after=page.last, horizon=False)
     elif iterator.horizon:
-        # Records that are trimmed from now on are lost to it.
+        # A reader at this position loses records that are trimmed from now on.
         iterator = attrs.evolve(iterator, after=shard.trimmed_to, horizon=False)
     apart = store.habits.separate_end and bool(page.bodies)
     return _answer(store, page, iterator, goes_on=shard.end is None or page.more or apart), len(page.bodies)
@@ -192,4 +192,7 @@ STREAM_CALLS: Final[Mapping[str, Callable[[Store, Arguments], bytes]]] = {
     "DescribeStream": _describe_stream,
     "GetShardIterator": _get_shard_iterator,
 }
-"""Maps each operation to its answer as JSON, except `GetRecords`; the caller holds the store's lock."""
+"""Maps each operation, except `GetRecords`, to a function that returns JSON.
+
+The caller holds the store's lock.
+"""

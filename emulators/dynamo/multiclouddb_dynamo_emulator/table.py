@@ -44,7 +44,7 @@ class Table:
         return self.stream if self.stream is not None and self.stream.disabled_at is None else None
 
     def put(self, item: Item) -> Item | None:
-        """Put an item and return the old one; if the item is unchanged, no record is written."""
+        """Put an item and return the old item. If the item is unchanged, no record is written."""
         key = self.keys.key_of(item)
         place = orjson.dumps(key)
         old = self._items.get(place)
@@ -58,7 +58,7 @@ class Table:
         return old
 
     def delete(self, key: Item, expired: bool = False) -> Item | None:
-        """Delete an item and return it; if the item is missing, no record is written."""
+        """Delete an item and return it. If the item does not exist, no record is written."""
         key = self.keys.exactly(key)
         place = orjson.dumps(key)
         old = self._items.pop(place, None)
@@ -89,8 +89,8 @@ class Table:
 
         Args:
             low: The first hash.
-            high: The hash after the last one to return.
-            after: The place after which to begin; None to begin at the lowest hash.
+            high: The end of the range, which is not included.
+            after: The place after which the page begins; None to begin at the lowest hash.
             consistent: False to show the table without its last write.
         """
         index = bisect_left(self._places, (low, b"")) if after is None else bisect_right(self._places, after)

@@ -22,7 +22,7 @@ _RETURNED: Final = ("ReturnValues", "ReturnConsumedCapacity", "ReturnItemCollect
 
 
 def _table(store: Store, arguments: Arguments) -> Table:
-    # An ARN is accepted too.
+    # The name may also be an ARN.
     return store.table(arguments.text("TableName", 3, 1024).rpartition("/")[2])
 
 
@@ -77,7 +77,7 @@ def _delete_item(store: Store, arguments: Arguments) -> dict[str, Any]:
 def _apply(requests: list[tuple[Table, Item, bool]], most: int, refusal: str) -> None:
     """Write all items, or nothing if one request is wrong."""
     if not 0 < len(requests) <= most:
-        raise invalid(f"1 to {most} requests are allowed, and these are {len(requests)}")
+        raise invalid(f"1 to {most} requests are allowed, but there are {len(requests)}")
     keys = {
         (table.arn, orjson.dumps(table.keys.key_of(item) if put else table.keys.exactly(item)))
         for table, item, put in requests
@@ -117,7 +117,7 @@ def _transact_write_items(store: Store, arguments: Arguments) -> dict[str, Any]:
             case {"Delete": {"TableName": name, "Key": key, **rest}} if not rest:
                 requests.append((store.table(name), normalised(key), False))
             case _:
-                raise invalid("The scripted server knows Put and Delete without conditions only")
+                raise invalid("The scripted server supports only Put and Delete without conditions")
     _apply(requests, _TRANSACTION, "Transaction request cannot include multiple operations on one item")
     return {}
 
@@ -134,4 +134,4 @@ TABLE_CALLS: Final[Mapping[str, Callable[[Store, Arguments], dict[str, Any]]]] =
     "TransactWriteItems": _transact_write_items,
     "Scan": lambda store, arguments: scan(store, _table(store, arguments), arguments),
 }
-"""Maps each operation to its function; the caller holds the store's lock."""
+"""Maps each operation to its function. The caller holds the store's lock."""

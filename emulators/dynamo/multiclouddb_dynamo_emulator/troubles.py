@@ -1,4 +1,4 @@
-"""Injects faults on demand: a number of the next calls of an operation fail in some way."""
+"""Injects faults on demand: a number of the next calls of an operation fail in a requested way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Drop:
 
 @attrs.frozen
 class Delay:
-    """Answered late."""
+    """The call is answered late."""
 
     seconds: float
 
@@ -43,7 +43,7 @@ class Hang:
 
 @attrs.frozen
 class Empty:
-    """The call returns a page without records, although there are some."""
+    """The call returns a page without records, although records exist."""
 
 
 @attrs.frozen
@@ -60,13 +60,13 @@ AFTER: Final = (Drop, Act)
 
 @attrs.define(eq=False)
 class Trouble:
-    """A requested trouble.
+    """A requested fault.
 
     Attributes:
         action: The action.
         operation: The calls that the fault affects; None for all.
         shard: The shard whose calls the fault affects; None for all.
-        times: How often; None for ever.
+        times: The number of times that the fault happens; None means always.
         every: The interval: 1 means each call; 2 means every second call, beginning with the second.
         each_shard: True to count the calls of each shard separately.
         renewed_only: True to ignore new iterators from `GetShardIterator`.
@@ -89,7 +89,7 @@ class Trouble:
     _done: Counter[str | None] = attrs.field(factory=Counter, init=False)
 
     def end(self) -> None:
-        """End the fault; hanging calls continue."""
+        """End the fault. Hanging calls continue."""
         self.over.set()
 
     def strikes(self, operation: str, shard: str | None, renewed: bool, records: int | None) -> bool:
@@ -110,9 +110,9 @@ class Trouble:
 
 
 class Troubles:
-    """The faults of a server; each method adds one. Several threads can use this object.
+    """The faults of a server. Each method adds one fault. Several threads can use this object.
 
-    The arguments of the methods are those of `Trouble`. `operation=None` means every operation of both
+    The arguments of the methods are the same as for `Trouble`. `operation=None` means every operation of both
     services.
     """
 
@@ -140,7 +140,7 @@ class Troubles:
         )
 
     def expire(self, times: int | None = 1, *, shard: str | None = None, every: int = 1) -> Trouble:
-        """Expire the iterators that `GetRecords` has returned; new iterators work."""
+        """Expire the iterators that `GetRecords` has returned. New iterators work."""
         return self.fail(
             "GetRecords", "ExpiredIteratorException", times, shard=shard, every=every, renewed_only=True
         )
@@ -163,7 +163,7 @@ class Troubles:
         `reset`, botocore raises an error.
         """
         if (with_records or reset) and not mid_body:
-            raise ValueError("with_records and reset go with mid_body")
+            raise ValueError("with_records and reset can only be used with mid_body")
         return self._add(
             Trouble(Drop(mid_body, reset), operation, shard, times, every, with_records=with_records)
         )
@@ -171,7 +171,7 @@ class Troubles:
     def delay(
         self, operation: str | None, seconds: float, times: int | None = None, *, shard: str | None = None
     ) -> Trouble:
-        """Answer late."""
+        """Answer calls late."""
         return self._add(Trouble(Delay(seconds), operation, shard, times))
 
     def hang(self, operation: str | None, times: int | None = None, *, shard: str | None = None) -> Trouble:
@@ -179,7 +179,7 @@ class Troubles:
         return self._add(Trouble(Hang(), operation, shard, times))
 
     def empty_pages(self, times: int | None, *, shard: str | None = None) -> Trouble:
-        """Return no records on a number of the next pages of each shard; the iterator does not move."""
+        """Return no records on a number of the next pages of each shard. The iterator does not move."""
         return self._add(Trouble(Empty(), "GetRecords", shard, times, each_shard=True))
 
     def act(
@@ -192,13 +192,13 @@ class Troubles:
     ) -> Trouble:
         """Call a function after an answer is ready and before it is sent.
 
-        For `GetRecords`, only answers with records count.
+        For `GetRecords`, this applies only to answers with records.
         """
         with_records = operation == "GetRecords"
         return self._add(Trouble(Act(act), operation, shard, times, with_records=with_records))
 
     def end(self) -> None:
-        """End them all."""
+        """End all faults."""
         with self._lock:
             for trouble in self._all:
                 trouble.end()

@@ -1,4 +1,4 @@
-"""Tests the scripted DynamoDB, through the unmodified boto3."""
+"""Tests the scripted DynamoDB server through the unmodified boto3."""
 
 import itertools
 import re
@@ -218,7 +218,7 @@ class TestHttp:
         server.break_connections()
         while server.connections:
             time.sleep(0.001)
-        # The pool detects it by itself and connects again.
+        # The pool detects the closed connection by itself and connects again.
         wire.tables.describe_table(TableName="orders")
         assert server.connections == 1
 
@@ -501,7 +501,7 @@ class TestWrites:
         wire.put("a", line={"N": "1"})
         wire.tables.put_item(TableName="orders", Item={"line": {"N": "2"}, "id": {"S": "a"}})
         wire.put("a", line={"N": "2.0"})
-        # The parts of a key have no order.
+        # The order of a key's parts does not matter.
         wire.tables.delete_item(TableName="orders", Key={"line": {"N": "1.0"}, "id": {"S": "a"}})
         records = wire.read(arn, only(wire.ids(arn)))
         assert [record["eventName"] for record in records] == ["INSERT", "INSERT", "REMOVE"]
@@ -603,7 +603,7 @@ class TestTime:
         assert created <= START + timedelta(minutes=1)
 
     def test_the_clock_does_not_go_back(self, server):
-        with pytest.raises(ValueError, match="does not go back"):
+        with pytest.raises(ValueError, match="cannot go back"):
             server.advance(-1)
 
     def test_it_runs(self, server):
@@ -800,14 +800,14 @@ class TestShards:
         assert children[None] == 1
         assert max(children.values()) == 2
         assert all(starts[shard["ParentShardId"]] < starts[shard["ShardId"]] for shard in shards[1:])
-        with pytest.raises(ValueError, match="are there already"):
+        with pytest.raises(ValueError, match="the stream already has"):
             server.grow("orders", total=10, open_shards=64)
 
     def test_thousands_can_have_records(self, wire, server):
         arn = wire.create()
         server.grow("orders", total=60, open_shards=4, records=5)
         found = [record for shard_id in wire.ids(arn) for record in wire.read(arn, shard_id)]
-        # Three shards were split: one, and its two children.
+        # Three shards were split: a shard and its two children.
         assert len(found) == 57 * 5
         assert len(set(keys(found))) == len({record["eventID"] for record in found}) == len(found)
 
@@ -850,7 +850,7 @@ class TestShards:
         assert wire.ids(arn) == [parent, child]
         server.hide_children(parent, 1)
         assert wire.ids(arn) == [parent]
-        # A hidden one still exists.
+        # A hidden shard still exists.
         server.hide_children(parent, 1)
         wire.put("a")
         assert keys(wire.read(arn, child)) == ["a"]
@@ -925,7 +925,7 @@ class TestIterators:
         assert keys(wire.read(arn, shard_id, "AT_SEQUENCE_NUMBER", second)) == [*"bcd"]
         assert keys(wire.read(arn, shard_id, "AFTER_SEQUENCE_NUMBER", second)) == [*"cd"]
         assert keys(wire.get(latest)["Records"]) == ["d"]
-        # The same one again.
+        # The same iterator is used again.
         assert keys(wire.get(latest)["Records"]) == ["d"]
 
     def test_latest_from_before_a_rollover_ends_with_its_shard(self, wire, server):
@@ -1247,7 +1247,7 @@ class TestDeletesByExpiry:
         server.expire_item("orders", {"id": {"S": "a"}})
         record = wire.read(arn, only(wire.ids(arn)))[1]
         assert record["eventName"] == "REMOVE"
-        # boto3 knows only the upper case.
+        # boto3 supports only the upper case.
         identity = {"PrincipalId": "dynamodb.amazonaws.com", "Type": "Service"}
         assert record["userIdentity"] == ({} if lower else identity)
 
@@ -1423,7 +1423,7 @@ class TestTroubles:
 
     @pytest.mark.parametrize("argument", ["reset", "with_records"])
     def test_before_the_answer_nothing_is_known_of_it(self, server, argument):
-        with pytest.raises(ValueError, match="go with mid_body"):
+        with pytest.raises(ValueError, match="only be used with mid_body"):
             server.troubles.drop("GetRecords", **{argument: True})
 
     def test_answers_are_late(self, wire, server):
@@ -1570,7 +1570,7 @@ class TestJournal:
         _, errors = self.read_together(wire, arn, 3)
         refused = only([error for error in errors if error])
         assert refused.response["Error"]["Code"] == "LimitExceededException"
-        # Those that ended do not count any more.
+        # Calls that have ended no longer count.
         assert self.read_together(wire, arn, 2)[1] == [None] * 2
 
     def test_listings_are_counted_by_the_second(self):
@@ -1601,7 +1601,7 @@ class TestReference:
     def test_limits_of_the_service_model(self, wire):
         arn = wire.create()
         iterator = wire.iterator(arn, only(wire.ids(arn)))
-        # boto3 checks lengths and the lowest value; what it lets through, the server refuses.
+        # boto3 checks lengths and the lowest value. The server refuses other invalid values.
         for call, named in (
             (wire.streams.describe_stream, {"StreamArn": arn, "Limit": 101}),
             (wire.streams.list_streams, {"Limit": 101}),
@@ -1689,7 +1689,7 @@ class TestReference:
         assert isinstance(change["ApproximateCreationDateTime"], int)
 
     def test_a_walk_over_the_lineage_loses_nothing(self, wire, server):
-        """The test reads while all kinds of faults happen at the same time."""
+        """Reading through the lineage loses nothing, even if all kinds of faults happen at the same time."""
         server.habits.order = Order.SHUFFLED
         server.habits.late_children = 1
         server.habits.initial_shards = 2
@@ -1721,7 +1721,7 @@ def first_number(shard):
 
 
 def drained(wire, arn, shard_id):
-    """Return all records that a shard contains now, in spite of all faults."""
+    """Return all records that a shard contains now, despite all faults."""
     records, last = [], None
     iterator = wire.iterator(arn, shard_id)
     empty = 0

@@ -1,8 +1,8 @@
 """A scripted Cloud Spanner server with change streams, over gRPC, for the unmodified google-cloud-spanner.
 
-habits      what it does in its own way        clock      its clock
-troubles    what goes wrong on demand          journal    what was asked of it
-server      `ScriptedSpanner`, all of it       service    what it listens with
+habits      the server's normal behaviour      clock      its clock
+troubles    failures on demand                 journal    the received calls
+server      `ScriptedSpanner`, the server      service    its gRPC services
 
 The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
 have the same error, and the tests would not find it.

@@ -26,7 +26,7 @@ from multiclouddb_spanner_emulator.world import World
 __all__ = ["Meet", "answered", "read", "stream_query"]
 
 Meet = Callable[[Call, "int | None"], None]
-"""A function that applies faults to a call after so many rows were sent."""
+"""A function that applies faults to a call after a given number of sent rows."""
 
 _NAME: Final = r"[`\"]?(\w+)[`\"]?"
 _GOOGLE: Final = re.compile(
@@ -60,7 +60,7 @@ def _params(request: Any) -> dict[str, Any]:
 
 
 def stream_query(database: Database, sql: str, params: dict[str, Any]) -> StreamQuery | None:
-    """Return the arguments of a change stream query; None for any other statement."""
+    """Return the arguments of a change stream query, or None for any other statement."""
     found = (_POSTGRES if database.postgres else _GOOGLE).fullmatch(sql)
     if found is None:
         if re.search(r"\bread_(json_)?\w+\s*\(", sql, re.IGNORECASE):
@@ -137,8 +137,7 @@ def answered(
         return
     meet(call, None)
     with world.changed:
-        moment_of(world, request)
-        fields, found = _plain(world, database, sql, params)
+        fields, found = _plain(world, database, sql, params, moment_of(world, request))
     yield from _messages(
         world, request, call, fields, iter([[[to_value(value) for value in row] for row in found]])
     )
@@ -185,7 +184,7 @@ def _stream_rows(
     is_active: Callable[[], bool],
     meet: Meet,
 ) -> Iterator[list[list[Value]]]:
-    """Yield rows in batches that are sent immediately. A fault may happen between any two batches."""
+    """Yield rows in batches that are sent immediately. A fault may happen between two batches."""
     mix = random.Random(len(world.journal.calls)) if world.habits.mixes_equal_timestamps else None
     reading = Reading(query, stream, world.clock, world.changed, is_active, mix=mix)
     for records in reading.records():
@@ -207,7 +206,7 @@ def _row(record: Record, *, postgres: bool) -> Value:
 
 
 def _plain(
-    world: World, database: Database, sql: str, params: dict[str, Any]
+    world: World, database: Database, sql: str, params: dict[str, Any], moment: int
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[list[Any]]]:
     one, time = _ONE.fullmatch(sql), _TIME.fullmatch(sql)
     if one is not None:
@@ -216,7 +215,7 @@ def _plain(
         name = time[2] or ("now" if time[1][:3] == "now" else "")
         return [(name, {"code": "TIMESTAMP"})], [[to_text(world.clock.read())]]
     if re.search(r"\binformation_schema\b", sql, re.IGNORECASE):
-        names, rows = information.ask(database, sql, params)
+        names, rows = information.ask(database, sql, params, moment)
         return [(name, {"code": code}) for name, code in names], rows
     table = _TABLE.search(sql)
     if table is not None:

@@ -15,7 +15,7 @@ _TEXT: Final = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(
 
 
 def to_text(moment: int, zone: str = "Z") -> str:
-    """Format a time in RFC 3339 without trailing zeros."""
+    """Return a time in RFC 3339 without trailing zeros."""
     seconds, rest = divmod(moment, SECOND)
     fraction = f".{rest:09d}".rstrip("0").rstrip(".")
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + fraction + zone
@@ -49,7 +49,7 @@ class Clock:
         self.held: int | None = None
 
     def nanoseconds(self) -> int:
-        """Return the present time, which is never before an acknowledged commit."""
+        """Return the current time, which is never before an acknowledged commit."""
         return max(time.monotonic_ns() + self._offset, self._last)
 
     def now(self) -> datetime:
@@ -64,7 +64,7 @@ class Clock:
     def commit(self) -> int:
         """Return the next commit timestamp.
 
-        The timestamp is later than all others, unless the test holds timestamps at one value.
+        The timestamp is later than all earlier timestamps, unless a test holds timestamps at one value.
         """
         if self.held is not None:
             return self.held
@@ -77,7 +77,7 @@ class Clock:
         return self._last
 
     def crowd(self, seconds: float) -> None:
-        """Move the clock ahead by the given time, and stop it until real time has caught up.
+        """Move the clock forward by the given time, and stop it until real time has caught up.
 
         Until then, successive commits are one tick apart.
         """
@@ -87,5 +87,5 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Move the clock forward."""
         if seconds < 0:
-            raise ValueError(f"a clock does not go back, and {seconds} is negative")
+            raise ValueError(f"a clock cannot go back, but {seconds} is negative")
         self._offset += round(seconds * SECOND)

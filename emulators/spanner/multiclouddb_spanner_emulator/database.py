@@ -29,7 +29,7 @@ class Write:
         kind: One of `insert`, `update`, `insert_or_update`, `replace` or `delete`.
         table: The table.
         columns: The names of columns; empty for a delete.
-        rows: A value for each column; for a delete, the keys, or None for every row.
+        rows: Rows with a value for each column. For a delete, the keys, or None to delete every row.
     """
 
     kind: str
@@ -39,12 +39,12 @@ class Write:
 
 
 class Database:
-    """A database; the caller must hold the server's lock.
+    """A database. The caller must hold the server's lock.
 
     Attributes:
         name: Its full name.
         postgres: True for the PostgreSQL dialect.
-        tables: Name → table.
+        tables: Maps each name to its table.
         streams: Maps each name to its change stream.
         statements: The DDL statements that created the database.
         history: Every transaction, with its commit timestamp and its effects: table → key → effect.
@@ -64,7 +64,7 @@ class Database:
     # -- DDL
 
     def execute(self, statement: str) -> None:
-        """Run a DDL statement."""
+        """Execute a DDL statement."""
         match ddl.parse(statement, postgres=self.postgres):
             case ddl.CreateTable(table):
                 self._new(table.name)
@@ -88,7 +88,8 @@ class Database:
                 self.streams[name] = made
             case ddl.AlterStream(name, altered, settings):
                 stream = self._stream(name)
-                stream.watch = stream.watch if altered is None else altered
+                if altered is not None:
+                    stream.set_watch(altered, self._clock.step())
                 stream.set_options(settings or {})
             case ddl.Drop(kind, name):
                 self._drop(kind, name)
@@ -134,7 +135,7 @@ class Database:
     # -- Transactions
 
     def commit(self, writes: Iterable[Write], tag: str = "", *, is_system: bool = False) -> int:
-        """Apply a transaction and report it to the change streams; return its commit timestamp."""
+        """Apply a transaction and report it to the change streams. Return its commit timestamp."""
         commit = self._clock.commit()
         changes: dict[str, dict[Key, Change]] = {}
         try:

@@ -29,14 +29,14 @@ _CAPTURES: Final = ("OLD_AND_NEW_VALUES", "NEW_VALUES", "NEW_ROW", "NEW_ROW_AND_
 
 @attrs.frozen
 class CreateTable:
-    """CREATE TABLE."""
+    """The statement CREATE TABLE."""
 
     table: Table
 
 
 @attrs.frozen
 class AddColumn:
-    """ALTER TABLE … ADD COLUMN."""
+    """The statement ALTER TABLE … ADD COLUMN."""
 
     table: str
     column: Column
@@ -44,7 +44,7 @@ class AddColumn:
 
 @attrs.frozen
 class DropColumn:
-    """ALTER TABLE … DROP COLUMN."""
+    """The statement ALTER TABLE … DROP COLUMN."""
 
     table: str
     column: str
@@ -52,7 +52,7 @@ class DropColumn:
 
 @attrs.frozen
 class CreateStream:
-    """CREATE CHANGE STREAM."""
+    """The statement CREATE CHANGE STREAM."""
 
     name: str
     watch: Watch
@@ -61,7 +61,7 @@ class CreateStream:
 
 @attrs.frozen
 class AlterStream:
-    """The statement ALTER CHANGE STREAM; a part that is None stays unchanged."""
+    """The statement ALTER CHANGE STREAM. A part that is None stays unchanged."""
 
     name: str
     watch: Watch | None
@@ -70,7 +70,7 @@ class AlterStream:
 
 @attrs.frozen
 class Drop:
-    """DROP TABLE or DROP CHANGE STREAM."""
+    """The statement DROP TABLE or DROP CHANGE STREAM."""
 
     kind: str
     name: str
@@ -116,7 +116,8 @@ class _Parser:
 
     def create_table(self, name: str, body: str, rest: str) -> Statement:
         if not self.postgres:
-            # The last "PRIMARY KEY (…)" is after the columns, so end the body at its own closing parenthesis.
+            # The clause "PRIMARY KEY (…)" comes after the columns, so the body ends at its own closing
+            # parenthesis.
             body, rest = _balanced(f"({body}){rest}")
         pieces = _pieces(body)
         columns, key = list[Column](), _key(rest)
@@ -202,7 +203,7 @@ class _Parser:
 
 
 def _spelled(of: str) -> str:
-    """Return the form in INFORMATION_SCHEMA."""
+    """Return a type in the form of INFORMATION_SCHEMA."""
     if "<" in of:
         return re.sub(r"\s+", "", of)
     of = re.sub(r"^varchar\b", "character varying", of, flags=re.IGNORECASE)

@@ -24,7 +24,7 @@ class ServiceError(Exception):
     Args:
         status: The status of the error, for example `UNAVAILABLE`.
         message: Its message.
-        retry_after: The number of seconds that the client should wait, or None to omit this.
+        retry_after: The number of seconds that the client should wait, or None to omit this detail.
         resource: The kind and name of the missing resource, or None.
     """
 
@@ -66,17 +66,17 @@ class ServiceError(Exception):
 
 
 def invalid(message: str) -> ServiceError:
-    """An `INVALID_ARGUMENT`."""
+    """Return an `INVALID_ARGUMENT` error."""
     return ServiceError("INVALID_ARGUMENT", message)
 
 
 def out_of_range(message: str) -> ServiceError:
-    """An `OUT_OF_RANGE`."""
+    """Return an `OUT_OF_RANGE` error."""
     return ServiceError("OUT_OF_RANGE", message)
 
 
 def unimplemented(what: str) -> ServiceError:
-    """Return an `UNIMPLEMENTED` error which says that the emulator, not the service, lacks this feature."""
+    """Return an `UNIMPLEMENTED` error for a feature that the emulator lacks and the service may have."""
     return ServiceError("UNIMPLEMENTED", f"The scripted server does not know {what}")
 
 

@@ -19,14 +19,16 @@ class Habits:
         first_partition_only: True if all changes go to the oldest open partition.
         mods_per_record: The maximum number of mods in a data change record; None for no limit.
         sequence_step: The amount by which the record sequence of a transaction grows with each record.
-        children_per_record: The maximum number of children in a child partitions record; None for all.
+        children_per_record: The maximum number of children in a child partitions record; None for no maximum.
         repeat_children: The number of times that each child partitions record is sent.
         children_first: True if partitions and children are named in reverse order.
         mixes_equal_timestamps: True if transactions with the same commit timestamp are sent in a different
             order each time, and mixed. The records of each transaction stay in order.
         rows_per_message: The maximum number of rows in a message of an answer.
-        chunk_characters: A message ends inside a value as soon as it contains this many characters of text.
-        horizon_is_told: True if an error about retention names the earliest timestamp.
+        chunk_characters: The number of characters of text after which a message ends, even inside a value.
+        horizon_is_told: True if an error about retention contains the earliest timestamp.
+        life_is_told: True if an error about a time outside a partition's lifetime contains the start and the
+            end of the partition.
         multiplexed: True if the answer says that a session is multiplexed when a client requests this.
     """
 
@@ -42,4 +44,5 @@ class Habits:
     rows_per_message: int = 100
     chunk_characters: int = 1_000_000
     horizon_is_told: bool = True
+    life_is_told: bool = True
     multiplexed: bool = True

@@ -1,4 +1,4 @@
-"""INFORMATION_SCHEMA: the description of a database, and the queries on it.
+"""Answers queries on INFORMATION_SCHEMA, which describes a database.
 
 SQLite runs each query on tables that are filled for that query, so joins, parameters and ordering work.
 """
@@ -17,7 +17,7 @@ from multiclouddb_spanner_emulator.schema import Column, Table
 __all__ = ["Answer", "ask"]
 
 Answer = tuple[list[tuple[str, str]], list[list[Any]]]
-"""The name and type code of each column, and the rows."""
+"""An answer: the name and type code of each column, and the rows."""
 
 _STREAM: Final = "CHANGE_STREAM_CATALOG CHANGE_STREAM_SCHEMA CHANGE_STREAM_NAME"
 _TABLE: Final = "TABLE_CATALOG TABLE_SCHEMA TABLE_NAME"
@@ -42,20 +42,20 @@ _CODES: Final = {bool: "BOOL", int: "INT64", float: "FLOAT64"}
 sqlite3.register_converter("BOOLEAN", lambda value: value == b"1")
 
 
-def _rows(database: Database, name: str) -> Iterator[list[Any]]:
+def _rows(database: Database, name: str, moment: int) -> Iterator[list[Any]]:
     schema = "public" if database.postgres else ""
     text = "character varying" if database.postgres else "STRING"
     match name:
         case "CHANGE_STREAMS":
             for stream in database.streams.values():
-                yield ["", schema, stream.name, stream.watch.everything]
+                yield ["", schema, stream.name, stream.watch_at(moment).everything]
         case "CHANGE_STREAM_TABLES":
             for stream in database.streams.values():
-                for table, columns in stream.watch.tables.items():
+                for table, columns in stream.watch_at(moment).tables.items():
                     yield ["", schema, stream.name, "", schema, table, columns is None]
         case "CHANGE_STREAM_COLUMNS":
             for stream in database.streams.values():
-                for table, columns in stream.watch.tables.items():
+                for table, columns in stream.watch_at(moment).tables.items():
                     for column in columns or ():
                         yield ["", schema, stream.name, "", schema, table, column]
         case "CHANGE_STREAM_OPTIONS":
@@ -90,9 +90,9 @@ def _indexed(table: Table, column: Column, number: int) -> list[Any]:
     return [column.name, number, order, "YES" if column.nullable else "NO", column.text]
 
 
-def _fill(connection: sqlite3.Connection, database: Database, name: str) -> None:
+def _fill(connection: sqlite3.Connection, database: Database, name: str, moment: int) -> None:
     columns = [piece.split(":") for piece in _TABLES[name].split()]
-    # The PostgreSQL dialect has text instead of booleans.
+    # The PostgreSQL dialect uses text instead of booleans here.
     types = [
         "TEXT" if database.postgres and each[1:] == ["BOOLEAN"] else (each[1:] or ["TEXT"])[0]
         for each in columns
@@ -100,20 +100,21 @@ def _fill(connection: sqlite3.Connection, database: Database, name: str) -> None
     names = [each[0].lower() if database.postgres else each[0] for each in columns]
     spelled = ", ".join(f'"{column}" {of}' for column, of in zip(names, types, strict=True))
     connection.execute(f"CREATE TABLE information_schema.{name} ({spelled})")
-    for row in _rows(database, name):
+    for row in _rows(database, name, moment):
         if database.postgres:
             row = [("YES" if value else "NO") if isinstance(value, bool) else value for value in row]
         marks = ", ".join("?" * len(row))
         connection.execute(f"INSERT INTO information_schema.{name} VALUES ({marks})", row)
 
 
-def ask(database: Database, sql: str, params: Mapping[str, Any]) -> Answer:
+def ask(database: Database, sql: str, params: Mapping[str, Any], moment: int) -> Answer:
     """Return the answer to a query on INFORMATION_SCHEMA.
 
     Args:
         database: The database.
         sql: The query.
         params: The parameters of the query, by name; `p1` is `$1` in the PostgreSQL dialect.
+        moment: The time of the data. Only what streams watch is known for past times.
 
     Raises:
         ServiceError: Raised if SQLite does not understand the query, or the table does not exist.
@@ -123,8 +124,10 @@ def ask(database: Database, sql: str, params: Mapping[str, Any]) -> Answer:
         connection.execute("ATTACH ':memory:' AS information_schema")
         for name in {found.upper() for found in _MENTIONED.findall(sql)}:
             if name not in _TABLES:
-                raise invalid(f"Table not found: INFORMATION_SCHEMA.{name}, or the scripted server has none")
-            _fill(connection, database, name)
+                raise invalid(
+                    f"Table not found: INFORMATION_SCHEMA.{name}, or the scripted server does not have it"
+                )
+            _fill(connection, database, name, moment)
         bound = {re.sub(r"^p(?=\d+$)", "", key) if database.postgres else key: params[key] for key in params}
         # ALL is a reserved word of SQLite, even after a dot.
         spelled = re.sub(r"\.ALL\b", '."ALL"', sql, flags=re.IGNORECASE)

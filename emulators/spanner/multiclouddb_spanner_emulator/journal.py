@@ -39,7 +39,7 @@ class Journal:
     """The calls of a server, in the order of their arrival. Several threads can use this object.
 
     Attributes:
-        calls: All of them.
+        calls: All calls.
         most_streams: The maximum number of change stream queries that ran at the same time.
     """
 

@@ -15,16 +15,16 @@ __all__ = ["HASHES", "Partition", "Range", "halves", "new_token", "place_of"]
 
 HASHES: Final = 2**64
 Range = tuple[int, int]
-"""The start (inclusive) and the end (exclusive) of a range of hashes."""
+"""A range of hashes: its start, and its end, which is not included."""
 
 
 @attrs.define(eq=False)
 class Partition:
-    """One partition.
+    """A partition of a change stream.
 
     Attributes:
         token: Its token.
-        start: When it began.
+        start: The time at which the partition began.
         ranges: The hashes that the partition contains.
         parents: The tokens of the partition's parents.
         end: The time at which the partition ended, or None.
@@ -69,13 +69,13 @@ def place_of(text: str) -> int:
 def halves(ranges: tuple[Range, ...], count: int) -> list[tuple[Range, ...]]:
     """Distribute ranges to the given number of partitions.
 
-    While there are too few ranges, the widest are divided.
+    If there are too few ranges, the widest ranges are divided.
     """
     pieces = sorted(ranges)
     while len(pieces) < count:
         low, high = max(pieces, key=lambda each: each[1] - each[0])
         if high - low < 2:
-            raise ValueError("this partition holds a single hash and cannot be split")
+            raise ValueError("this partition contains a single hash and cannot be split")
         pieces.remove((low, high))
         middle = (low + high) // 2
         pieces = sorted([*pieces, (low, middle), (middle, high)])

@@ -1,4 +1,4 @@
-"""Runs the change stream query, which checks its arguments and yields records as time passes."""
+"""Runs change stream queries: checks the arguments, and yields records as time passes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StreamQuery:
         start: The start time.
         end: The end time; None to read as long as the partition is alive.
         token: The partition; None for the list of the partitions that are alive at `start`.
-        heartbeat: Milliseconds.
+        heartbeat: The interval of heartbeats in milliseconds.
     """
 
     stream: str
@@ -81,16 +81,17 @@ def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) 
             f"{received}."
         )
     if query.token is not None:
-        _check_life(stream.partition(query.token), start, received)
+        _check_life(stream.partition(query.token), start, received, told=habits.life_is_told)
 
 
-def _check_life(partition: Partition, start: int, received: str) -> None:
+def _check_life(partition: Partition, start: int, received: str, *, told: bool) -> None:
     end = partition.end
     if start < partition.start or (end is not None and start > end):
         until = "infinite-future" if end is None else to_text(end, _ZONE)
+        life = f"within {to_text(partition.start, _ZONE)} and {until}" if told else "of its lifetime"
         raise out_of_range(
             "Specified start_timestamp is invalid for the partition. Please specify a start_timestamp "
-            f"within {to_text(partition.start, _ZONE)} and {until}. {received}."
+            f"{life}. {received}."
         )
 
 
@@ -98,10 +99,11 @@ class Reading:
     """One running change stream query.
 
     Args:
-        query: Its arguments, checked.
+        query: The checked arguments of the query.
         stream: The stream.
         clock: The server's clock.
-        changed: The condition that a thread must hold to read or change the server; every change notifies it.
+        changed: The condition that a thread must hold to read or change the server. Every change notifies the
+            condition.
         is_active: A function that returns False if no client is listening any more.
         mix: A random generator that mixes transactions with the same commit timestamp; None to keep their
             order.
@@ -129,7 +131,7 @@ class Reading:
         self._anything = False
 
     def records(self) -> Iterator[list[Record]]:
-        """Yield batches of records, until the end of the window or the partition."""
+        """Yield batches of records until the end time of the query or the end of the partition."""
         if self._query.token is None:
             self._wait_for(self._start)
             with self._changed:
@@ -149,7 +151,7 @@ class Reading:
                 return
 
     def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
-        """Return the records up to now, the place of the next record, and True if the answer ends."""
+        """Return the records up to now, the index of the next record, and whether the answer ends."""
         now, end = self._clock.nanoseconds(), self._query.end
         bound = now if end is None else min(now, end)
         stop = at
@@ -194,10 +196,7 @@ class Reading:
 
 
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
-    """Return the records.
-
-    Return the records; those of transactions with the same commit timestamp are mixed at random.
-    """
+    """Return the records, with transactions of the same commit timestamp mixed at random."""
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}
         for record in same:

@@ -16,12 +16,12 @@ __all__ = ["Children", "DataChange", "Heartbeat", "Mod", "Record", "dumped", "to
 
 
 def dumped(value: Any) -> str:
-    """Return JSON text with sorted names and without spaces."""
+    """Return a JSON text with sorted names and without spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def to_value(value: Any) -> Value:
-    """Return a value in the form of the protocol, in which whole numbers are text."""
+    """Return a value in the form of the protocol, where whole numbers are texts."""
     match value:
         case None:
             return Value(null_value=0)
@@ -64,7 +64,7 @@ class DataChange:
         records: The number of records in the transaction.
         partitions: The number of partitions that contain these records.
         tag: The transaction's tag.
-        is_system: True for one of the service's own transactions.
+        is_system: True for a transaction of the service itself.
     """
 
     commit: int
@@ -107,7 +107,7 @@ class DataChange:
             f'"type":{dumped(each.type.described())}}}'
             for each, key in self.columns
         )
-        # The texts of a mod are inserted unchanged, whether they are valid JSON or not.
+        # The texts of a mod are inserted unchanged, even if they are not valid JSON.
         mods = ",".join(
             f'{{"keys":{mod.keys},"new_values":{mod.new_values},"old_values":{mod.old_values}}}'
             for mod in self.mods

@@ -1,4 +1,4 @@
-"""Reads rows by key ranges, as of a time that the database still keeps."""
+"""Reads rows by key ranges, as of a time whose data the database still keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fields = list[tuple[str, dict[str, Any]]]
 
 
 def moment_of(world: World, request: Any) -> int:
-    """Return the time at which a request reads.
+    """Return the time as of which a request reads.
 
     A read of a part (`PartitionRead`) belongs to a transaction, whose id contains the time.
 

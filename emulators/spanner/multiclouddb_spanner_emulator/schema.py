@@ -71,7 +71,7 @@ class Table:
     rows: dict[Key, Row] = attrs.field(factory=dict)
 
     def column(self, name: str) -> Column:
-        """Return the column with this name; case is ignored."""
+        """Return the column with this name. Case is ignored."""
         for column in self.columns:
             if column.name.lower() == name.lower():
                 return column
@@ -80,7 +80,7 @@ class Table:
     def order(self, key: Key) -> tuple[Any, ...]:
         """Return a key that sorts as the service orders the table's rows.
 
-        The method also works for the first parts of a key.
+        The method also works for a prefix of a key.
         """
         parts: list[Any] = []
         for name, value in zip(self.key, key, strict=False):
@@ -99,7 +99,7 @@ class Watch:
 
     Attributes:
         everything: True for a stream that is defined `FOR ALL`.
-        tables: Maps each table to its watched columns, or to None for all of them.
+        tables: Maps each table to its watched columns, or to None for all columns.
     """
 
     everything: bool = False
@@ -108,7 +108,7 @@ class Watch:
     def columns(self, table: Table) -> list[Column] | None:
         """Return the watched columns of a table, without the key columns.
 
-        None if the table is not watched.
+        Return None if the table is not watched.
         """
         if self.everything:
             return table.values()

@@ -29,7 +29,7 @@ _LARGEST: Final = 64 << 20
 
 @attrs.frozen
 class PartitionState:
-    """The present state of a partition.
+    """The current state of a partition.
 
     Attributes:
         token: Its token.
@@ -55,7 +55,7 @@ class ScriptedSpanner:
         habits: The settings of the server; they may be changed at any time.
         troubles: Failures on demand.
         journal: The received calls.
-        clock: Its clock.
+        clock: The server's clock.
         host: The address on which the server listens, for `SPANNER_EMULATOR_HOST`; "" before the server is
             started.
     """
@@ -86,17 +86,17 @@ class ScriptedSpanner:
 
     @property
     def journal(self) -> Journal:
-        """What was asked."""
+        """Return the journal of the received calls."""
         return self._world.journal
 
     @property
     def clock(self) -> Clock:
-        """Its clock."""
+        """Return the server's clock."""
         return self._world.clock
 
     @property
     def sessions(self) -> list[str]:
-        """Return the sessions that are open."""
+        """Return the open sessions."""
         return list(self._world.sessions)
 
     # -- Its life
@@ -129,7 +129,7 @@ class ScriptedSpanner:
 
         Args:
             database: The full name of the database, `projects/P/instances/I/databases/D`.
-            statements: DDL.
+            statements: The DDL statements.
             postgres: True for the PostgreSQL dialect.
         """
         instance, _, name = database.partition("/databases/")
@@ -138,18 +138,18 @@ class ScriptedSpanner:
             self._world.add_database(instance, name, postgres=postgres, statements=statements)
 
     def execute(self, database: str, *statements: str) -> None:
-        """Run DDL."""
+        """Execute DDL statements."""
         with self._world.changed:
             for statement in statements:
                 self._database(database).execute(statement)
             self._world.changed.notify_all()
 
     def commit(self, database: str, *writes: Write, tag: str = "", is_system: bool = False) -> int:
-        """Write a transaction; return its commit timestamp in nanoseconds."""
+        """Write a transaction, and return its commit timestamp in nanoseconds."""
         return self._world.commit(self._database(database), writes, tag, is_system=is_system)
 
     def expire_row(self, database: str, table: str, *key: Any) -> None:
-        """Delete a row as a row deletion policy does."""
+        """Delete a row in the same way as a row deletion policy."""
         write = Write("delete", table, (), [key])
         self.commit(database, write, tag="RowDeletionPolicy", is_system=True)
 
@@ -189,7 +189,7 @@ class ScriptedSpanner:
         return self.clock.now()
 
     def forget(self, database: str, stream: str) -> None:
-        """Expire all records of a stream that exist so far, without moving the clock."""
+        """Expire all existing records of a stream, without moving the clock."""
         with self._world.changed:
             self._stream(database, stream).created = self.clock.step()
 
@@ -228,26 +228,26 @@ class ScriptedSpanner:
         return [each.token for each in self.partitions(database, stream) if each.is_open]
 
     def split(self, token: str, into: int = 2) -> list[str]:
-        """Split a partition; return the tokens of its children."""
+        """Split a partition, and return the tokens of its children."""
         return self._world.reshape([token], into)
 
     def merge(self, *tokens: str) -> str:
-        """Merge partitions; return the token of the child."""
+        """Merge partitions, and return the token of the child."""
         return self._world.reshape(tokens, 1)[0]
 
     def move(self, token: str) -> str:
-        """End a partition and continue in a new one with the same keys; return the new token."""
+        """End a partition, and continue in a new partition with the same keys. Return its token."""
         return self._world.reshape([token], 1)[0]
 
     def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
-        """End partitions and continue in the given number of new ones.
+        """End partitions, and continue in the given number of new partitions.
 
-        Each new partition is a child of all the old ones.
+        Each new partition is a child of all the old partitions.
         """
         return self._world.reshape(tokens, count)
 
     def hide_end(self, token: str, *, hidden: bool = True) -> None:
-        """Make readers at the end of a partition wait for its children, or end this wait."""
+        """Hide the end of a partition, so that readers there wait for its children, or show it again."""
         with self._world.changed:
             self._world.stream_of(token).partitions[token].hidden = hidden
             self._world.changed.notify_all()

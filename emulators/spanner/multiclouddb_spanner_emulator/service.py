@@ -1,4 +1,4 @@
-"""The gRPC services: Implements the Spanner service, and as much of the two admin services as tests need."""
+"""Implements the Spanner service over gRPC, and as much of the two admin services as tests need."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class _Service:
             if message.HasField("metadata"):
                 answer.metadata.CopyFrom(message.metadata)
             if message.chunked_value:
-                raise unimplemented("ExecuteSql with so much in a row; use ExecuteStreamingSql")
+                raise unimplemented("ExecuteSql with such a large row; use ExecuteStreamingSql")
             values += message.values
         width = len(answer.metadata.row_type.fields)
         for at in range(0, len(values), width):
@@ -362,7 +362,7 @@ class _Ending:
         elif isinstance(error, _StoppedError | GeneratorExit):
             call.status = "CANCELLED"
             if isinstance(error, _StoppedError):
-                context.abort(grpc.StatusCode.CANCELLED, "The server has stopped, or nobody listens")
+                context.abort(grpc.StatusCode.CANCELLED, "The server has stopped, or no client is listening")
         else:
             call.status = "INTERNAL"
             context.abort(grpc.StatusCode.INTERNAL, f"The scripted server failed: {error!r}")

@@ -34,7 +34,7 @@ class ChangeStream:
 
     Attributes:
         name: Its name.
-        watch: What it watches.
+        watch: The tables and columns that the stream watches.
         options: The options that were set.
         created: The time at which the stream was created.
         partitions: Every partition that ever existed, by token.
@@ -49,6 +49,7 @@ class ChangeStream:
         self.created = created
         self.partitions: dict[str, Partition] = {}
         self._habits = habits
+        self._watched = [(0, watch)]
         self._number = next(_numbers)
         self.set_options(options)
         for share in halves(((0, HASHES),), habits.initial_partitions):
@@ -65,10 +66,19 @@ class ChangeStream:
         return [each for each in self.partitions.values() if each.end is None]
 
     def set_options(self, options: dict[str, str]) -> None:
-        """Change options; Set options; the value `null` removes an option."""
+        """Set options. The value `null` removes an option."""
         chosen = {**self.options, **options}
         self.options = {name: value for name, value in chosen.items() if value.lower() != "null"}
         self._retention = _seconds(self.options.get("retention_period", "1d"))
+
+    def set_watch(self, watch: Watch, moment: int) -> None:
+        """Watch something else from a given time on."""
+        self.watch = watch
+        self._watched.append((moment, watch))
+
+    def watch_at(self, moment: int) -> Watch:
+        """Return what the stream watched at a given time."""
+        return next(watch for since, watch in reversed(self._watched) if since <= moment)
 
     def horizon(self, now: int) -> int:
         """Return the earliest time that can be read."""
@@ -98,9 +108,9 @@ class ChangeStream:
         return self.partitions[token]
 
     def reshape(self, tokens: Sequence[str], count: int, moment: int) -> list[str]:
-        """End open partitions and continue in so many new ones.
+        """End open partitions, and continue in the given number of new partitions.
 
-        Each new partition is a child of all the old ones.
+        Each new partition is a child of all the old partitions.
         """
         parents = [self.partitions[token] for token in tokens]
         if len(set(tokens)) != len(tokens) or not tokens or any(each.end is not None for each in parents):
@@ -113,7 +123,7 @@ class ChangeStream:
         return [child.token for child in children]
 
     def root(self, moment: int) -> list[Children]:
-        """Return the answer to a query without a token: the partitions alive then, without parents."""
+        """Return the answer to a query without a token: the partitions alive at its start, no parents."""
         alive = [each for each in self.partitions.values() if each.lives_at(moment)]
         if self._habits.children_first:
             alive.reverse()

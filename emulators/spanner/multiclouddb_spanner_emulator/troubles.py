@@ -1,4 +1,4 @@
-"""Injects faults on demand: a number of the next calls fail in some way."""
+"""Injects faults on demand: a number of the next calls fail in a requested way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Action: TypeAlias = Fail | Delay | Hang | Act
 
 @attrs.define(eq=False)
 class Trouble:
-    """A requested trouble.
+    """A requested fault.
 
     Attributes:
         action: The action.
@@ -54,7 +54,7 @@ class Trouble:
             without a token.
         after_rows: The number of sent rows after which the fault happens; None to apply the fault before
             anything is sent.
-        times: The number of times that the fault happens; None for ever.
+        times: The number of times that the fault happens; None means always.
         every: The interval: 1 means each call; 2 means every second call, beginning with the second.
         happened: The number of times that the fault has happened.
         over: An event that is set when the fault has ended.
@@ -71,7 +71,7 @@ class Trouble:
     _asked: int = attrs.field(default=0, init=False)
 
     def end(self) -> None:
-        """End the trouble. Hanging calls continue."""
+        """End the fault. Hanging calls continue."""
         self.over.set()
 
     def strikes(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> bool:
@@ -114,7 +114,7 @@ class Troubles:
         after_rows: int | None = None,
         every: int = 1,
     ) -> Trouble:
-        """End calls with a status, before the answer or in the middle of it."""
+        """End calls with an error status, before the answer or in the middle of the answer."""
         error = ServiceError(status, message, retry_after)
         return self._add(Trouble(Fail(error), method, token, after_rows, times, every))
 
@@ -127,7 +127,7 @@ class Troubles:
         token: str | None = None,
         after_rows: int | None = None,
     ) -> Trouble:
-        """Delay an answer, or its continuation."""
+        """Delay an answer, or the rest of an answer."""
         return self._add(Trouble(Delay(seconds), method, token, after_rows, times))
 
     def hang(
@@ -155,11 +155,11 @@ class Troubles:
 
     @property
     def present(self) -> list[Trouble]:
-        """The active troubles."""
+        """Return the active faults."""
         return list(self._all)
 
     def end(self) -> None:
-        """End them all."""
+        """End all faults."""
         with self._lock:
             for trouble in self._all:
                 trouble.end()

@@ -18,7 +18,7 @@ from multiclouddb_spanner_emulator.errors import ServiceError, unimplemented
 __all__ = ["COMMIT_TIMESTAMP", "ColumnType", "Json", "column_type", "json_value", "sort_key", "to_json"]
 
 Json: TypeAlias = Any
-"""A value in the form in which it is sent: None, bool, float, text or a list."""
+"""A value in the form of the protocol: None, bool, float, text or a list."""
 
 COMMIT_TIMESTAMP: Final = "spanner.commit_timestamp()"
 _GOOGLE: Final = {
@@ -50,7 +50,7 @@ class ColumnType:
     element: ColumnType | None = None
 
     def described(self) -> dict[str, Any]:
-        """Return the form in a change record and in result metadata."""
+        """Return the type in the form of change records and result metadata."""
         found: dict[str, Any] = {"code": self.code}
         if self.element is not None:
             found["array_element_type"] = self.element.described()
@@ -127,7 +127,7 @@ def _scalar(value: Json, of: ColumnType) -> Json:
 
 
 def json_value(value: Any, *, spaced: bool = False) -> str:
-    """Return JSON text with sorted names, as the service writes it."""
+    """Return a JSON text with sorted names, like the service."""
     separators = (", ", ": ") if spaced else (",", ":")
     return json.dumps(value, sort_keys=True, separators=separators, ensure_ascii=False)
 
@@ -137,7 +137,7 @@ def _not(value: Json, of: ColumnType) -> ServiceError:
 
 
 def sort_key(value: Json, of: ColumnType) -> tuple[Any, ...]:
-    """Return a key that sorts as the service orders keys of this type, with NULL first."""
+    """Return a sort key for a value of this type: the service's order, with NULL first."""
     if value is None:
         return (0,)
     match of.code:

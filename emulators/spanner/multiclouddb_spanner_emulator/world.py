@@ -1,4 +1,4 @@
-"""Holds all the state of a scripted server: instances, databases, sessions, transactions and its clock."""
+"""Contains the state of a scripted server: instances, databases, sessions, transactions and the clock."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class World:
         habits: The settings.
         troubles: Failures on demand.
         journal: The received calls.
-        clock: Its clock.
+        clock: The server's clock.
         changed: A condition that is notified on every change.
-        instances: Names of instances.
+        instances: The names of instances.
         databases: Maps each full name to its database.
         sessions: Maps the name of each session to True if the session is multiplexed.
         transactions: The ids of the transactions that were begun.
@@ -69,7 +69,7 @@ class World:
     def add_database(
         self, instance: str, name: str, *, postgres: bool, statements: Sequence[str]
     ) -> Database:
-        """A new database."""
+        """Add a database."""
         if instance not in self.instances:
             raise not_found("Instance", instance)
         full = f"{instance}/databases/{name}"
@@ -82,14 +82,14 @@ class World:
         return made
 
     def add_session(self, database: str, *, multiplexed: bool) -> str:
-        """Return the name of a new session."""
+        """Add a session, and return its name."""
         self.database(database)
         name = f"{database}/sessions/s{next(self._numbers)}"
         self.sessions[name] = multiplexed
         return name
 
     def add_transaction(self) -> bytes:
-        """Return the id of a new transaction."""
+        """Add a transaction, and return its id."""
         made = f"t{next(self._numbers)}".encode()
         self.transactions.add(made)
         return made
@@ -97,7 +97,7 @@ class World:
     def commit(
         self, database: Database, writes: Sequence[Write], tag: str = "", *, is_system: bool = False
     ) -> int:
-        """Apply a transaction; return its commit timestamp."""
+        """Apply a transaction, and return its commit timestamp."""
         with self.changed:
             moment = database.commit(writes, tag, is_system=is_system)
             self.changed.notify_all()
@@ -114,7 +114,7 @@ class World:
         raise ValueError(f"no change stream has all of these partitions: {', '.join(tokens)}")
 
     def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
-        """End partitions and continue in new ones; return the new tokens."""
+        """End partitions, and continue in new partitions. Return the new tokens."""
         with self.changed:
             stream = self.stream_of(*tokens)
             moment = self.clock.step()

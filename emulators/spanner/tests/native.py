@@ -39,7 +39,7 @@ _STRONG = TransactionOptions.ReadOnly(strong=True, return_read_timestamp=True)
 
 @contextlib.contextmanager
 def google_emulator(*flags):
-    """Start Google's emulator; return its host and port."""
+    """Start Google's emulator, and return its host and port."""
     given = os.environ.get("SPANNER_EMULATOR_HOST")
     if program() is None and given and not flags:
         yield given
@@ -66,8 +66,8 @@ class Native:
     """A database on a server, through the vendor's client.
 
     Args:
-        host: Of the server.
-        statements: DDL.
+        host: The host and port of the server.
+        statements: The DDL statements.
         postgres: True for the PostgreSQL dialect.
     """
 
@@ -120,7 +120,7 @@ class Native:
         return self.api.execute_streaming_sql(request=request, timeout=timeout)
 
     def ask(self, sql, params=None, **settings):
-        """Return names and rows of an answer without chunks."""
+        """Return the column names and the rows of an answer without chunks."""
         messages = list(self.messages(sql, params, **settings))
         names = [field.name for field in messages[0].metadata.row_type.fields]
         values = [MessageToDict(value) for message in messages for value in message._pb.values]
@@ -156,7 +156,7 @@ class Native:
 
 
 def refused(call):
-    """Return status and message of an error."""
+    """Return the status and the message of an error."""
     try:
         found = call()
     except GoogleAPICallError as error:

@@ -52,7 +52,7 @@ def keys(*values):
 
 
 def without_names(told):
-    """Return a data change record without the time and the transaction's id, which differ between servers."""
+    """Return a data change record without its time and transaction id, which differ between servers."""
     return told[1:2] + told[3:]
 
 
@@ -150,7 +150,7 @@ _seen = {}
 
 
 def _expected(name, told):
-    """Return the other server's answer to the same program; the first answer is kept for the comparison."""
+    """Return the other server's answer to the same program. The first answer is kept for the comparison."""
     return _seen.setdefault(name, told)
 
 

@@ -63,9 +63,9 @@ class Answer:
     Attributes:
         items: The items, unchanged from the service.
         etag: The LSN (logical sequence number) up to which the range was read.
-        newest: The LSN of the partition's last change; None if the service does not report it.
-        nbytes: The size of the page in bytes.
-        charge: The request units that the page cost, or None.
+        newest: The LSN of the partition's last change, or None if the service does not report this LSN.
+        nbytes: The number of bytes of the page.
+        charge: The request units that the page cost; None if unknown.
         requests: The number of requests that were made for the page.
     """
 
@@ -81,7 +81,7 @@ class Calls:
     """The calls to one account; several threads can use them.
 
     Args:
-        make: A function that makes the library's own client when it is first used.
+        make: A function that makes the library's own client; it is called when the client is first needed.
         native: The application's own client, which is used unchanged; None to make the library's own client.
     """
 
@@ -116,7 +116,7 @@ class Calls:
             close_client(client)
 
     def container(self, address: ResourceAddress) -> ContainerProxy:
-        """Return the container object of azure-cosmos. This method makes no request."""
+        """Return the container object of azure-cosmos, without a request."""
         if address.database is None or address.collection is None:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
@@ -129,7 +129,7 @@ class Calls:
     def now(self) -> datetime | None:
         """Return the time of the service's last answer plus the time since then.
 
-        None before the first answer.
+        Return None before the first answer.
         """
         told = self._told_at
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
@@ -146,7 +146,7 @@ class Calls:
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
         """Read the container's properties.
 
-        The call also makes azure-cosmos forget an older container of the same name.
+        The call also makes azure-cosmos forget an older container with the same name.
         """
         found = self.container(address).read(
             response_hook=lambda headers, _: self._hear(headers), **_limits(deadline)
@@ -201,7 +201,7 @@ class Calls:
 
         Args:
             address: The container.
-            rid: Its resource id. The container to read; another container of the same name is refused.
+            rid: The resource id of the container. Another container with the same name is refused.
             place: The range to read, which must lie within one partition.
             etag: The LSN after which to read; None for the start of the feed.
             limit: The maximum number of items. A transaction is never divided.
@@ -210,13 +210,13 @@ class Calls:
             start: The start of the feed, in the format of azure-cosmos.
 
         Raises:
-            MovedError: Raised if the range now lies in several partitions; in that case nothing was read.
+            MovedError: Raised if the range now spans several partitions. In that case nothing was read.
         """
         token = continuation_of(rid, place, etag, mode, dict(start))
         seen: dict[str, Any] = {}
 
         def hook(headers: Any, body: Any) -> None:
-            # azure-cosmos then replaces the etag with its own continuation.
+            # After this call, azure-cosmos replaces the etag with its own continuation.
             seen.update(headers=headers, etag=headers.get("etag"), body=body)
 
         pages = (
@@ -237,7 +237,7 @@ class Calls:
             raise recreated(address)
         if ranges_in(headers["etag"]) != [place]:
             raise MovedError
-        # An answer in chunks, for example through a proxy, does not give its length.
+        # An answer that is sent in chunks, for example by a proxy, does not state its length.
         nbytes = seen.get("nbytes") or int(_number(headers.get("Content-Length")) or 0) if items else 0
         newest = _number(headers.get("lsn"))
         return Answer(items, _lsn(seen["etag"]), newest, nbytes, _charge(headers), requests)
@@ -245,7 +245,7 @@ class Calls:
     def _checked(
         self, address: ResourceAddress, pages: Any, seen: dict[str, Any]
     ) -> tuple[list[Any], Mapping[str, Any], int]:
-        """As `_page`.
+        """Return the same as `_page`, and check that the container is still the same.
 
         Raises:
             ProviderFault: Raised if the container was deleted and created again.
@@ -258,7 +258,7 @@ class Calls:
                 raise recreated(address) from error
             raise
         except (ValueError, AttributeError) as error:
-            # azure-cosmos compares the resource ids itself, and fails if the service refuses an id twice.
+            # azure-cosmos compares the resource ids itself, and fails if the service refuses the id twice.
             if "rid" in str(error) or isinstance(error, AttributeError):
                 raise recreated(address) from error
             raise
@@ -270,7 +270,7 @@ class Calls:
             return ([] if page is None else list(page)), seen["body"] or {}, 1
         with self._transport.watching() as watch:
             page = next(pages, None)
-        if not watch.requests:  # azure-cosmos has sent the request in a thread of its own
+        if not watch.requests:  # azure-cosmos has sent the request in another thread
             return ([] if page is None else list(page)), seen["body"] or {}, 1
         if watch.body is None:
             return [], {}, watch.requests
@@ -282,18 +282,18 @@ class Calls:
 def _parsed(text: bytes) -> dict[str, Any]:
     """Parse the text of a page.
 
-    If orjson refuses it, for example for half a surrogate pair, Python's own parser reads it.
+    If orjson refuses the text, for example because of half a surrogate pair, Python's own parser reads it.
     """
     found: Any
     try:
-        # A page consists of thousands of objects, and none of them can be garbage yet.
+        # A page consists of thousands of objects, and none of these objects can be garbage yet.
         with collector_paused():
             found = orjson.loads(text)
     except orjson.JSONDecodeError:
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise DecodeError("the page is no JSON", error=error) from None
+            raise DecodeError("the page is not JSON", error=error) from None
     if not isinstance(found, dict) or not isinstance(found.get("Documents"), list):
         raise DecodeError("the page has no Documents")
     return found
@@ -310,7 +310,7 @@ def _limits(deadline: Deadline) -> dict[str, Any]:
 
 
 def _after(key: str) -> str:
-    """Return the effective partition key that follows directly after another."""
+    """Return the effective partition key that directly follows the given one."""
     if key == LEAST:
         return "00"
     if key >= MOST:
@@ -323,7 +323,7 @@ def _lsn(etag: Any) -> int:
     if number is None:
         raise ProviderFault.of(
             ErrorCategory.PROVIDER_ERROR,
-            f"the service's position {str(etag)[:40]!r} is no LSN; please report it",
+            f"the service's position {str(etag)[:40]!r} is not an LSN; please report this",
         )
     return number
 

@@ -1,4 +1,4 @@
-"""The configuration of a Cosmos DB account, and the client that is made from it."""
+"""The configuration of a Cosmos DB account. The client is made from it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CosmosConfig:
 
     @property
     def endpoint(self) -> str:
-        """Return the address in the format that azure-cosmos accepts."""
+        """Return the account's address in the format that azure-cosmos accepts."""
         return f"{'https' if self.tls else 'http'}://{self.host}/"
 
     @property
@@ -59,7 +59,7 @@ class CosmosConfig:
         return not self.tls or (parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
     def find_credential(self) -> Any:
-        """Return the given credential, else the key in the environment, else what azure-identity finds.
+        """Return the credential that was passed, the key in the environment, or what azure-identity finds.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the key in the environment is not valid.
@@ -79,7 +79,7 @@ def _checked_key(key: SecretText) -> SecretText:
         base64.b64decode(key, validate=True)
     except (binascii.Error, ValueError):
         raise invalid_request(
-            KEY_VARIABLE, "is no key of an account, which is base64", "copy the primary or secondary key"
+            KEY_VARIABLE, "is not an account key, which is base64", "copy the primary or secondary key"
         ) from None
     return key
 
@@ -112,7 +112,7 @@ def _checked(cls: type[CosmosConfig], config: ClientConfig) -> CosmosConfig:
 def _parsed(url: object) -> dict[str, Any]:
     place = parse_location(url, "cosmos", options=["tls"], form=_URL, credentials=_CREDENTIALS)
     if not place.host or place.path not in ("", "/"):
-        raise invalid_request("connection.url", "has to have a host, and nothing after it", _URL)
+        raise invalid_request("connection.url", "must contain a host, and nothing after the host", _URL)
     return {"host": place.host, **place.options}
 
 

@@ -1,4 +1,4 @@
-"""Maps each failure of azure-cosmos or of the service to its category; pure."""
+"""Maps each failure of azure-cosmos or of the service to its category. The functions are pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAD_REQUEST: Final = 400
 GONE: Final = 410
 TOO_MANY: Final = 429
 RECREATED: Final = 1024
-"""The substatus of a 400 answer to a request that names another container of the same name."""
+"""The substatus of a 400 answer if the request names an earlier container with the same name."""
 
 _ENABLE: Final = (
     "enable continuous backup and then the account's setting enableAllVersionsAndDeletesChangeFeed, see "
@@ -56,13 +56,13 @@ _NETWORK: Final = Row(
 )
 _MERGE_ROW: Final = Row(
     ErrorCategory.PERMANENT_FAILURE,
-    "the service cannot read all versions where partitions were merged; use a container without merges",
+    "the service cannot read all versions after partitions were merged; use a container without merges",
 )
 
-# Status and substatus → the meaning. An entry without a substatus is for all other substatuses.
+# Status and substatus → the meaning. An entry without a substatus applies to all other substatuses.
 _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
     (400, None): _REFUSED,
-    # Its text may quote the signed request.
+    # The text of such an error may quote the signed request.
     (401, None): Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True),
     (403, None): _DENIED_ROW,
     (403, 3): UNAVAILABLE,
@@ -87,7 +87,7 @@ _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
 
 
 def code_of(error: CosmosHttpResponseError) -> tuple[int, int]:
-    """Return status and substatus; a missing one is 0."""
+    """Return the status and the substatus; a missing number becomes 0."""
     return int(error.status_code or 0), int(error.sub_status or 0)
 
 
@@ -115,7 +115,7 @@ def recreated(address: ResourceAddress) -> ProviderFault:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify a failure; this function raises nothing, even for unknown exceptions.
+    """Classify a failure. This function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.
@@ -132,7 +132,7 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case ServiceRequestError() | ServiceResponseError():
             row, said = _NETWORK, one_line(f"{name}: {error}")
         case DecodeError():
-            row, said = UNAVAILABLE, "the service's answer was cut off or damaged"
+            row, said = UNAVAILABLE, "the service's answer was incomplete or damaged"
         case RecursionError():
             row, said = _MOVED, "azure-cosmos retried without end"
         case OSError() | AzureError():
@@ -148,8 +148,8 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
     status, substatus = code_of(error)
     text = _text(error)
     row = _STATUSES.get((status, substatus)) or _STATUSES.get((status, None)) or row_of_status(status)
-    if row is None:
-        row = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
+    if row is None:  # below 400 the answer is not from Cosmos DB, but for example from a proxy
+        row = _NETWORK if status < BAD_REQUEST else Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
     if status >= 500 and _MERGED in text:
         row = _MERGE_ROW
     said = "" if row.confidential else one_line(text)

@@ -62,9 +62,9 @@ class CosmosFeed(Feed):
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Return the present end of each range."""
+        """Return the current end of each range."""
         source = self._source
-        if not isinstance(position, Now):  # the engine then calls `backfill`
+        if not isinstance(position, Now):  # for other starts, the engine calls `backfill`
             raise unsupported(f"{type(position).__name__} cannot be resolved", "start at Now()")
         source.check_same(deadline)
         wanted = source.current().cut(source.scope)
@@ -96,7 +96,7 @@ class CosmosFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the end of each range; there is no limit on the number of records.
+        """Return the end of each range, without a limit on the number of records.
 
         A range that was split is omitted.
         """
@@ -137,13 +137,13 @@ class CosmosFeed(Feed):
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
     ) -> ScanPlan | None:
-        """Plan the scan that emulates `Beginning()` and `AtTime(…)`; None for a range that does not exist."""
+        """Plan the scan that emulates `Beginning()` and `AtTime(…)`; None if the range does not exist."""
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
         return plan_scan(self._source, seeds, since) if seeds else None
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Take the next ranges from a plan of a scan. This method makes no request."""
+        """Take the next ranges from the plan of a scan, without a request."""
         return cut_segments(cursor, count)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -156,7 +156,7 @@ class CosmosFeed(Feed):
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return the oldest position that the service accepts, for each of these ranges or for its parts."""
+        """Return the oldest position that the service accepts, for each range or for each of its parts."""
         source = self._source
         source.current()
         wanted = [each for each in map(range_of, partition_ids) if each is not None]
@@ -164,7 +164,7 @@ class CosmosFeed(Feed):
         return [seed_of(each, found[each]) for each in sorted(found)]
 
     def describe(self, cursor: Cursor) -> Position:
-        """Return the LSN of a position, and a time; no record after the position is older than this time."""
+        """Return the LSN of a position, and a lower limit on the times of the records after it."""
         if is_scan(cursor):
             return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
         return describe(place_of(cursor))

@@ -1,4 +1,4 @@
-"""Maps the items of a change feed to events and to Arrow; pure."""
+"""Maps the items of a change feed to events and to Arrow. The functions are pure."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable
     names = len({*view.names, "id"})
     if set(map(len, keys)) <= {names}:
         return trusted_keys(keys, count)
-    # For a document without its partition key, the key is only the `id`.
+    # If the document lacks its partition key, the key is only the `id`.
     return [trusted_keys([key], max(1, count - names + len(key)))[0] for key in keys]
 
 
@@ -98,7 +98,7 @@ def _event_ids(
             current = item["current"]
             found.append(f"{records.lsns[index]}:{kinds[index]}:{current['_rid']}:{current['_etag'][1:-1]}")
             continue
-        # Two deletes of the same key in one transaction differ only in their place.
+        # Two deletes of the same key in one transaction differ only in their place in the transaction.
         place = records.number(index)
         text = f"{records.lsns[index]}:delete:{name_of(key)}:{data.get('previousImageLSN', '')}"
         found.append(f"{text}:{place}" if place else text)
@@ -117,7 +117,7 @@ def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
 
 
 def _states(items: Sequence[Item], datas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
-    """Return the documents as they were written, without the properties that the service added."""
+    """Return the documents as the application wrote them, without the properties that the service added."""
     states: list[dict[str, Any] | None] = []
     for item, data in zip(items, datas, strict=True):
         if data["operationType"] == "delete":
@@ -199,14 +199,14 @@ def _fault(records: Records, index: int, reason: str) -> RecordFault:
     return RecordFault(
         index,
         f"LSN {records.lsns[index]}",
-        f"it is no item of a change feed that can be decoded ({reason})",
+        f"it is not an item of a change feed that can be decoded ({reason})",
         cursor_of(place_after(records, index + 1)),
     )
 
 
 @attrs.frozen
 class CosmosMapper(Mapper):
-    """Maps the records of one range.
+    """Maps the records of one range to events and to Arrow.
 
     Attributes:
         view: The properties that all events of the range share.

@@ -19,11 +19,13 @@ class CosmosOptions(ProviderOptions):
     """Options of a feed."""
 
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default. The
-    service can start its feed with all versions and deletes only at the present time or at a token.
-    Therefore the feed first returns the present items as `CREATE` events with `backfilled`, then a
-    `BackfillDone` notice, and then every change since the start. An item that was deleted before the
-    start is never seen."""
+    """True to accept that the library emulates `Beginning()` and `AtTime(…)`; False by default.
+
+    The service can start its feed with all versions and deletes only at the current time or at a token.
+    Therefore the feed first returns the current items as `CREATE` events with `backfilled` set, then a
+    `BackfillDone` notice, and then every change since the start. The feed never returns an item that was
+    deleted before the start.
+    """
 
     def opts_into(self, capability: Capability) -> bool:
         """Return True if the caller accepts an emulated start."""

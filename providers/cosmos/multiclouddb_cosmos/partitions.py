@@ -42,7 +42,7 @@ _TRIES: Final = 4
 
 
 def to_partition(place: KeyRange) -> Partition:
-    """Convert a range to a partition of the contract. The service does not list ranges that were split."""
+    """Convert a range to a `Partition`. The service does not list ranges that were split."""
     return Partition(place.partition_id, (), PartitionState.OPEN)
 
 
@@ -84,7 +84,7 @@ def pieces_after(
 ) -> list[KeyRange]:
     """Return the current parts of a range whose read has failed because it was split.
 
-    `[piece]` to read the same range again.
+    The result `[piece]` means that the same range must be read again.
 
     Args:
         source: The feed.
@@ -102,7 +102,7 @@ def pieces_after(
         raise error
     fresh = source.refreshed(seen)
     pieces = fresh.cut(piece)
-    # A range that was merged now lies in another partition.
+    # A range whose partition was merged now lies in another partition.
     if final or (pieces == [piece] and fresh.holder(piece) == seen.holder(piece)):
         if moved:
             raise ProviderFault.of(
@@ -146,7 +146,7 @@ def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None
 
 
 def missed_ranges(source: Source, tracked: Mapping[str, Tracked]) -> list[KeyRange]:
-    """Return the parts of the container, by its current partitions, that no range in a token overlaps."""
+    """Return the ranges of the container that no range in a token overlaps."""
     held = [each for each in map(range_of, tracked) if each is not None]
     return uncovered_parts(source.current().cut(source.scope), held)
 

@@ -1,11 +1,11 @@
-"""Defines positions in a range, and their form in a token; pure.
+"""Defines positions in a range, and their form in a token. The functions are pure.
 
     [lsn]                     everything up to this logical sequence number was read
     [lsn, seconds]            the same, and no change after it is older than this time
     [lsn, seconds, inner]     within one LSN: everything in it up to `inner` was read
 
 Several changes may have the same LSN, and the service does not order them. The library orders them by
-`inner`, a text that is made from the change itself. Because of this, `inner` keeps its meaning after a split.
+`inner`, a text that depends only on the change. Therefore `inner` keeps its meaning after a split.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class Place:
 
     Attributes:
         lsn: The logical sequence number (LSN) of the position.
-        seconds: A time in seconds since 1970; no change after the position is older than this time. None if
-            this time is not known.
+        seconds: A lower limit on the times of the changes after the position, in seconds since 1970, or None.
         inner: The last change with this LSN that was read; None if all changes with this LSN were read.
     """
 
@@ -58,7 +57,7 @@ def cursor_of(place: Place) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Return the position that was passed to `cursor_of`.
+    """Return the position from its stored form; the inverse of `cursor_of`.
 
     Raises:
         InvalidCursor: Raised if this provider cannot have made the cursor.
@@ -68,7 +67,7 @@ def place_of(cursor: Cursor) -> Place:
             seconds, inner = [*rest, None, None][:2]
             if (seconds is None or is_number(seconds, _MOST_SECONDS)) and _is_inner(inner, rest):
                 return Place(lsn, seconds, inner)  # type: ignore[arg-type]
-    raise InvalidCursor("it is no position of Cosmos DB")
+    raise InvalidCursor("it is not a position of Cosmos DB")
 
 
 def is_number(value: object, most: int = _MOST_LSN) -> bool:
@@ -88,7 +87,7 @@ def compare(a: Place, b: Place) -> int:
 
 
 def describe(place: Place) -> Position:
-    """Return `LSN 4711`, and a time; no later change is older than this time."""
+    """Return a text such as `LSN 4711`, and a lower limit on the times of later changes."""
     inside = "" if place.inner is None else ", inside a transaction"
     when = None if place.seconds is None else datetime.fromtimestamp(place.seconds, UTC)
     return Position(f"LSN {place.lsn}{inside}", when)

@@ -44,29 +44,31 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "ORDERED only; complete up to the start of the stream; each row has the order_key of its own "
-            "last change; it costs the request units of reading every item once",
+            "only SnapshotOrder.ORDERED; the scan reads every item once, at the usual request "
+            "units; each row has the order_key of the item's last change",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "one partition key, or the first components of a hierarchical one"
+            _NATIVE, "the scope is one partition key, or the first components of a hierarchical partition key"
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _UNSUPPORTED,
-            "the service does not send previous items; keep what you need of them from earlier events",
+            "the service does not send previous items; keep what you need from earlier events",
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
-        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call azure-cosmos for anything but the feed"),
+        Capability.RUN_COMMAND: CapabilityNote(
+            _UNSUPPORTED, "use azure-cosmos for everything except the feed"
+        ),
     }
 )
 """The capabilities of a container in an account that has the feed with all versions and deletes."""
 
 
 class CosmosProvider(Provider):
-    """One account.
+    """The provider for one Cosmos DB account.
 
     Args:
-        calls: Makes the calls.
+        calls: The object that makes the calls.
         vendor_retried: True if the client itself retries failed calls.
     """
 
@@ -81,7 +83,7 @@ class CosmosProvider(Provider):
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
-        """Open a feed; only the first read shows whether the account has the feed."""
+        """Open a feed. Only the first read shows whether the account supports the feed."""
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
@@ -98,13 +100,13 @@ class CosmosProvider(Provider):
     def close(self) -> None:
         """Free the connections of a client that the library made.
 
-        Running calls end by their read timeout of 10 s.
+        Running calls end after their read timeout of 10 s at the latest.
         """
         self._calls.close()
 
 
 class CosmosPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
@@ -126,7 +128,7 @@ class CosmosPlugin(ProviderPlugin):
         Args:
             config: `connection` contains a `url`, `cosmos://HOST?tls=false`, and optionally the application's
                 own `credential` from azure-identity.
-            native_client: A `CosmosClient`, which is used unchanged.
+            native_client: The application's own `CosmosClient`, which is used unchanged.
         """
         if native_client is not None:
             own = checked_native(native_client, CosmosClient, "pass an azure.cosmos.CosmosClient")

@@ -1,4 +1,4 @@
-"""Ranges of effective partition keys, which the library uses as the partitions of Cosmos DB; pure.
+"""Ranges of effective partition keys. The library uses them as the partitions of Cosmos DB.
 
 A physical partition contains the items whose key hashes into its range. The id of a physical partition
 changes at each split and merge, but a range keeps its meaning. Therefore a partition is named by its range,
@@ -39,13 +39,13 @@ class KeyRange:
         return f"{self.low}-{self.high}"
 
     def clipped(self, other: KeyRange) -> KeyRange | None:
-        """Return the part that both ranges share; None if the ranges do not overlap."""
+        """Return the part that both ranges share, or None if they do not overlap."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return KeyRange(low, high) if low < high else None
 
 
 def range_of(partition_id: str) -> KeyRange | None:
-    """Return the range that an id names; None if the id names no range."""
+    """Return the range that an id names, or None if the id names no range."""
     found = _FORM.fullmatch(partition_id)
     if found is None or found[1] >= found[2]:
         return None
@@ -53,7 +53,7 @@ def range_of(partition_id: str) -> KeyRange | None:
 
 
 class RangeMap:
-    """The ranges of all physical partitions at one moment.
+    """The ranges of all physical partitions at one point in time.
 
     Args:
         ranges: The ranges in any order. Together they cover the whole key space.

@@ -24,7 +24,7 @@ __all__ = ["CosmosReader"]
 _MOST_RECORDS: Final = 1000
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
-# A call costs azure-cosmos about two milliseconds, so if there are many idle ranges, each is read less often.
+# A call costs azure-cosmos about two milliseconds, so with many idle ranges, each range is read less often.
 _IDLE_CALLS_A_SECOND: Final = 100
 _PAUSES_A_CALL: Final = 4
 # The memory of a parsed item as a multiple of the size of its text.
@@ -54,9 +54,9 @@ class _Strand:
 class CosmosReader(Reader):
     """Reads one range forward.
 
-    If a range was split, it has ended, and its parts continue at the position where it stopped. Only a read
-    up to a bound continues in the parts, in the order of the whole range. Up to the bound, the parts contain
-    the same records as the whole range.
+    After a split, the range has ended, and its parts continue at the position where reading stopped. Only a
+    read up to a bound continues in the parts, in the order of the whole range. Up to the bound, the parts
+    contain the same records as the whole range.
 
     Args:
         source: The objects that all readers of the feed share.
@@ -87,7 +87,7 @@ class CosmosReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Fetch records; there is no long poll, so the call never waits for new records."""
+        """Fetch records. The service has no long poll, so the call never waits for new records."""
         if self._cancelled.is_set():
             raise cancelled()
         self._requests, self._nbytes, self._charge = 0, 0, None
@@ -107,7 +107,7 @@ class CosmosReader(Reader):
         return self._taken(strands, max_records, begin)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends by its read timeout of 10 s."""
+        """Prevent another fetch. A running call ends after its read timeout of 10 s at the latest."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class CosmosReader(Reader):
     # -- Strands
 
     def _opened(self) -> list[_Strand] | None:
-        """Return the parts to read; None if the range has ended because it was split."""
+        """Return the parts to read, or None if the range has ended because of a split."""
         if self._strands is None:
             pieces = self._source.ranges().cut(self._span)
             if self._ends(pieces):
@@ -134,7 +134,7 @@ class CosmosReader(Reader):
     def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> bool:
         """Request one page of a part.
 
-        If the part was split, it is divided; the result is True if this ends the range.
+        If the part was split, it is divided. Return True if the range has ended because of the split.
         """
         seen = self._source.ranges()
         self._requests += 1
@@ -194,7 +194,7 @@ class CosmosReader(Reader):
         return self._batch(records, begin, quiet=quiet)
 
     def _end(self, strands: list[_Strand], records: Records) -> Place:
-        """Return the batch with the position up to which all parts were read."""
+        """Return the position up to which all parts were read."""
         reached = min(
             (strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None
         )
@@ -228,7 +228,7 @@ class CosmosReader(Reader):
         )
 
     def _rename(self) -> None:
-        """Name the current partition in events, because a partition key outlives a split of its partition."""
+        """Update the partition id in events, because a partition key may move to another partition."""
         shown = self._source.shown(self._span)
         if shown != self._shown:
             self._shown = shown
@@ -238,15 +238,15 @@ class CosmosReader(Reader):
         """Return the pause before the next call to an idle range.
 
         The pause grows after each call. With many ranges even the first pause is longer, because calls to
-        ranges without new changes would delay the calls to the other ranges. But it is always much shorter
-        than a call may take: otherwise no call could ask all ranges, and no page would be idle.
+        idle ranges would delay the calls to the other ranges. But every pause is much shorter than a call may
+        take: otherwise no call could ask all ranges, and no page would be idle.
         """
         shared = min(len(self._source.readers) / _IDLE_CALLS_A_SECOND, self._left / _PAUSES_A_CALL)
         return max(shared, min(_MOST_PAUSE, _FIRST_PAUSE * (1 << min(self._empty - 1, 8))))
 
 
 def _before(records: Records, until: Place) -> tuple[Records, bool]:
-    """Return the records up to a bound, and True if there are records after the bound."""
+    """Return the records up to a bound, and whether there are records after the bound."""
     for index in range(len(records)):
         lsn, inner = records.order(index)
         if is_after(lsn, inner, until):
@@ -281,7 +281,7 @@ def _first_left(strands: list[_Strand]) -> Records:
 
 
 def _between(records: Records, rest: Records) -> Place:
-    """Return the position after the last of `records`; `rest` comes after this position."""
+    """Return the position after the last of `records` and before the first of `rest`."""
     last = place_after(records, len(records))
     if rest.lsns[0] != last.lsn:
         return last

@@ -1,4 +1,4 @@
-"""Sorts the items of a change feed into the library's order, with their keys and positions; pure.
+"""Sorts the items of a change feed into the library's order, with their keys and positions.
 
 An item of the feed with all versions and deletes contains `current` (the document) and `metadata`. For a
 delete, only the metadata contains the key.
@@ -36,15 +36,14 @@ __all__ = [
 Item: TypeAlias = Mapping[str, Any]
 
 KINDS: Final = ("create", "replace", "delete")
-"""The kinds of a change, in the order in which they happen to a document."""
+"""The types of changes, in the order in which they happen to a document."""
 _MOST_LSN: Final = 2**62 - 1
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_EXACT: Final = 2.0**53
 _DAMAGED: Final = "~"
 _NAMED: Final = 20
 _COMPARED: Final = 24
-"""A place inside an LSN: 20 characters for the key, 4 for the number of its change, then the previous
-version.
+"""The form of a place inside an LSN: 20 characters for the key, 4 for its change, then the previous version.
 """
 _ABSENT: Final = object()
 DAMAGED_ERRORS: Final = (
@@ -131,7 +130,7 @@ class Records:
         return None if self.inners is None else self.inners[index]
 
     def number(self, index: int) -> int:
-        """Return the number of an item among the changes of its key in its LSN, counted from 0."""
+        """Return the number of an item among the changes of its key within its LSN, counted from 0."""
         inner = self.inner(index)
         return 0 if inner is None or inner.startswith(_DAMAGED) else int(inner[_NAMED:_COMPARED])
 
@@ -145,7 +144,7 @@ class Records:
 
 
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
-    """Return the items of a page in the library's order, without those that `place` marks as delivered.
+    """Return the items of a page in the library's order, without the items up to `place`.
 
     An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, such
     an item is never mistaken for a delivered item, and a reader can skip it.
@@ -167,8 +166,8 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
     ordered = sorted(_placed(items, lsns, view), key=lambda each: each[:2])
     kept = [each for each in ordered if is_after(each[0], each[1], place)]
     if place.inner is not None and not any(each[:2] == (place.lsn, place.inner) for each in ordered):
-        # The service has sent the changes of one document in a different order, so all of them are delivered
-        # again.
+        # The service has sent the changes of one document in a different order this time, so all these
+        # changes are delivered again.
         kept = [
             each for each in ordered if is_after(each[0], each[1], place) or _is_same(each[0], each[1], place)
         ]
@@ -188,7 +187,7 @@ def is_after(lsn: int, inner: str, place: Place) -> bool:
 
 
 def _is_same(lsn: int, inner: str, place: Place) -> bool:
-    """Return True if a change belongs to the document whose changes contain the position."""
+    """Return True if a change belongs to the document to which the position inside an LSN refers."""
     return place.inner is not None and lsn == place.lsn and inner[:_NAMED] == place.inner[:_NAMED]
 
 
@@ -215,7 +214,7 @@ def _lsn_of(item: Any) -> int | None:
 
 
 def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int, str, str, Any]]:
-    """Return for each item: its LSN, the place within the LSN, the order key and the item."""
+    """Return the LSN, the place within the LSN, the order key and the item itself for each item."""
     groups: dict[tuple[int, str], list[Any]] = {}
     damaged: dict[int, int] = {}
     for item, lsn in zip(items, lsns, strict=True):
@@ -251,7 +250,7 @@ def _chain(group: list[Any], lsn: int) -> list[Any]:
     """Sort the changes of one key in one LSN into a possible order of events.
 
     The service promises no order. A document that exists can be replaced or deleted; any other document can
-    be created. The first change of a document that existed before refers to an earlier LSN. If this rule does
+    be created. If the document existed before, its first change refers to an earlier LSN. If this rule does
     not determine the order, the changes stay in the order of the page.
     """
     if len(group) == 1:
@@ -284,7 +283,7 @@ def _version_of(item: Item) -> str:
 
 
 def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
-    """Return True if an item's partition key begins with `wanted`, and for a damaged item."""
+    """Return True if an item's partition key begins with `wanted`, or if the item is damaged."""
     try:
         found = key_of(item, view)
     except DAMAGED_ERRORS:
@@ -342,9 +341,9 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, A
 
 
 def _exact(value: Any) -> Any:
-    """Write a number in a single form, because for the service 1 and 1.0 are the same key."""
+    """Write a number in a single form, because the service treats 1 and 1.0 as the same key."""
     if isinstance(value, Mapping | list):
-        raise TypeError("a component of a key is an object")
+        raise TypeError("a component of the key is an object")
     if type(value) is float and value.is_integer() and abs(value) < _MOST_EXACT:
         return int(value)
     return value
@@ -352,7 +351,7 @@ def _exact(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("an id is text")
+        raise TypeError("an id must be text")
     return value
 
 
@@ -362,7 +361,7 @@ def name_of(components: Mapping[str, Any]) -> str:
 
 
 def order_key(lsn: int) -> str:
-    """Return text that sorts like the number."""
+    """Return a text that sorts like the LSN."""
     return str(lsn).zfill(20)
 
 
@@ -373,12 +372,12 @@ def place_after(records: Records, count: int) -> Place:
     if count < len(records) and records.lsns[count] == lsn:
         return Place(lsn, seconds, inner)
     damaged = inner is not None and inner.startswith(_DAMAGED)
-    # It is not known if a damaged item is the last one of the preceding LSN.
+    # It is not known whether a damaged item is the last item of the preceding LSN.
     return Place(lsn, seconds, inner) if damaged else Place(lsn, seconds)
 
 
 def seconds_of(item: Any) -> int | None:
-    """Return the time of a change in seconds since 1970; None if the item does not contain a time."""
+    """Return the time of a change in seconds since 1970, or None if the item contains no time."""
     try:
         seconds = item["metadata"]["crts"]
     except (LookupError, TypeError):

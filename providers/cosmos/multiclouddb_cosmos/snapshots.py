@@ -1,12 +1,13 @@
 """Scans of a container for `Snapshot()`, and for `Beginning()` and `AtTime(…)` with the option `backfill`.
 
-First, the scan records the position N of each range in the feed with all versions. Then the scan reads the
-feed of latest versions from the beginning. The feed of latest versions contains every item once, at the place
-of its last change. Items that were changed after N are left out, because the stream contains their changes.
-Therefore a scan ends at N, no matter how much is written meanwhile.
+First, a scan records the position N of each range in the feed with all versions. Then the scan reads the feed
+of latest versions from the beginning. This feed contains every item once, at the place of its last change.
+Items that were changed after N are left out, because the stream contains their changes. Therefore a scan ends
+at N, no matter how much is written meanwhile.
 
 A segment is a range, and its id names the range. The cursor of a segment is `[plan id, N, moment, since,
-lsn]`; within an LSN it has a sixth part. A plan's cursor is `[plan id, moment, since, [[range, N], …]]`.
+lsn]`; a position within an LSN adds a sixth part. A plan's cursor is `[plan id, moment, since, [[range, N],
+…]]`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Scan:
     """A position in the scan of a range.
 
     Attributes:
-        plan_id: The snapshot.
+        plan_id: The id of the snapshot.
         bound: The position N of the range; items with a later LSN are left out.
         moment: The time at which the snapshot began, in seconds since 1970.
         since: Items whose last change was before this second are left out; None for all items.
@@ -77,7 +78,7 @@ class Scan:
 
     @property
     def cursor(self) -> Cursor:
-        """Return the position in the form that a token stores."""
+        """Return the position as a cursor, in the form that a token stores."""
         found: list[Cursor] = [self.plan_id, self.bound, self.moment, self.since, self.place.lsn]
         return found if self.place.inner is None else [*found, self.place.inner]
 
@@ -88,7 +89,7 @@ def is_scan(cursor: Cursor) -> bool:
 
 
 def scan_of(cursor: Cursor) -> Scan:
-    """Return the scan position that `Scan.cursor` encoded.
+    """Return the scan position from its stored form; the inverse of `Scan.cursor`.
 
     Raises:
         InvalidCursor: Raised if this provider cannot have made the cursor.
@@ -103,7 +104,7 @@ def scan_of(cursor: Cursor) -> Scan:
         ):
             place = place_of([lsn, None, *inner] if inner else [lsn])
             return Scan(plan_id, bound, moment, since, place)  # type: ignore[arg-type]
-    raise InvalidCursor("it is no scan of Cosmos DB")
+    raise InvalidCursor("it is not a scan of Cosmos DB")
 
 
 def _is_second(value: object) -> bool:
@@ -140,7 +141,7 @@ def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | No
         case [str() as plan_id, moment, since, [*ranges]]:
             bounds = [_bound_of(each) for each in ranges]
         case _:
-            raise InvalidCursor("it is no plan of Cosmos DB")
+            raise InvalidCursor("it is not a plan of Cosmos DB")
     found = [
         Segment(segment_id_of(plan_id, name), scan_of([plan_id, bound, moment, since, 0]).cursor)
         for name, bound in bounds[:count]
@@ -154,7 +155,7 @@ def _bound_of(value: Cursor) -> tuple[str, int]:
         case [str() as name, int() as bound] if range_of(name) is not None and is_number(bound):
             return name, bound
         case _:
-            raise InvalidCursor("it is no plan of Cosmos DB")
+            raise InvalidCursor("it is not a plan of Cosmos DB")
 
 
 # -- Rows
@@ -193,7 +194,7 @@ class _RowMapper(CosmosMapper):
         ]
 
     def arrow(self, records: Records, start: int, stop: int) -> Any:
-        """Return None: rows are read once, and the engine builds the batch from events."""
+        """Return None. Rows are read only once, so the engine builds the batch from events."""
         return None
 
 
@@ -216,7 +217,7 @@ class ScanReader(Reader):
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows."""
+        """Return the next rows."""
         if self._cancelled.is_set():
             raise cancelled()
         begin, answer = self._scan, None
@@ -242,16 +243,16 @@ class ScanReader(Reader):
         return self._batch(rows, begin, answer)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends by its read timeout of 10 s."""
+        """Prevent another fetch. A running call ends after its read timeout of 10 s at the latest."""
         self._cancelled.set()
 
     def close(self) -> None:
         """Do nothing, because the service holds no resources for a reader."""
 
     def _page(self, limit: int, deadline: Deadline) -> Answer | None:
-        """Request one page; Return one page.
+        """Request and return one page.
 
-        None if the range has moved or now lies in several partitions.
+        Return None if the range has moved or now spans several partitions.
         """
         seen, scan = self._source.ranges(), self._scan
         pieces = seen.cut(self._span)
@@ -280,8 +281,8 @@ class ScanReader(Reader):
         kept = [index for index in range(len(found)) if _is_wanted(found, index, scan)]
         self._rest = found.chosen(kept)
         reached = max(answer.etag, scan.place.etag)
-        # Another replica may lag behind. Without rows, only an LSN proves that there are none up to the
-        # bound.
+        # Another replica may lag behind. If a page contains no rows, only its LSN proves that no rows are
+        # left up to the bound.
         self._over = reached >= scan.bound or (not answer.items and (answer.newest or 0) >= scan.bound)
         self._next = Place(reached) if reached >= scan.place.lsn or scan.place.inner is None else scan.place
         if answer.items:

@@ -27,14 +27,14 @@ class Source:
     """The objects that the readers of one feed share. Several threads can use these objects at once.
 
     Attributes:
-        calls: Makes the calls.
+        calls: The object that makes the calls.
         spec: The specification of the feed.
         definition: The properties of the container.
         scope: The range of keys that the feed reads.
         wanted: The partition key of the feed, or its first components; empty for all keys.
         readers: The readers that are currently in use.
-        item_bytes: The memory size of one item, measured on the last page; at first an estimate. The service
-            itself limits the bytes of a page.
+        item_bytes: The memory size of one item, measured on the last page; an estimate before the first page.
+            The service itself limits the bytes of a page.
     """
 
     calls: Calls
@@ -73,7 +73,7 @@ class Source:
         """Return the properties that the events of a partition share.
 
         Args:
-            partition_id: Its public id.
+            partition_id: The public id of the partition.
         """
         spec = self.spec
         return View(
@@ -85,9 +85,9 @@ class Source:
         )
 
     def shown(self, span: KeyRange) -> KeyRange:
-        """Return the range that events of `span` name.
+        """Return the range whose id is shown in the events of `span`.
 
-        For one partition key, this range is the partition that now contains the key.
+        For a feed of one partition key, this is the range of the partition that now contains the key.
         """
         return self.ranges().holder(span) if self.wanted else span
 
@@ -99,7 +99,7 @@ class Source:
         return found if found is not None else self.refreshed(None)
 
     def refreshed(self, seen: RangeMap | None) -> RangeMap:
-        """Return the ranges, listed again unless another thread has listed them since `seen`."""
+        """Return the ranges from a new listing, unless another thread has listed them since `seen`."""
         with self._lock:
             if self._map is None or self._map is seen:
                 self._map = RangeMap(self.calls.ranges(self.spec.address))
@@ -112,7 +112,7 @@ class Source:
     # -- Pages
 
     def check_same(self, deadline: Deadline) -> None:
-        """Refuse to start in another container of the same name.
+        """Refuse to start in another container with the same name.
 
         Raises:
             ProviderFault: `NOT_FOUND`; the caller must open the feed again.
@@ -124,13 +124,13 @@ class Source:
             )
 
     def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
-        """Return one page of all versions. If `etag` is None, reading begins at the present.
+        """Return one page of all versions. If `etag` is None, reading begins at the current end.
 
         The service returns the same status for an expired position and for a wrong request. If the service
-        accepts a read of the same range at the present, the position was the problem.
+        accepts a read of the same range from its current end, then the position has expired.
 
         Raises:
-            MovedError: Raised if the range now lies in several partitions.
+            MovedError: Raised if the range now spans several partitions.
             ProviderFault: `CHECKPOINT_EXPIRED`, or an error because the container was deleted and created
                 again.
         """
@@ -152,7 +152,7 @@ class Source:
 
         Args:
             place: The range.
-            etag: The LSN after which to read.
+            etag: The LSN after which reading begins.
             limit: The maximum number of items.
             since: Items that were changed before this second may be omitted; None for all items.
             deadline: The time limit.
@@ -172,7 +172,7 @@ class Source:
         """Return the LSN of the last change in a range.
 
         Raises:
-            MovedError: Raised if the range now lies in several partitions.
+            MovedError: Raised if the range now spans several partitions.
         """
         return self.read(place, None, 1, deadline).etag
 
@@ -185,6 +185,6 @@ def _wanted(key: MulticloudDbKey, definition: Definition) -> tuple[object, ...]:
         raise invalid_request(
             "LogicalPartition.key",
             f"has the components {list(key.components)}",
-            f"give the partition key of the container, or the first components of it: {names}",
+            f"give the partition key of the container, or its first components: {names}",
         )
     return tuple(key.components[name] for name in given)

@@ -1,9 +1,9 @@
-"""How this provider uses azure-cosmos: its own client, its observing transport, and one-range continuations.
+"""Makes a client of azure-cosmos with a transport that observes requests, and continuations of one range.
 
-azure-cosmos nests its retries of a page, and some of its retries have no limit. azure-cosmos cannot always
-resume from its own continuations, and silently widens a range that spans several partitions. Therefore this
-provider passes only one range per call. The provider's transport ends a call at the first answer that only
-the provider can handle correctly.
+azure-cosmos repeats retries of a page inside other retries, and some of its retries have no limit.
+azure-cosmos cannot always resume from its own continuations, and it silently widens a range that spans
+several partitions. Therefore this provider passes only one range per call, and its transport ends a call at
+the first answer that only the provider can handle correctly.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ __all__ = [
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
 LATEST: Final = "LatestVersion"
 _OK: Final = 200
+_MULTIPLE_CHOICES: Final = 300
+_NOT_MODIFIED: Final = 304
 _SPARE_CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
@@ -64,7 +66,7 @@ _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """Raised if a range now lies in several partitions, so that azure-cosmos would read another range."""
+    """Raised if a range now spans several partitions, because azure-cosmos would read a wrong range."""
 
 
 class _EndedError(Exception):
@@ -86,7 +88,7 @@ class Watch:
     """The observations of the transport during one call.
 
     Attributes:
-        body: The page, unchanged from the service; None until a page is received.
+        body: The page as the service sent it; None until a page is received.
         answered: True after a page or an answer "nothing new" was received.
         requests: The number of requests that were made.
     """
@@ -97,7 +99,7 @@ class Watch:
 
 
 class _Session(requests.Session):
-    """A requests session that reads the environment once for each host, and never reads a `.netrc` file.
+    """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
 
     By default, the library requests searches all environment variables for a proxy before each request. The
     library requests also reads `.netrc`, whose authorization would replace the one that azure-cosmos has
@@ -111,14 +113,14 @@ class _Session(requests.Session):
         self._urls: dict[str, str] = {}
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """Merge the settings as requests does, but remember the result."""
+        """Merge the settings as the library requests does, and remember the result."""
         asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
         if asked not in self._settings:
             self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
         return dict(self._settings[asked])
 
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request as requests does, but a plain read with fewer steps.
+        """Send a request as the library requests does, but send a plain read with fewer steps.
 
         For each request, the library requests merges and checks settings, headers and cookies. These steps
         take a quarter of the CPU time of a call. A read of azure-cosmos needs none of these steps: the
@@ -134,12 +136,16 @@ class _Session(requests.Session):
         asked.method, asked.url = method, self._prepared(url)
         asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
         answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
-        # One read of everything. The library's own steps of 10 KB take as long as parsing the page.
+        # The whole body is read at once. The library would read it in steps of 10 KB, which takes as long as
+        # parsing the page.
         answer._content = b"".join(answer.iter_content(None))
         return answer
 
     def _prepared(self, url: str) -> str:
-        """Return the URL as requests writes it; it is remembered, because there is one for each container."""
+        """Return the URL in the form of the library requests.
+
+        It is remembered, because each container has only one URL.
+        """
         found = self._urls.get(url)
         if found is None:
             asked = requests.PreparedRequest()
@@ -168,9 +174,9 @@ def _unchanged(request: Any) -> Any:
 class _SameThread(Executor):
     """Runs the requests of an account with per-partition automatic failover in the calling thread.
 
-    For such an account azure-cosmos sends each read in a thread of its own, and a second one to another
-    region if the first one is slow. A `Watch` does not see other threads. So the first request runs here, and
-    the others do not start.
+    For such an account azure-cosmos sends each read in a separate thread, and sends a second read to another
+    region if the first read is slow. A `Watch` does not see other threads. So the first request runs in the
+    calling thread, and the others do not start.
     """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -186,7 +192,7 @@ class _SameThread(Executor):
 
 
 class Transport(RequestsTransport):  # type: ignore[misc]
-    """The transport of the provider's own client; it observes the requests for a page.
+    """The transport of the provider's own client; it observes the requests for pages.
 
     Several threads can use this object.
 
@@ -223,19 +229,25 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send a request; if it is for a page, examine the answer first."""
+        """Send a request. If it asks for a page, examine the answer."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
-            return super().send(request, **kwargs)
+            answer = super().send(request, **kwargs)
+            if _is_foreign(answer.status_code):
+                raise _refusal(answer)
+            return answer
         if watch.answered:
             raise MovedError
         watch.requests += 1
         answer = super().send(request, **kwargs)
         status = answer.status_code
-        if status in (GONE, TOO_MANY) or (status == BAD_REQUEST and _substatus(answer) == RECREATED):
-            text = answer.body().decode("utf-8", "replace")
-            refusal = CosmosHttpResponseError(status_code=status, message=text, response=answer)  # type: ignore[no-untyped-call]
-            raise _EndedError(refusal)
+        recreated = status == BAD_REQUEST and _substatus(answer) == RECREATED
+        if (
+            recreated
+            or status in (GONE, TOO_MANY)
+            or (_OK < status < BAD_REQUEST and status != _NOT_MODIFIED)
+        ):
+            raise _EndedError(_refusal(answer))
         if status < BAD_REQUEST:
             watch.answered = True
         if status == _OK:
@@ -249,6 +261,16 @@ def _is_page(request: Any) -> bool:
     return bool(request.method == "GET") and urlsplit(str(request.url)).path.rstrip("/").endswith("/docs")
 
 
+def _is_foreign(status: int) -> bool:
+    """Return True for a status that comes from a proxy and never from Cosmos DB, for example a redirect."""
+    return status < _OK or (_MULTIPLE_CHOICES <= status < BAD_REQUEST and status != _NOT_MODIFIED)
+
+
+def _refusal(answer: Any) -> CosmosHttpResponseError:
+    text = answer.body().decode("utf-8", "replace")
+    return CosmosHttpResponseError(status_code=answer.status_code, message=text, response=answer)  # type: ignore[no-untyped-call]
+
+
 def _substatus(answer: Any) -> int:
     text = str(answer.headers.get("x-ms-substatus", "0"))
     return int(text) if text.isdecimal() else 0
@@ -257,7 +279,7 @@ def _substatus(answer: Any) -> int:
 def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
     """Make a client; azure-cosmos requests the account's regions during this call.
 
-    The client does not retry by itself, except in another region of the account.
+    The client retries only in another region of the account.
 
     Args:
         config: The account.
@@ -274,7 +296,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
     client = CosmosClient(
         config.endpoint,
         config.find_credential(),
-        # The client sends no session tokens. With many partitions there would be many of them.
+        # The client sends no session tokens. With many partitions there would be many session tokens.
         consistency_level="Eventual",
         connection_policy=policy,
         transport=transport,
@@ -293,7 +315,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
 def _no_retries() -> Any:
     """Return the options that disable the retry of a 429 answer.
 
-    None if azure-cosmos has moved their class.
+    Return None if the class of these options is not found in azure-cosmos.
     """
     try:
         from azure.cosmos._retry_options import RetryOptions
@@ -339,7 +361,7 @@ def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, star
 def start_of(since: int | None) -> dict[str, Any]:
     """Return the start of the feed of latest versions, in the format of azure-cosmos.
 
-    The service's times are only precise to a few seconds, so the caller must leave out earlier items.
+    The service's times are only precise to a few seconds, so the caller must filter out earlier items.
 
     Args:
         since: Seconds since 1970; None for the beginning of the feed.
@@ -352,7 +374,7 @@ def start_of(since: int | None) -> dict[str, Any]:
 
 @cache
 def _takes_milliseconds() -> bool:
-    """Return True if this azure-cosmos reads times in milliseconds, as it writes them.
+    """Return True if this version of azure-cosmos reads times in milliseconds, as it writes them.
 
     Some versions of azure-cosmos expect seconds.
     """

@@ -31,8 +31,10 @@ FOR_EVER = 10**6
 
 
 def close_client(client):
-    """Close the client only after its first request for the account, which another thread makes; otherwise a
-    socket stays open."""
+    """Close the client after its first request for the account has ended.
+
+    Another thread makes this request, and closing earlier would leave a socket open.
+    """
     for thread in threading.enumerate():
         if thread.name == "cosmos-endpoint-refresh":
             thread.join(5)
@@ -40,7 +42,7 @@ def close_client(client):
 
 
 def native(key):
-    """Return the id in the form that the service accepts; an id may not end with a space."""
+    """Return the id in a form that the service accepts: an id must not end with a space."""
     return f"{key}." if key.endswith(" ") else key
 
 
@@ -50,15 +52,15 @@ class CosmosHarness(Harness):
     capabilities = CAPABILITIES
     plugin = PLUGIN
     https = False
-    can_merge = False  # the service refuses it together with this feed
-    can_idle_moves = False  # a partition counts its own changes
+    can_merge = False  # the service refuses merges in combination with this feed
+    can_idle_moves = False  # each partition counts its own changes
     can_keys_only = False
-    can_interleaved = False  # rows have the order_key of their own last change
+    can_interleaved = False  # each row has the order_key of its last change
     precision_seconds = 1
     rounding = timedelta(seconds=1)
     can_other_options = can_notices = can_late_children = False
     key_types = frozenset({"text"})
-    # A number is a double, and JSON has no other types.
+    # Numbers are doubles, and there are no types beyond those of JSON.
     value_types = frozenset(
         {
             "null", "true", "false", "zero", "integer", "float", "whole float", "empty text", "text",
@@ -143,7 +145,7 @@ class CosmosHarness(Harness):
         return CosmosOptions(backfill=True)
 
     def troubled(self, script, act):
-        """Return a client that meets a fault; the fault ends when the client is closed."""
+        """Return a client whose calls meet a fault. The fault ends when the client is closed."""
         faults = self.server.faults
         match script:
             case Throttle(retry_after, times):

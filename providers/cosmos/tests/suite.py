@@ -1,9 +1,9 @@
-"""Runs the conformance suite, with other versions of the tests in which Cosmos DB behaves differently.
+"""The conformance suite, with replacements for the tests in which Cosmos DB behaves differently.
 
-`Beginning()` and `AtTime(…)` start a scan. The scan returns each item once in its present state, and omits
-items that are changed during the scan, because their changes follow it. The children of a split contain
-everything that was in the parent. So a parent ends where reading stopped. The rest of its changes comes
-through its children, whose ids these events then contain.
+`Beginning()` and `AtTime(…)` start a scan. The scan returns each item once in its current state, and omits
+items that are changed during the scan, because their changes come after the scan. After a split, the children
+contain all changes of the parent. So a parent ends where reading stopped. The remaining changes come through
+the children, and their events contain the ids of the children.
 """
 
 from datetime import timedelta, timezone
@@ -31,7 +31,7 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 def unplaced(events):
-    """Return the events by id, without the partition through which they came."""
+    """Map each event's id to the event, without the id of its partition."""
     return {event.event_id: attrs.evolve(event, partition_id="") for event in events}
 
 
@@ -92,7 +92,10 @@ class TestRetirement(us8.TestRetirement):
 
 
 class TestIdle(us8.TestIdle):
-    """A partition counts its own changes, so an idle partition keeps its position, which stays valid."""
+    """Each partition counts its own changes.
+
+    An idle partition therefore keeps its position, and the position stays valid.
+    """
 
     @pytest.mark.needs("several", "trim", "still")
     def test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention(self, collection):
@@ -250,9 +253,7 @@ class TestLoss(us8.TestLoss):
 
 class TestSnapshot(us8.TestSnapshot):
     def test_the_floor_lies_above_every_earlier_change(self, collection):
-        """The `order_key` of a row is less than that of every later change, because each partition counts its
-        own changes.
-        """
+        """Each partition counts its own changes, so every later change has a higher `order_key`."""
         collection.fill(5)
         earlier = collection.read(collection.begin, 5)
         floor = started_of(collection.page(Snapshot(SnapshotOrder.ORDERED))).floor

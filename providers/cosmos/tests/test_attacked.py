@@ -1,6 +1,4 @@
-"""Runs random histories with all faults at once: exactly the written changes must come, in order for each
-key.
-"""
+"""Runs random histories with all faults at once: exactly the changes arrive, in order for each key."""
 
 import random
 from collections import defaultdict
@@ -28,7 +26,7 @@ STEPS = 40
 
 
 def native(call, *arguments):
-    """Write natively, and repeat the write while a split is being completed."""
+    """Write with azure-cosmos, and repeat the write while a split is in progress."""
     while True:
         try:
             return call(*arguments)
@@ -107,7 +105,7 @@ class Life:
 
 
 class Reading:
-    """A consumer that may be killed after every page.
+    """A consumer that may be killed after any page.
 
     After a kill the consumer resumes from the last stored token.
     """
@@ -153,7 +151,7 @@ def marker(event):
 
 
 def check(life, reading):
-    """Check that every change of every key came, in the order of `order_key`, and nothing else."""
+    """Check that exactly the changes of every key arrived, in the order of `order_key`."""
     told = {}
     for name, events in reading.order.items():
         keys = [event.order_key for event in events]
@@ -247,7 +245,7 @@ def test_partitions_read_alone_and_their_children_give_every_change(make_world, 
 
 @pytest.mark.parametrize("seed", range(30, 36))
 def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
-    """Merge rows and then changes by key and `order_key`; the consumer is killed after any page."""
+    """Rows, and then changes, are merged by key and `order_key`. The consumer is killed after any page."""
     life = Life(make_world(2), seed)
     for _ in range(STEPS):
         life.dice.choice([life.write, life.write, life.delete, life.batch])()
@@ -282,7 +280,7 @@ def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
 
 
 def test_the_truth_is_what_the_server_has(make_world):
-    """The test knows the contents of the container without using the library's client."""
+    """The recorded truth equals the contents of the container, read with azure-cosmos."""
     life = Life(make_world(2), 99)
     for _ in range(STEPS):
         life.step()

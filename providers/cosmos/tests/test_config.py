@@ -1,4 +1,4 @@
-"""Tests how an account is named, and where its credential comes from."""
+"""Tests how the configuration names an account, and which credential is used."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Tests the meaning of each failure of azure-cosmos, with a table."""
+"""Tests the category of each failure of azure-cosmos, with a table."""
 
 import pytest
 from azure.core.exceptions import (
@@ -27,6 +27,7 @@ ANSWERS = [
     (404, 1003, C.NOT_FOUND),
     (404, 1013, C.TRANSIENT_FAILURE),
     (405, 0, C.INVALID_REQUEST),
+    (302, 0, C.TRANSIENT_FAILURE),
     (408, 0, C.TRANSIENT_FAILURE),
     (409, 0, C.CONFLICT),
     (410, 0, C.TRANSIENT_FAILURE),

@@ -1,4 +1,4 @@
-"""Reads an account with per-partition automatic failover, which azure-cosmos reads in other threads."""
+"""Reads an account with per-partition failover, for which azure-cosmos sends reads in other threads."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,7 +25,7 @@ ADDRESS = ResourceAddress("shop", "orders")
 
 @pytest.fixture(params=["one region", "two regions"])
 def account(request, monkeypatch):
-    """Provide an emulator that describes itself as such an account, and the container `shop/orders`."""
+    """Provide an emulator of an account with per-partition failover, and the container `shop/orders`."""
     reply = Reply.of
 
     def of(body, *args, **kwargs):
@@ -66,7 +66,7 @@ def ids(client, start, **request):
 @pytest.mark.parametrize("apart", [False, True], ids=["our executor", "another thread"])
 def test_every_change_comes(account, monkeypatch, apart):
     server, container = account
-    if apart:  # as in a version of azure-cosmos that does not accept an executor
+    if apart:  # simulates a version of azure-cosmos that accepts no executor
         pool = ThreadPoolExecutor(2)
         monkeypatch.setattr(
             transport_module._SameThread, "submit", lambda self, fn, /, *a, **k: pool.submit(fn, *a, **k)

@@ -1,6 +1,4 @@
-"""Shows each defect with which azure-cosmos loses events, repeats them or retries forever, and tests the
-guard against it.
-"""
+"""Shows defects of azure-cosmos that lose events, repeat them or retry forever, and tests the guards."""
 
 import base64
 import json
@@ -32,14 +30,14 @@ NOW = {"Type": "Now"}
 
 
 def native_page(container, **where):
-    """Read one page with azure-cosmos alone, with its own continuation."""
+    """Read one page only with azure-cosmos and its own continuation."""
     seen = []
     pages = container.query_items_change_feed(**where, response_hook=lambda headers, _: seen.append(headers))
     return list(next(pages.by_page(), None) or []), seen[-1]["etag"]
 
 
 def moved(world):
-    """Return the range of the first partition, and a position before everything that was written."""
+    """Return the range of the first partition, and a position before all written changes."""
     (span, *_) = [KeyRange(each["low"], each["high"]) for each in world.partitions()]
     rid = world.container.read()["_rid"]
     return span, rid
@@ -70,7 +68,10 @@ class TestContinuations:
             assert "containerRid" not in each
 
     def test_a_continuation_that_we_make_is_what_it_reads(self, world):
-        """The form of these continuations is private. This test fails if a new version changes it."""
+        """azure-cosmos reads the continuations that the provider makes.
+
+        Their form is private, so this test fails if a new version changes it.
+        """
         from azure.cosmos._change_feed.change_feed_state import ChangeFeedState
 
         span, rid = moved(world)
@@ -80,7 +81,7 @@ class TestContinuations:
 
 
 class TestPartitionKeys:
-    """A key that is false in Python, such as 0, is a valid key."""
+    """A partition key that is false in Python, such as 0, is a valid key."""
 
     @pytest.mark.parametrize("value", ["", 0, False, None])
     def test_azure_cosmos_reads_the_whole_container(self, world, value):
@@ -130,10 +131,10 @@ class TestWidening:
 
 
 class TestRecreated:
-    """If a container is deleted and created again with the same name, it is another container."""
+    """A container that was deleted and created again with the same name is another container."""
 
     def test_a_fresh_client_of_azure_cosmos_refuses_the_new_one(self, world):
-        """A client that has the old resource id in its cache would continue in the new container."""
+        """azure-cosmos refuses the new container only if its cache does not contain the old resource id."""
         world.fill(10)
         _, token = native_page(world.container, start_time="Now", mode="AllVersionsAndDeletes")
         queue = json.loads(base64.b64decode(token))
@@ -256,8 +257,28 @@ class TestEndlessRetries:
         close_client(native)
 
 
+class TestForeignAnswers:
+    """Cosmos DB does not send these statuses. A proxy between the client and the service may send them."""
+
+    @pytest.mark.parametrize("status", [202, 204, 206, 302, 307])
+    def test_a_page_with_such_a_status_is_asked_for_again(self, world, status):
+        consumer = world.consumer()
+        written = world.fill(10)
+        world.server.faults.add(Fail(status), READ, times=2)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+
+    @pytest.mark.parametrize("status", [204, 302])
+    def test_the_error_names_status_and_network(self, world, status):
+        consumer = world.consumer()
+        world.server.faults.add(Fail(status), READ, times=None)
+        with pytest.raises(MulticloudDbError, match=f"answered {status}.*proxy") as caught:
+            consumer.read(seconds(1))
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+
+
 class TestSplitWhileReading:
-    """azure-cosmos returns the page of only one child partition.
+    """After a split, azure-cosmos returns the page of only one child partition.
 
     The provider must not treat this page as a page of the whole range.
     """
@@ -284,7 +305,7 @@ class TestSplitWhileReading:
         consumer = world.consumer()
         written = world.fill(40)
         world.split("0")
-        # It shares its map of ranges among all clients of an account in a process.
+        # azure-cosmos shares its map of ranges among all clients of an account in a process.
         list(world.container.read_feed_ranges(force_refresh=True))
         consumer.until_idle()
         assert sorted(consumer.markers) == written

@@ -1,4 +1,4 @@
-"""How often ranges that have nothing are asked."""
+"""Tests how often ranges without new changes are polled."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from .world import soon
 
 
 def idle(reader, seconds=30.0):
-    """Return the pause after each of some answers without records."""
+    """Fetch several times without records, and return the pause after each fetch."""
     pauses = []
     for _ in range(6):
         batch = reader.fetch(10, 1 << 20, 0.0, soon(seconds))
@@ -30,7 +30,10 @@ def test_all_idle_ranges_together_are_asked_a_hundred_times_a_second(world, read
 
 
 def test_a_pause_leaves_time_to_ask_all_ranges_in_one_call(world):
-    """Otherwise no call could ask every range, and no page of a feed with very many ranges would be idle."""
+    """The pause is short enough to poll every range in one call.
+
+    Otherwise a feed with very many ranges would never return an idle page.
+    """
     _, feed = world.feed()
     seed, *_ = feed.start(Now(), None, soon())
     made = [feed.open(seed.partition_id, seed.cursor) for _ in range(300)]

@@ -37,7 +37,7 @@ BACKFILL = CosmosOptions(backfill=True)
 
 
 def drained(reader, size=3, most=500):
-    """Return the event ids up to an outcome or the end, and the last batch."""
+    """Fetch until an outcome or the end; return the event ids and the last batch."""
     found = []
     for _ in range(most):
         batch = reader.fetch(size, 1 << 20, 0.0, soon())
@@ -55,7 +55,7 @@ def refused(call, category):
 
 
 class TestBounds:
-    """The range `(cursor, until]` returns the same events, whatever is split or merged later."""
+    """The range `(cursor, until]` returns the same events even after later splits and merges."""
 
     @pytest.mark.parametrize("size", [1, 3, 1000])
     def test_a_bounded_read_is_repeated_exactly_behind_splits_and_a_merge(self, make_world, size):
@@ -161,7 +161,7 @@ class TestMerges:
 
 
 class TestExpiry:
-    """A 400 answer counts as an expired position only if the same range can be read from the present."""
+    """A 400 answer means an expired position only if the same range can be read from its current end."""
 
     def test_a_trimmed_position_has_expired(self, world):
         consumer = world.consumer()
@@ -197,7 +197,7 @@ class TestExpiry:
 
 
 class TestMode:
-    """Tests what must be enabled, and what the caller must opt into."""
+    """Tests which settings the account needs, and which features the caller must opt into."""
 
     def test_an_account_without_the_mode(self, world):
         world.server.all_versions(False)
@@ -247,7 +247,7 @@ class TestMode:
 
 
 class TestPlans:
-    """A feed can be spread over processes only if each token has its own part of the changes."""
+    """A feed can be distributed to processes only if each token covers its own part of the changes."""
 
     def test_a_backfill_is_not_spread_over_processes(self, world):
         world.fill(5)

@@ -1,4 +1,4 @@
-"""Tests which items of a page are records, and the positions that tokens contain."""
+"""Tests which items of a page become records, and which positions tokens contain."""
 
 from hashlib import blake2b
 
@@ -43,9 +43,9 @@ class TestPartOfAKey:
         "damaged", [None, {}, {"metadata": {}}, {"metadata": {"operationType": "create"}}]
     )
     def test_a_damaged_one_is_kept_because_nobody_knows_whose_it_is(self, damaged):
-        """The damaged record is reported as a record that cannot be read.
+        """The damaged item is reported as a record that cannot be read.
 
-        If this record were left out, it would be lost silently.
+        If the item were left out, its change would be lost silently.
         """
         assert is_of(damaged, VIEW, ["a"])
 
@@ -66,7 +66,7 @@ class TestPart:
 
 
 class TestPlacesInTokens:
-    """A token of an older release can be resumed, so these texts must not change."""
+    """A token from an older release must stay valid, so these texts must not change."""
 
     def test_of_damaged_items(self):
         items = [{"metadata": {"lsn": 7}}, {"metadata": {"lsn": 7}}, {"metadata": {"lsn": 8}}]

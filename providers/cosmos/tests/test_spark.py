@@ -1,4 +1,4 @@
-"""Tests that Spark reads a container during writes: in the end the sink equals the source."""
+"""Tests that Spark reads a container during writes, and that the sink equals the source in the end."""
 
 import random
 import threading
@@ -13,7 +13,7 @@ from .world import DATABASE, NAME
 
 
 def write(world, count, seed=0):
-    """Write creates, updates and deletes, and make a split."""
+    """Write creates, updates and deletes, and split a partition."""
     dice = random.Random(seed)
     for number in range(count):
         key = f"k{dice.randrange(40)}"
@@ -34,7 +34,7 @@ def options_of(world, **options):
 
 
 def run(spark, world, folder, **options):
-    """Run a query that ends by itself. The next query continues where this one stopped."""
+    """Run a query that ends by itself. The next query continues where the previous query stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(world, **options))
@@ -49,8 +49,7 @@ def run(spark, world, folder, **options):
 
 
 def check(spark, world, folder):
-    """Check that the sink has each change once, and that the last change of each key equals the item in the
-    container."""
+    """Check that the sink contains each change once, and that each key's last change equals the item."""
     rows = spark.read.parquet(str(folder / "rows")).orderBy("order_key").collect()
     check_rows(world, rows)
     return rows
@@ -82,7 +81,7 @@ def test_runs_hold_what_the_container_holds(spark, world, tmp_path):
 
 
 def test_a_snapshot_is_followed_by_the_changes(spark, world, tmp_path):
-    """The items that exist come first, then every change, also through a split."""
+    """The existing items come first, then every change, even through a split."""
     write(world, 40)
     run(spark, world, tmp_path, startingPosition="snapshot")
     assert {row.backfilled for row in check(spark, world, tmp_path)} == {True}

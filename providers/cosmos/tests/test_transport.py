@@ -1,6 +1,4 @@
-"""Tests the transport of the library's client: a read takes fewer steps than in requests, with the same
-result.
-"""
+"""Tests the transport of the library's client: a read takes fewer steps than usual, with the same result."""
 
 from __future__ import annotations
 
@@ -13,8 +11,10 @@ from typing import Any, Final
 import pytest
 from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import HttpRequest
+from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import Now
+from multiclouddb_cosmos.errors import classify
 from multiclouddb_cosmos.transport import Transport, _Adapter
 
 from .world import World, soon
@@ -29,7 +29,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.asked.append({"path": self.path, **self.headers})
         body = gzip.compress(_TEXT) if "zipped" in self.path else _TEXT
-        self.send_response(200)
+        self.send_response(302 if "moved" in self.path else 200)
         self.send_header("Set-Cookie", "a=b")
         if "zipped" in self.path:
             self.send_header("Content-Encoding", "gzip")
@@ -93,6 +93,13 @@ def test_the_request_is_the_one_that_requests_would_send(server: Any) -> None:
 def test_a_page_that_ends_early_is_an_error(server: Any) -> None:
     with pytest.raises(AzureError):
         _read(f"{server[0]}/short")
+
+
+def test_a_redirect_is_an_error(server: Any) -> None:
+    """Cosmos DB sends no redirects, but a proxy in between may send them."""
+    with pytest.raises(CosmosHttpResponseError) as caught:
+        _read(f"{server[0]}/dbs/moved")
+    assert classify(caught.value).message.startswith("Cosmos DB answered 302")
 
 
 def test_a_cookie_is_not_sent_back(server: Any) -> None:

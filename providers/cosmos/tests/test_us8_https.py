@@ -1,4 +1,4 @@
-"""Runs twenty tests of the conformance suite over TLS: continued reads, and splits."""
+"""Runs twenty tests of the conformance suite over TLS: those of continued reads and of splits."""
 
 import pytest
 
@@ -7,7 +7,8 @@ from .suite import TestCheckpoint, TestSplit  # noqa: F401
 
 pytestmark = [
     pytest.mark.usefixtures("hasty"),
-    # For localhost azure-cosmos does not verify a certificate, and urllib3 says so for each request.
+    # For localhost, azure-cosmos does not verify a certificate, and urllib3 warns about this for each
+    # request.
     pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning"),
 ]
 

@@ -1,6 +1,4 @@
-"""Provides one container on the emulator, which is written with azure-cosmos and read through the library's
-client.
-"""
+"""Provides one container on the emulator. azure-cosmos writes to it, and the library's client reads it."""
 
 import attrs
 from azure.cosmos import CosmosClient, PartitionKey
@@ -27,12 +25,12 @@ MANY_PAGES = 2000
 
 
 def soon(number=30.0):
-    """A deadline."""
+    """Return a deadline in the given number of seconds."""
     return Deadline.after(number)
 
 
 def seconds(number):
-    """Return the options of a call."""
+    """Return options of a call that limit its seconds."""
     return OperationOptions(timeout_seconds=number)
 
 
@@ -90,7 +88,7 @@ class World:
         return self.put(*(f"k{self.written + number}" for number in range(count)))
 
     def batch(self, key, *operations):
-        """A transaction."""
+        """Write a transaction."""
         self.container.execute_item_batch(list(operations), key)
 
     def partitions(self):
@@ -110,7 +108,7 @@ class World:
         self.server.trim(DATABASE, NAME)
 
     def requests(self, operation=READ):
-        """Return the results of the requests so far, as (status, substatus)."""
+        """Return the result of each request so far, as (status, substatus)."""
         return [(each.status, each.substatus) for each in self.server.journal.entries(operation)]
 
     # -- Reading
@@ -127,7 +125,7 @@ class World:
         return made
 
     def consumer(self, start=None, client=None, **request):
-        """Make a consumer with its own client; it starts at now unless another start is given."""
+        """Make a consumer with its own client. It starts at `Now()` unless another start is given."""
         made = Consumer(self, client or self.client(), start or Now(), request)
         if start is None:
             made.read()
@@ -142,7 +140,7 @@ class World:
 
 @attrs.define
 class Consumer:
-    """A consumer that resumes from its token; `restart` means another process."""
+    """A consumer that resumes from its token. `restart` simulates a new process."""
 
     world: World
     client: object
@@ -153,7 +151,7 @@ class Consumer:
     pages: list = attrs.field(factory=list)
 
     def read(self, options=None):
-        """One page."""
+        """Read one page."""
         page = self.client.read_changes(ChangeFeedRequest(ADDRESS, self.start, **self.request), options)
         self.start = FromContinuationToken(page.continuation_token)
         self.events += page.events
@@ -162,7 +160,7 @@ class Consumer:
         return page
 
     def until_idle(self, most=MANY_PAGES):
-        """Read pages until one is idle; return the markers that were delivered."""
+        """Read pages until a page is idle. Return the markers that were delivered."""
         before = len(self.events)
         for _ in range(most):
             if self.read().idle:
@@ -170,7 +168,7 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def restart(self):
-        """Continue as another process with the same token."""
+        """Continue like a new process with the same token."""
         self.client.close()
         self.client = self.world.client()
         return self

@@ -25,7 +25,7 @@ __all__ = ["Calls", "RateLimiter", "Series", "Table"]
 
 T = TypeVar("T")
 _DESCRIBES_A_SECOND: Final = 10
-_WINDOW_SECONDS: Final = 1.05  # the network may bring calls closer together
+_WINDOW_SECONDS: Final = 1.05  # the network may make calls arrive closer together
 _JSON: Final = "application/x-amz-json"
 
 
@@ -51,10 +51,10 @@ class Table:
 
 
 class RateLimiter:
-    """Limits the number of calls in any second; several threads can use it.
+    """Limits the number of calls in any second. Several threads can use one object.
 
     Args:
-        a_second: The largest number of calls in any second.
+        a_second: The maximum number of calls in any second.
     """
 
     def __init__(self, a_second: int) -> None:
@@ -98,12 +98,16 @@ class Calls:
         self._told_at: tuple[datetime, float] | None = None
         self._date: str | None = None
         self._plain = threading.local()
+        self._closed = False
         if ours:
             for client, call in (
                 (clients.streams, "dynamodb-streams.GetRecords"),
                 (clients.dynamodb, "dynamodb.Scan"),
             ):
                 client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
+            for event in ("after-call", "after-call-error"):
+                clients.streams.meta.events.register(event, self._call_ended)
+                clients.dynamodb.meta.events.register(event, self._call_ended)
 
     def describe_table(self, name: str) -> Table:
         """Return the table's key and its latest stream."""
@@ -140,7 +144,7 @@ class Calls:
         Args:
             arn: The stream.
             deadline: The time limit.
-            after: The shard after which the page begins.
+            after: The id of the shard after which the page begins.
             parent: List only children of this shard; some servers ignore this filter.
         """
         with self._lock:
@@ -156,7 +160,7 @@ class Calls:
         return found
 
     def iterator(self, arn: str, shard_id: str, kind: str, seq: str | None = None) -> str:
-        """A new iterator."""
+        """Request a new iterator."""
         asked = {"StreamArn": arn, "ShardId": shard_id, "ShardIteratorType": kind}
         if seq is not None:
             asked["SequenceNumber"] = seq
@@ -168,7 +172,7 @@ class Calls:
 
         Args:
             iterator: An iterator from `iterator` or from an earlier answer.
-            limit: The largest number of records to return.
+            limit: The maximum number of records to return.
             native: True to return records exactly as boto3 returns them.
         """
         self._plain.wanted = native
@@ -181,14 +185,14 @@ class Calls:
     ) -> Mapping[str, Any]:
         """Return one page of a segment: `Items`, and `LastEvaluatedKey` unless the segment ends there.
 
-        The read is strongly consistent. Any other read may miss a change made just before a snapshot, and the
-        stream does not contain this change either.
+        The read is strongly consistent. A weaker read may miss a change that was made just before a snapshot,
+        and the snapshot's stream does not contain this change either.
 
         Args:
             name: The table.
             part: The number of the segment, and the number of all segments.
             after: The key after which to read, in typed JSON; None at the start of the segment.
-            limit: The largest number of items to return.
+            limit: The maximum number of items to return.
             native: True to return items exactly as boto3 returns them.
         """
         self._plain.wanted = native
@@ -222,7 +226,7 @@ class Calls:
     def now(self) -> datetime | None:
         """Return the service's time: the time of its last answer plus the time since then.
 
-        The result is None until an answer has contained a time.
+        Return None until an answer has contained a time.
 
         The wall clock of this machine is not used, because it may be wrong or may be changed in the meantime.
         """
@@ -236,16 +240,25 @@ class Calls:
 
     def close(self) -> None:
         """Free the connections of clients that the library made."""
+        self._closed = True
         if self._ours:
             self._clients.dynamodb.close()
             self._clients.streams.close()
 
+    def _call_ended(self, **_: object) -> None:
+        """Free the connection of a call that began before `close` and ended after it.
+
+        botocore opens a new connection pool for such a call, and keeps the pool.
+        """
+        if self._closed:
+            self.close()
+
     def hear(self, answer: Mapping[str, Any]) -> None:
-        """Set the clock from the `Date` header of an answer; error answers count too."""
+        """Set the clock from the `Date` header of an answer. Error answers count too."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         if date is not None and date != self._date:
             self._date = date
-            with contextlib.suppress(ValueError):  # it may come from a proxy
+            with contextlib.suppress(ValueError):  # the header may come from a proxy
                 self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
 
     def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -255,7 +268,7 @@ class Calls:
     def _parse(
         self, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
     ) -> None:
-        """Parse a page of records or items with orjson; botocore receives an empty object instead.
+        """Parse a page of records or items with orjson, and pass an empty object to botocore.
 
         botocore's own parser follows the service's model, which takes four times as long.
         """
@@ -264,20 +277,20 @@ class Calls:
         if not str(response_dict["headers"].get("content-type", "")).startswith(_JSON):
             return
         try:
-            # A page consists of about ten thousand objects, and none of them can be garbage yet.
+            # A page consists of about ten thousand objects, and none of these objects can be garbage yet.
             with collector_paused():
                 customized_response_dict.update(orjson.loads(response_dict["body"]))
         except (orjson.JSONDecodeError, TypeError, ValueError):
-            return  # botocore makes an empty object from it, see _whole
+            # Botocore makes an empty object from this text, see _whole.
+            return
         response_dict["body"] = b"{}"
 
 
 def _whole(answer: Mapping[str, Any], name: str) -> Any:
     """Return a member that every complete answer contains.
 
-    botocore accepts a truncated answer as a success, because it does not compare the length and it reads a
-    JSON text that ends early as an empty object. For a page of records, an empty object would mean the end of
-    the shard.
+    botocore accepts a truncated answer as a success: it does not check the length, and it reads an incomplete
+    JSON text as an empty object. For a page of records, an empty object would mean the end of the shard.
 
     Raises:
         ProviderFault: `TRANSIENT_FAILURE`.
@@ -293,10 +306,10 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
 
 
 class Series:
-    """A sequence of calls in which a single throttled call does not make all calls fail.
+    """A sequence of calls that continues after a single throttled call.
 
-    A throttled call is repeated at once if the previous call has succeeded. The engine waits and retries: a
-    service that throttles everything gets no more calls than without this class.
+    A throttled call is repeated at once if the previous call has succeeded. Otherwise the engine waits and
+    retries, so a service that throttles everything gets no more calls than without this class.
 
     Args:
         calls: A function that decides which failures are temporary.

@@ -1,4 +1,4 @@
-"""The configuration of an AWS region, and the boto3 clients that are made from it."""
+"""The configuration of an AWS region. The boto3 clients are made from it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SPARE_CONNECTIONS: Final = 8
 class DynamoClients:
     """The application's own boto3 clients, for `connect(…, native_client=…)`.
 
-    The library never reconfigures or closes these clients. The library makes each call once, so that only the
+    The library never reconfigures or closes these clients. The library makes each call only once, so only the
     clients' own retries happen. Both clients must belong to the same account and region.
     """
 
     dynamodb: Any = attrs.field(repr=False)
-    """`boto3.client("dynamodb")`; describes tables."""
+    """`boto3.client("dynamodb")`, which describes tables and reads their items."""
     streams: Any = attrs.field(repr=False)
-    """`boto3.client("dynamodbstreams")`; reads."""
+    """`boto3.client("dynamodbstreams")`, which reads streams."""
 
     def __attrs_post_init__(self) -> None:
         for name, service in (("dynamodb", "dynamodb"), ("streams", "dynamodbstreams")):
@@ -82,7 +82,7 @@ class DynamoConfig:
         return getattr(self.config, "retries", None) is not None
 
     def clients(self, concurrency: int) -> DynamoClients:
-        """Make boto3's clients; the only I/O is that boto3 reads its own files.
+        """Make boto3's clients. The only I/O is that boto3 reads its own files.
 
         Args:
             concurrency: The number of calls that run at the same time.
@@ -126,7 +126,7 @@ def _checked(cls: type[DynamoConfig], config: ClientConfig) -> DynamoConfig:
 def _parsed(url: object) -> dict[str, Any]:
     place = parse_location(url, "dynamo", options=["endpoint_url"], form=_URL, credentials=_CREDENTIALS)
     if place.path not in ("", "/") or ":" in place.host:
-        raise invalid_request("connection.url", "has more than a region", _URL)
+        raise invalid_request("connection.url", "contains more than a region", _URL)
     return {**({"region": place.host} if place.host else {}), **place.options}
 
 
@@ -143,10 +143,12 @@ def _check_texts(options: Mapping[str, Any]) -> None:
     parts = split_url(endpoint)
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise invalid_request(
-            "connection.endpoint_url", "is no http or https address", "write it like 'http://localhost:8000'"
+            "connection.endpoint_url",
+            "is not an http or https address",
+            "write it like 'http://localhost:8000'",
         )
     if parts.username or parts.password:
-        raise invalid_request("connection.endpoint_url", "holds a user or password", _CREDENTIALS)
+        raise invalid_request("connection.endpoint_url", "contains a user or a password", _CREDENTIALS)
 
 
 def _check_objects(options: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Maps each failure of boto3 or of the service to its category; pure."""
+"""Maps each failure of boto3 or of the service to its category. The functions are pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
 _AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO)
 _AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
-# Their text may quote the signed request, which may contain a session token.
+# The texts of these errors may quote the signed request, which may contain a session token.
 _SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
 _THROTTLED: Final = Row(ErrorCategory.THROTTLED, _SLOWER)
 _REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, _ASKED)
@@ -114,7 +114,7 @@ def expired_records(what: str) -> ProviderFault:
 def code_of(error: BaseException) -> str:
     """Return the error code of the service.
 
-    `ParamValidation` for a call that botocore itself refuses. The code is empty for any other error.
+    The code is `ParamValidation` if botocore itself refuses the call, and empty for any other error.
     """
     if isinstance(error, ParamValidationError):
         return "ParamValidation"
@@ -124,7 +124,7 @@ def code_of(error: BaseException) -> str:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify a failure; this function raises nothing, even for unknown exceptions.
+    """Classify a failure. This function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.

@@ -95,7 +95,7 @@ class DynamoFeed(Feed):
     def clock(self, deadline: Deadline) -> datetime | None:
         """Return the `Date` of the service's last answer plus the time since then.
 
-        None if the service sends no `Date`.
+        Return None if the service sends no `Date`.
         """
         return self._source.calls.now()
 
@@ -149,10 +149,10 @@ class DynamoFeed(Feed):
         return DynamoReader(self._source, view, place_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Return the children of ended shards, as far as the rate limit of the stream allows calls now.
+        """Return the children of ended shards, if the rate limit of the stream allows the calls now.
 
-        A shard whose children were requested a moment ago may be left out. This rule limits all these calls
-        for a stream to fewer than one every two seconds.
+        A shard whose children were requested a moment ago may be left out. On average, a stream gets fewer
+        than one of these calls in two seconds.
         """
         return {
             name: self._end_of(name, children, place_of(awaiting[name]))
@@ -170,7 +170,7 @@ class DynamoFeed(Feed):
     ) -> list[Seed] | None:
         """Find missed shards from their parents in a new listing.
 
-        If a deadline ends a listing, the next audit continues it.
+        If a deadline interrupts a listing, the next audit continues the listing.
         """
         try:
             listing = self._audits.pop()
@@ -192,16 +192,16 @@ class DynamoFeed(Feed):
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return 24 hours minus the age of the position.
 
-        No record after the position is older than that age.
+        The age of a position limits the age of the records after it.
         """
         return None if is_segment(cursor) else headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Return the child's start; a shard has at most one parent."""
+        """Return the child's start. A shard has at most one parent."""
         return cursor_of(join(map(place_of, cursors)))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare sequence numbers as integers; two positions in a scan cannot be compared."""
+        """Compare sequence numbers as integers. Two positions in a scan cannot be compared."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
@@ -211,24 +211,25 @@ class DynamoFeed(Feed):
         return cursor if is_segment(cursor) else without_trail(cursor)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return those of these shards that still exist, or their descendants."""
+        """Return start positions for the shards that still exist, and for the descendants of the others."""
         shards, now = self._shards.read(deadline).shards, self._source.seconds()
-        # A listing may be incomplete, so the shards that it lacks are asked for.
+        # A listing may be incomplete, so the service is asked about each shard that is missing from the
+        # listing.
         hidden = {name for name in partition_ids if name not in shards and not self._shards.is_gone(name)}
         return [Seed(name, (), cursor_of(Horizon(now))) for name in sorted(hidden)] + oldest_left(
             shards,
             set(partition_ids) - hidden,
             now,
-            # If the service gives the time, the reader detects this from the age of the seed.
+            # If the service sends its time, the reader detects trimmed records from the age of the seed.
             lambda shard: now is not None or shard.last is None or self._shards.can_be_read(shard),
         )
 
     def describe(self, cursor: Cursor) -> Position:
-        """Return `sequence 4711`, and a time; no record after the position is older than this time."""
+        """Return a text such as `sequence 4711`, and a lower limit on the times of later records."""
         return Position("part of a scan", None) if is_segment(cursor) else describe(place_of(cursor))
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Resolve the stream from the present, then plan a scan; see `SupportsSnapshot.snapshot`."""
+        """Resolve a start of the stream at `Now`, then plan a scan (see `SupportsSnapshot.snapshot`)."""
         seeds = self.start(Now(), None, deadline)
         return plan_scan(self._source, seeds, segments)
 

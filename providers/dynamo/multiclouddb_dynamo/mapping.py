@@ -1,4 +1,4 @@
-"""Maps stream records to events and to Arrow; pure.
+"""Maps stream records to events and to Arrow. The functions are pure.
 
 A record is a dict in the wire format, with times as numbers, or in boto3's format, with datetimes.
 """
@@ -82,7 +82,7 @@ def seq_of(record: Record) -> str:
 
 
 def seconds_of(record: Record) -> float | None:
-    """Return the time of a record in seconds since 1970; None if the record has no valid time."""
+    """Return the time of a record in seconds since 1970, or None if the record has no valid time."""
     moment = record["dynamodb"].get("ApproximateCreationDateTime")
     if isinstance(moment, datetime):
         return moment.timestamp()
@@ -90,7 +90,7 @@ def seconds_of(record: Record) -> float | None:
 
 
 def order_key(seq: str) -> str:
-    """Return text that sorts like the number: the count of its digits, then the digits."""
+    """Return a text that sorts like the number: first the count of its digits, then the digits."""
     digits = seq.lstrip("0")
     return _LENGTHS[len(digits)] + digits
 
@@ -99,7 +99,7 @@ def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> l
     """Map records to events.
 
     Raises:
-        RecordFault: For the first record that cannot be decoded.
+        RecordFault: Raised for the first record that cannot be decoded.
     """
     try:
         return _events(records[start:stop], view)
@@ -111,7 +111,7 @@ def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa
     """Map records to Arrow. Items are converted to JSON text directly, without events.
 
     Raises:
-        RecordFault: For the first record that cannot be decoded.
+        RecordFault: Raised for the first record that cannot be decoded.
     """
     try:
         return _arrow(records[start:stop], view)
@@ -120,7 +120,7 @@ def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa
 
 
 def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
-    # By column, with one call per event and no call for data that the request leaves out.
+    # The events are made by column, with one call per event and no call for data that the request leaves out.
     datas = [record["dynamodb"] for record in records]
     types = [_TYPES[record["eventName"]] for record in records]
     columns: list[Iterable[Any]] = [
@@ -157,7 +157,7 @@ def _keys(datas: Sequence[Record], names: tuple[str, ...]) -> list[dict[str, Any
 
 
 def _times(datas: Sequence[Record]) -> list[datetime]:
-    """Return the times of the records; records of the same second share one object."""
+    """Return the times of the records. Records of the same second share one object."""
     previous, moment, moments = None, _EPOCH, []
     for data in datas:
         value = data["ApproximateCreationDateTime"]
@@ -183,7 +183,7 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bo
 
 
 def _by_service(identity: Any) -> bool:
-    """Return True for the identity that time-to-live uses for deletes; its fields have two spellings."""
+    """Return True for the identity with which time-to-live deletes items. Its fields have two spellings."""
     fields = {name.lower(): value for name, value in (identity or {}).items()}
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
 
@@ -232,7 +232,7 @@ def _first_fault(
     view: View,
     mapped: Callable[[Sequence[Record], View], Any],
 ) -> RecordFault:
-    """Return the fault of the first record that cannot be mapped alone."""
+    """Map the records one by one; return the fault of the first record that cannot be mapped."""
     for index in range(start, stop):
         try:
             mapped(records[index : index + 1], view)

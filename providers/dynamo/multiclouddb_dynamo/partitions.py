@@ -65,18 +65,19 @@ _ENABLE: Final = (
     "enable it: aws dynamodb update-table --table-name {table} "
     "--stream-specification StreamEnabled=true,StreamViewType=NEW_AND_OLD_IMAGES"
 )
-# A shard is closed after about four hours: the records of an open shard are younger than this.
+# A shard is closed after about four hours, so all records of an open shard are younger than this.
 _LIFE_SECONDS: Final = 6 * 3600
 _RETENTION_SECONDS: Final = 24 * 3600
-# A record that is not trimmed yet is younger than a day; an hour is subtracted as the time to begin reading.
+# Every available record is younger than a day. An hour is subtracted, because a reader needs time to begin.
 _KEPT_SECONDS: Final = 23 * 3600
-_ENDED: Final = "the stream was disabled or its table deleted; all that it held has been read"
+_ENDED: Final = "the stream was disabled or its table deleted; all its records have been read"
 
 
 def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) -> Outcome:
     """Return how a fully read shard continues: with its children, later, or not at all.
 
-    The service does not say whether these are all the children: one may be listed later than the others.
+    The service does not show whether the list of children is complete: one child may be listed later than the
+    others.
 
     Args:
         children: The children of the shard, as far as they are known.
@@ -96,14 +97,16 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 def _start_of(shard: Shard, place: Place) -> Place:
     """Return the start position of a shard.
 
-    The age of its records is limited by the age of its parent, or by the fact that the shard is open.
+    Its records cannot be older than its parent's position, or than an open shard can be.
     """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
-        # A parent without a record at `Beginning` gives no time, and its iterator cannot be used here.
+        # A parent at `Beginning` without a record shows no time, and its iterator cannot be used for the
+        # child.
         return Horizon(place.since)
     if isinstance(place, Latest) and place.since is not None and max(ages) == seconds_at(place):
-        return Latest(place.since)  # the parent may have ended earlier, but older records are not wanted
+        # The parent may have ended earlier, but records before `Now` are not wanted.
+        return Latest(place.since)
     return Start(max(ages, default=None))
 
 
@@ -116,8 +119,8 @@ def _age(shard: Shard) -> int | None:
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
     """Return the outcome of a fully read shard that is no longer listed and whose children are unknown.
 
-    The descendants of such a shard may no longer exist either. In that case, a read of the remaining records
-    reports that the position has expired.
+    The descendants of such a shard may no longer exist either. In that case, the next read reports that the
+    position has expired.
     """
     left = _orphans(shards) or set(shards)
     children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))
@@ -134,7 +137,7 @@ def _orphans(shards: Mapping[str, Shard]) -> set[str]:
 def seeds_at_oldest(
     shards: Mapping[str, Shard], since: int | None, unlisted: Collection[str] = ()
 ) -> list[Seed]:
-    """Return a start at the oldest record of every shard, parents first.
+    """Return a start position at the oldest record of every shard, with parents first.
 
     Args:
         shards: The shards that the service lists.
@@ -160,13 +163,13 @@ def oldest_left(
 ) -> list[Seed]:
     """Return the seeds (start positions) at which reading can resume for expired shards.
 
-    The descendants of a shard that is no longer listed are not known, because its children may also no longer
-    exist. So every shard whose parent is not listed may be a descendant. Some of these shards belong to other
-    branches. Reading them repeats events, but leaving them out would lose events.
+    If a shard is no longer listed, its descendants are not known, because its children may be gone too. So
+    every shard whose parent is not listed may be a descendant. Some of these shards belong to other branches.
+    Reading them repeats events, but leaving them out would lose events.
 
     Args:
         shards: The shards that the service lists.
-        shard_ids: The shards.
+        shard_ids: The expired shards.
         since: The service's time, or None.
         can_be_read: A function that asks the service about a shard that it still lists. A shard that cannot
             be read is replaced by its children.
@@ -200,7 +203,7 @@ def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ())
 def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
     """Return the ended shards whose listed children are all open, with these children.
 
-    Another child of such a shard may be listed later.
+    For such a shard, another child may be listed later.
     """
     children: dict[str, list[Shard]] = {}
     for shard in shards.values():
@@ -214,7 +217,7 @@ def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
-    """Return True if a seed of the first or the second listing leads to a shard."""
+    """Return True if a seed of the first or the second listing covers a shard."""
     if shard.parent is None:
         return False
     parent = shards.get(shard.parent)
@@ -222,7 +225,10 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
 
 
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
-    """Return seeds for children of a split between two listings, which the first listing does not cover."""
+    """Return seeds for the children of shards that split between two listings.
+
+    The first listing does not cover them.
+    """
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))
         for shard in later.values()
@@ -268,7 +274,7 @@ def _start_of_missed(
 
 
 def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Return how many generations of shards follow each of these shards."""
+    """Map each of these shards to the number of generations after it."""
     heights = dict.fromkeys(missed, 0)
     pending = list(missed)
     while pending:
@@ -287,7 +293,7 @@ def headroom(place: Place, now: datetime) -> float | None:
 
 
 def to_partition(shard: Shard) -> Partition:
-    """Return a shard in the form of the contract."""
+    """Convert a shard to a `Partition`."""
     parents = (shard.parent,) if shard.parent is not None else ()
     state = PartitionState.OPEN if shard.last is None else PartitionState.CLOSED
     return Partition(shard.shard_id, parents, state)
@@ -305,7 +311,7 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
             "address.database", f"is {address.database!r}", "DynamoDB has no databases: leave it out"
         )
     name = address.collection
-    assert name is not None  # `gate` has checked it
+    assert name is not None  # `gate` has checked the name
     try:
         table = calls.describe_table(name)
     except ClientError as error:
@@ -332,7 +338,7 @@ def check_table(table: Table, spec: FeedSpec) -> None:
     """
     kind = table.view_type
     if kind is None:
-        return  # disabled: its remaining records are read unchanged
+        return  # the stream is disabled; its remaining records are read as they are
     way_out = (
         "DynamoDB cannot change the type of a stream: disable it and enable it with NEW_AND_OLD_IMAGES, "
         "after the old one has been read"
@@ -348,7 +354,7 @@ def check_table(table: Table, spec: FeedSpec) -> None:
 
 
 def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> ProviderFault:
-    """Return why a shard or a record in it no longer exists: the table, the stream, or the 24 hours.
+    """Return why a shard, or a record in it, no longer exists: the table, the stream, or the 24 hours.
 
     Raises:
         Exception: The error that boto3 raised.
@@ -358,9 +364,9 @@ def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> Pro
 
 
 def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
-    """Return why a stream no longer belongs to its table: the table or the stream no longer exists.
+    """Return why a stream no longer belongs to its table: because the table or the stream no longer exists.
 
-    The result is None if the stream still belongs to the table.
+    Return None if the stream still belongs to the table.
 
     Raises:
         Exception: The error that boto3 raised for this check.

@@ -1,9 +1,9 @@
-"""Defines positions in a shard, and their form in a token; pure.
+"""Defines positions in a shard, and their form in a token. The functions are pure.
 
     [seq, t]               after the record `seq`, whose time was `t`
-    ["s", t]               at the start of an unread child shard: no record in it is older
+    ["s", t]               at the start of an unread child shard, which has no older record
     ["h", t]               at the oldest record: `Beginning` at time `t`
-    [.., t, it, looks]     each of these, and the iterator `it` of an answer without records after it
+    [.., t, it, looks]     each of these, with the iterator `it` of a later answer without records
     ["n", t]               at the end as of time `t`: `Now`
     ["n", t, it]           the same, and the iterator `it` points there until it expires
     ["n", t, it, looks]    the same, with answers without records so far
@@ -12,9 +12,9 @@
     ["w", t, it, looks, seq]    as `["n", t, null, seq]`, in the same way
 
 `t` is in whole seconds since 1970 (None if the service gave no time), and sequence numbers are texts of
-digits. `looks` is the number of consecutive readers that have found no record. `looks` decides how far the
-next reader scans. A start has no sequence number. The starting number listed for a shard may not belong to
-any record in the shard; in that case the service refuses to read from that number, as if the record had been
+digits. `looks` is the number of consecutive readers that have found no record. It decides how far the next
+reader scans. A start has no sequence number. The starting number listed for a shard may not belong to any
+record in the shard; in that case the service refuses to read from that number, as if the record had been
 trimmed.
 """
 
@@ -51,25 +51,26 @@ __all__ = [
 ]
 
 EARLY_SECONDS: Final = 120
-"""How much older than `Now` a record must be to be omitted after the iterator of `Now` has expired: DynamoDB
-rounds the time of a record down (to the second, DynamoDB Local to the minute), and two machines' clocks
-differ.
+"""After the iterator of `Now` has expired, records older than `Now` by this many seconds are omitted.
+
+DynamoDB rounds the time of a record down to the second (DynamoDB Local rounds to the minute), and the clocks
+of two machines differ.
 """
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SECONDS: Final = 253_402_300_799
 """The end of the year 9999."""
 MOST_LOOKS: Final = 10
-_MOST_DIGITS: Final = 40  # botocore's bound
-_MOST_ITERATOR: Final = 2048  # the service model's bound
+_MOST_DIGITS: Final = 40  # the limit of botocore
+_MOST_ITERATOR: Final = 2048  # the limit of the service model
 
 
 @attrs.frozen
 class Trail:
-    """The progress of a search that has not found any record yet. This progress only saves calls.
+    """The progress of a search that has not found any record yet. Its only purpose is to save calls.
 
     Attributes:
-        iterator: The iterator of the last answer; it lives for 15 minutes.
+        iterator: The iterator of the last answer, which is valid for 15 minutes.
         looks: The number of consecutive readers that have found no record; less than 10.
     """
 
@@ -79,7 +80,7 @@ class Trail:
 
 @attrs.frozen
 class After:
-    """After a record.
+    """The position after a record.
 
     Attributes:
         seq: The sequence number of the record.
@@ -97,7 +98,7 @@ class Start:
     """The position at the first record of a shard whose parent was read.
 
     Attributes:
-        time: A time; no record in the shard is older than this time. None if unknown.
+        time: A lower limit on the times of the records in the shard, or None.
         trail: The progress of the search from this position, or None.
     """
 
@@ -120,7 +121,7 @@ class Horizon:
 
 @attrs.frozen
 class Latest:
-    """The position after everything that a shard contained at some time, if no record marks that place.
+    """The position after all records that a shard contained at some time, if no record marks this place.
 
     Attributes:
         since: The time of this position, or None.
@@ -164,7 +165,7 @@ def _trail_cursor(trail: Trail | None) -> list[Cursor]:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Return the position that was passed to `cursor_of`.
+    """Return the position from its stored form; the inverse of `cursor_of`.
 
     Raises:
         InvalidCursor: Raised if the value is not a valid cursor.
@@ -222,14 +223,14 @@ def looks_at(place: Place) -> int:
 
 
 def without_iterator(place: Place) -> Place:
-    """Return the position without its iterator, which it does not need."""
+    """Return the position without its iterator. The position is valid without it."""
     if isinstance(place, Latest):
         return attrs.evolve(place, iterator=None, looks=0, trail=None)
     return attrs.evolve(place, trail=None)
 
 
 def without_trail(cursor: Cursor) -> Cursor:
-    """Return the cursor without the parts that only save calls; cheap, and pure.
+    """Return the cursor without the parts that only save calls.
 
     A `Now` position keeps these parts, because two positions of the same second differ only in them.
     """
@@ -257,7 +258,7 @@ def _is_iterator(iterator: str) -> bool:
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """Return -1, 0 or 1 for two positions in one shard; None if only the service knows the order.
+    """Compare two positions in one shard: return -1, 0 or 1, or None if only the service knows the order.
 
     Sequence numbers are compared as integers, because their length varies.
     """
@@ -271,7 +272,7 @@ def compare(a: Place, b: Place) -> int | None:
         case Latest(None), Latest(None):
             return 0 if a == b else None
         case Latest(left_since), Latest(right_since):
-            # No record lies between them, because the first record that is read ends both.
+            # No record lies between the two positions, because the first record that is read replaces both.
             return 0 if left_since == right_since else None
         case ((Start() | Horizon()), (Start() | Horizon())):
             return 0
@@ -288,9 +289,9 @@ def join(places: Iterable[Place]) -> Place:
 
 
 def seconds_at(place: Place) -> int | None:
-    """Return a time in seconds since 1970; no record after this position is older than this time.
+    """Return a lower limit on the times of the records after a position, in seconds since 1970.
 
-    None when unknown.
+    Return None if it is unknown.
     """
     match place:
         case After(_, time) | Start(time):
@@ -317,7 +318,7 @@ def describe(place: Place) -> Position:
 
 
 def _as_of(time: int | None) -> str:
-    return "a time that the service did not give" if time is None else f"{_moment(time):%Y-%m-%dT%H:%M:%SZ}"
+    return "an unknown time" if time is None else f"{_moment(time):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _moment(time: int) -> datetime:

@@ -36,7 +36,9 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or NEW_AND_OLD_IMAGES",
         ),
-        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(_NATIVE, "a stream keeps 24 hours"),
+        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
+            _NATIVE, "starts at the oldest record; a stream keeps records for 24 hours"
+        ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _UNSUPPORTED,
             "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
@@ -49,24 +51,24 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: shows each item as it is when it is read, so a target equals the table only after "
-            'the stream has caught up; the floor is "00", below every change; needs dynamodb:Scan; '
-            "consistent reads of all items: 2 TB are about 537 million read units (native_charge, "
-            "max_scan_rate)",
+            "convergent: each item is as it was when it was read, so a target equals the table only"
+            ' when the stream has caught up; the floor "00" is lower than every change; needs '
+            "dynamodb:Scan; all items are read consistently, so 2 TB cost about 537 million read "
+            "units (native_charge, max_scan_rate)",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "for streams of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
+            _NATIVE, "needs a stream of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
-        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call boto3 for anything but the feed"),
+        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "use boto3 for everything except the feed"),
     }
 )
 """The capabilities of a table with an enabled stream."""
 
 
 class DynamoProvider(Provider):
-    """One region.
+    """The provider for one AWS region.
 
     Args:
         clients: boto3's clients.
@@ -85,7 +87,7 @@ class DynamoProvider(Provider):
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> DynamoFeed:
-        """Find the table and its stream, and check which item images the stream's records contain."""
+        """Find the table and its stream, and check that the records contain the required item images."""
         table, arn = find_table(self._calls, spec.address)
         check_table(table, spec)
         return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
@@ -103,13 +105,13 @@ class DynamoProvider(Provider):
     def close(self) -> None:
         """Free the connections of clients that the library made.
 
-        Running calls end by their read timeout of 10 s.
+        Running calls end after their read timeout of 10 s at the latest.
         """
         self._calls.close()
 
 
 class DynamoPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
@@ -132,7 +134,7 @@ class DynamoPlugin(ProviderPlugin):
             config: `connection` contains a `url`, `dynamo://REGION?endpoint_url=…`, or `region` and
                 `endpoint_url`. `connection` may also contain the application's own boto3 `session` and
                 botocore `config`.
-            native_client: `DynamoClients`, used unchanged.
+            native_client: A `DynamoClients`, which is used unchanged.
         """
         checked = DynamoConfig.from_client(config)
         if native_client is None:
@@ -142,7 +144,7 @@ class DynamoPlugin(ProviderPlugin):
                 raise ProviderFault(classify(error)) from error
             return DynamoProvider(clients, ours=True, vendor_retried=checked.own_retries)
         own = checked_native(
-            native_client, DynamoClients, "pass DynamoClients(dynamodb=…, streams=…) of multiclouddb_dynamo"
+            native_client, DynamoClients, "pass DynamoClients(dynamodb=…, streams=…) from multiclouddb_dynamo"
         )
         return DynamoProvider(own, ours=False, vendor_retried=True)
 

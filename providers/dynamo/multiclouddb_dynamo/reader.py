@@ -45,21 +45,22 @@ __all__ = ["DynamoReader"]
 _MOST_RECORDS: Final = 1000  # the service's maximum for Limit
 _RETENTION_SECONDS: Final = 24 * 3600
 # An answer without records may be followed by an answer with records. Therefore a new reader immediately
-# makes a few more calls, and more if the readers before it have found nothing. From the fourth reader on,
-# only some readers make many calls, because most shards without records are in fact empty. The position
-# contains the number of readers.
+# makes a few more calls, and even more if earlier readers have found nothing. From the fourth reader on, only
+# some readers make many calls, because most shards without records are in fact empty. The position contains
+# the number of readers.
 _LOOKS: Final = (3, 15, 63, 511, 3, 15, 3, 63, 3, 511)
 _FEW: Final = _LOOKS[0]
 _AGAIN: Final = 4
 # With many shards, a process examines at most this many answers in total, besides the first few of each
 # shard.
 _MOST_LOOKS_OF_ALL: Final = 16384
-# A reader that has not reached its bound knows that more records follow.
+# A reader that has not reached its bound knows that more records follow, so it continues for longer.
 _BOUND_LOOKS: Final = 1000
-# For a shard that has ended, this many answers are read without pauses; after them it is read like any other.
+# In a shard that has ended, this many answers are read without pauses. After them, the shard is read like any
+# other shard.
 _CLOSED_LOOKS: Final = 1000
 _GROWTH: Final = 1_000_000
-_LEAST_NUMBER: Final = 10**21  # they have 21 digits, in DynamoDB Local with leading zeros
+_LEAST_NUMBER: Final = 10**21  # sequence numbers have 21 digits; in DynamoDB Local they have leading zeros
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -95,10 +96,10 @@ class DynamoReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Fetch records; there is no long poll, so the call never waits for new records.
+        """Fetch records. The service has no long poll, so the call never waits for new records.
 
-        An expired iterator is renewed from the position. Renewing the iterator is not a retry, because the
-        position is still valid.
+        If the iterator has expired, a new iterator is requested for the position. This is not a retry,
+        because the position is still valid.
         """
         if self._cancelled.is_set():
             raise cancelled()
@@ -111,14 +112,14 @@ class DynamoReader(Reader):
             self._looks = self._far(self._found_nothing)
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         answer = self._answer(limit, deadline)
-        if answer is None:  # trimmed while reading began, so its children are read
+        if answer is None:  # the shard was trimmed while reading began, so its children are read
             self._outcome = self._end()
             return self._batch([], self._place)
         self._iterator, self._fresh = answer.get("NextShardIterator"), False
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends by boto3's read timeout of 10 s."""
+        """Prevent another fetch. A running call ends after boto3's read timeout of 10 s at the latest."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -132,10 +133,11 @@ class DynamoReader(Reader):
     # -- Calls
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
-        """A page; Request records; None if the shard no longer exists and no unread record was lost.
+        """Request a page of records; None if the shard no longer exists and no unread record was lost.
 
         Raises:
-            ProviderFault: Raised if records after the position were trimmed, or the stream is another one.
+            ProviderFault: Raised if records after the position were trimmed, or if the table has another
+                stream now.
             Exception: The error that boto3 raised.
         """
         while True:
@@ -201,7 +203,7 @@ class DynamoReader(Reader):
     def _is_old(self, place: Place) -> bool:
         """Return True if the oldest records since this position may have been trimmed.
 
-        The service itself reports trimmed records for a sequence number, but not for a start position.
+        The service reports trimmed records only if the position has a sequence number.
         """
         match place:
             case After():
@@ -216,7 +218,7 @@ class DynamoReader(Reader):
     def _is_missed(self, place: Horizon) -> bool:
         """Return True if missing records mean that events were lost.
 
-        At a start position that was just made, missing records are not a loss.
+        If the start position was just made, missing records are not a loss.
         """
         if self._source.age_of(place.since) is None:
             return not self._source.has_started()
@@ -266,14 +268,17 @@ class DynamoReader(Reader):
         self._empty = 0 if found else self._empty + 1
         assert self._looks is not None
         if found:
-            self._found_nothing = -1  # the next reader is the first one at another position
+            self._found_nothing = -1  # for the next reader, this is a new position
             self._looks = self._looks if self._until is not None else min(self._looks, _FEW)
         if self._empty > self._looks and not self._closed:
             self._closed = self._source.is_closed(self._view.shard_id, seconds_at(self._place), deadline)
         return self._batch(records, begin, nbytes)
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
-        """After the iterator of a `Now` expired, return the records without older ones, and the position."""
+        """Return the records and the position before them.
+
+        After the iterator of `Now` has expired, remove older records.
+        """
         begin = self._place
         if not isinstance(begin, Latest) or not self._walks:
             return records, begin
@@ -305,7 +310,7 @@ class DynamoReader(Reader):
         return attrs.evolve(begin, trail=Trail(self._iterator, looks))
 
     def _far(self, readers: int) -> int:
-        """Return the number of answers without records that do not yet prove that the shard is empty."""
+        """Return how many answers without records must come before the shard is treated as empty."""
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
             return 0  # an iterator that was just made points to the end
@@ -338,7 +343,7 @@ class DynamoReader(Reader):
         )
 
     def _left(self, seconds: int | None) -> float | None:
-        """Return the seconds until a position with that time expires."""
+        """Return the seconds until a position with the given time expires."""
         now = self._source.calls.now()
         if seconds is None or now is None:
             return None
@@ -372,9 +377,9 @@ def _reached(place: Place, until: Place) -> bool:
         case After(seq):
             return isinstance(place, After) and int(place.seq) >= int(seq)
         case _:
-            return True  # a bound without a record lies before every record
+            return True  # a bound without a record comes before every record
 
 
 def _is_behind(record: Record, until: Place) -> bool:
-    assert isinstance(until, After)  # any other bound was reached at once
+    assert isinstance(until, After)  # every other bound is reached at once
     return int(seq_of(record)) > int(until.seq)

@@ -1,9 +1,10 @@
-"""Maps the items of a scan to events and to Arrow, and defines positions among the items; pure.
+"""Maps the items of a scan to events and to Arrow, and defines positions in a scan. The functions are pure.
 
 The cursor of a plan is `[plan id, s, segments, items in a segment, next segment]`. The cursor of a segment is
-`[s, segments, …]`: `…` is nothing before the first item, `"."` after the last item, and otherwise the key of
-the last item. The key contains one text for each attribute, with the letter of its type and its value. `s` is
-the snapshot's time in seconds since 1970. The segment's id contains the plan's id and the segment's number.
+`[s, segments, …]`: before the first item, `…` is empty; after the last item, it is `"."`; otherwise it is the
+key of the last item that was read. The key contains one text for each attribute, with the letter of its type
+and its value. `s` is the snapshot's time in seconds since 1970. The segment's id contains the plan's id and
+the segment's number.
 """
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ if TYPE_CHECKING:
 __all__ = ["FLOOR", "MOST_SEGMENTS", "Item", "Part", "RowMapper", "is_segment", "moment_of"]
 
 FLOOR: Final = "00"
-"""The floor; every change's `order_key` is greater, because it begins with the count of its digits."""
+"""The floor of a snapshot.
+
+Every change's `order_key` is higher, because it begins with the count of its digits.
+"""
 MOST_SEGMENTS: Final = 1_000_000
-"""The service's bound."""
+"""The maximum number of segments that the service accepts."""
 
 Item: TypeAlias = Mapping[str, Any]
 """Maps each attribute to its value in typed JSON."""
@@ -52,14 +56,14 @@ _Mapped = TypeVar("_Mapped")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _END: Final = "."
 _LETTERS: Final = "SNB"
-_MOST_DIGITS: Final = 8  # of the number of a segment
-_MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; in base64 a third more
-# What the code below raises for a damaged item.
+_MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
+_MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 adds a third
+# The exceptions that the code below raises for a damaged item.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 def moment_of(seconds: int) -> datetime:
-    """A snapshot's moment."""
+    """Return the time of a snapshot."""
     return _EPOCH + timedelta(seconds=seconds)
 
 
@@ -87,7 +91,7 @@ class Part:
 
         Args:
             segment_id: The segment's id.
-            cursor: In this segment.
+            cursor: The cursor in this segment.
 
         Raises:
             InvalidCursor: Raised if the cursor does not belong to a segment.
@@ -98,7 +102,7 @@ class Part:
             seconds, total, *key = position
             if int(number) < total:
                 return cls(plan_id, seconds, total, int(number), tuple(key))
-        raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no part of a scan")
+        raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is not a position in a scan")
 
     @property
     def segment_id(self) -> str:
@@ -120,7 +124,7 @@ class Part:
         return attrs.evolve(self, key=(_END,))
 
     def after(self, item: Item, names: tuple[str, ...]) -> Part:
-        """Return the position after an item, or after a key.
+        """Return the position after an item, or after the item with a key.
 
         Raises:
             ProviderFault: Raised if the item has no key, so that nothing after it can be read.
@@ -130,13 +134,13 @@ class Part:
         except _DAMAGED:
             raise ProviderFault.of(
                 ErrorCategory.PROVIDER_ERROR,
-                f"an item in {self.text} has no key of the table; report it: no service sends this",
+                f"an item in {self.text} has no key of the table; report this: no service sends such an item",
             ) from None
 
     def start_key(self, names: tuple[str, ...]) -> dict[str, Any] | None:
         """Return the key after which to read, in typed JSON with binary values as bytes.
 
-        None at the start of the segment.
+        Return None at the start of the segment.
 
         Raises:
             InvalidCursor: Raised if the table's key has a different number of attributes.
@@ -144,12 +148,14 @@ class Part:
         if not self.key:
             return None
         if len(self.key) != len(names):
-            raise InvalidCursor(f"its key has {len(self.key)} attributes, and the table's has {len(names)}")
+            raise InvalidCursor(
+                f"its key has {len(self.key)} attributes, but the table's key has {len(names)}"
+            )
         return {name: _key_value(text) for name, text in zip(names, self.key, strict=True)}
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """Return a readable text."""
         return f"segment {self.segment + 1} of {self.total} of a scan"
 
 
@@ -176,7 +182,7 @@ def _key_text(value: Mapping[str, Any]) -> str:
     if tag == "B" and type(raw) is bytes:
         raw = base64.b64encode(raw).decode("ascii")
     if tag not in _LETTERS or type(raw) is not str or not raw:
-        raise ValueError("no value of a key")
+        raise ValueError("not the value of a key")
     return f"{tag}{raw}"
 
 
@@ -236,7 +242,7 @@ class RowMapper(Mapper):
         return RecordFault(
             index,
             f"the item with {reprlib.repr(named)[1:-1]} in {where.text}",
-            f"it is no item that can be decoded ({reason})",
+            f"it is not an item that can be decoded ({reason})",
             where.cursor,
         )
 

@@ -1,4 +1,4 @@
-"""Keeps the shards of a stream, as the service lists them."""
+"""Keeps the list of a stream's shards in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Shard:
     """One shard of a stream, as the service lists it.
 
     Attributes:
-        shard_id: Its id.
+        shard_id: The id of the shard.
         parent: The parent shard, listed or not, or None.
         last: The last sequence number of the shard; None while the shard is open.
         first: The first sequence number of the shard.
@@ -54,7 +54,7 @@ class Shard:
 
 @attrs.define
 class Listing:
-    """A listing that is not finished: after a failure it continues after the last page that was read.
+    """A listing that may be unfinished. After a failure it continues after the last page that was read.
 
     The pages of a listing show the state at different times. If a shard splits between two pages, the listing
     may not contain one of the children.
@@ -63,7 +63,7 @@ class Listing:
         shards: The shards in the pages read so far.
         pages: The number of pages read so far.
         after: The shard after which the next page begins; None before the first page and after the last page.
-        number: A number that is greater for a later listing.
+        number: The number of the listing. A later listing has a higher number.
         began: The time at which the listing began, from `time.monotonic`.
         enabled: False if the stream accepted no more records when the first page was read.
     """
@@ -86,7 +86,7 @@ class Looks:
 
     The children of a shard that has just ended are requested immediately. If a shard has no children yet, the
     request is repeated after growing pauses, which begin again when another shard ends. All repeated calls
-    share one allowance.
+    share one limit on their rate.
     """
 
     def __init__(self) -> None:
@@ -95,11 +95,11 @@ class Looks:
         self._pause, self._next = 0.0, 0.0
 
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
-        """Return the shards whose children to request now.
+        """Return the shards whose children should be requested now.
 
         Args:
             shard_ids: All shards whose children may be requested.
-            childless: Those of the shards that have no known child.
+            childless: The shards among them without a known child.
         """
         now = time.monotonic()
         self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
@@ -121,7 +121,7 @@ class Looks:
 
         Args:
             shard_ids: The shards.
-            childless: Those of the shards that still have no known child.
+            childless: The shards among them that still have no known child.
         """
         for name in shard_ids:
             self._asked[name] = None
@@ -138,9 +138,9 @@ class Looks:
 
 
 class ShardMap:
-    """The shards of one stream: listed completely once, then only as needed.
+    """The shards of one stream. They are listed completely once, and later only as needed.
 
-    Several threads can use this class.
+    Several threads can use one object.
 
     Args:
         calls: Makes the calls.
@@ -180,7 +180,7 @@ class ShardMap:
         """Read the remaining pages, and then store the listing.
 
         Args:
-            listing: Changed in place.
+            listing: The listing, which is changed in place.
             deadline: The time limit of each page.
             seconds: No page is requested after this many seconds; None to read all pages.
         """
@@ -190,7 +190,7 @@ class ShardMap:
                 self._read_pages(listing, deadline, until)
                 break
             except ClientError as error:
-                # The shard after which the page begins may be gone by now.
+                # The shard after which the page begins may no longer exist.
                 if code_of(error) not in GONE or attempt == _LISTINGS or listing.after is None:
                     raise
                 listing.pages = 0
@@ -254,7 +254,7 @@ class ShardMap:
     def has_settled(self) -> bool:
         """Return True if the stream has accepted no records for so long that no more children will be listed.
 
-        The last complete listing decides this.
+        The last complete listing shows this.
         """
         with self._lock:
             return self._settled
@@ -265,7 +265,7 @@ class ShardMap:
             return self._shards.get(shard_id)
 
     def children(self, shard_id: str) -> tuple[Shard, ...]:
-        """Return the known children of a shard, from the memory of this process."""
+        """Return the known children of a shard from the memory of this process."""
         with self._lock:
             return self._children.get(shard_id, ())
 
@@ -303,7 +303,7 @@ class ShardMap:
         return False
 
     def discover(self, shard_ids: Iterable[str], deadline: Deadline) -> dict[str, tuple[Shard, ...]]:
-        """Return the children of ended shards, requested now as far as the allowance permits.
+        """Request the children of ended shards, as far as the rate limit permits; return all known children.
 
         The method makes one call per shard, or lists all shards if that takes fewer calls. The next call
         continues a listing that was not finished.
@@ -317,7 +317,7 @@ class ShardMap:
                 yet.
         """
         if not self._looking.acquire(blocking=False):
-            return {}  # another thread is asking
+            return {}  # another thread is asking the service
         try:
             names = list(shard_ids)
             asked = self._look(names, deadline)
@@ -370,10 +370,12 @@ class ShardMap:
                     self._filters = self._filters and code in GONE
                     return False
                 if page["StreamStatus"] == "DISABLED":
-                    return False  # two complete listings show if these are all the children
+                    # Two complete listings show whether all children are known.
+                    return False
                 shards = self._shards_on(page)
                 if any(shard.parent != name for shard in shards):
-                    self._filters = False  # the filter was ignored, so one listing answers for all
+                    # The service ignored the filter, so one listing contains all answers.
+                    self._filters = False
                     return False
                 self._add(shards)
                 after, first = page.get("LastEvaluatedShardId"), False

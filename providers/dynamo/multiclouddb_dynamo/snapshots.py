@@ -41,9 +41,9 @@ from multiclouddb_spi import (
 
 __all__ = ["SameTable", "SegmentReader", "cut", "plan_scan", "segments_of"]
 
-# A segment of this size is read in about a minute. If a Spark task fails, it is read again.
+# A segment of this size is read in about a minute. If a Spark task fails, its segment is read again.
 _SEGMENT_BYTES: Final = 256 << 20
-_LEAST_SEGMENTS: Final = 8  # that many are read at a time
+_LEAST_SEGMENTS: Final = 8  # this many segments are read at a time
 _USUAL_SEGMENTS: Final = 32_000
 # The memory of a parsed item as a multiple of its text's size, and the first estimate of an item's size.
 _SWELLING: Final = 6
@@ -66,7 +66,7 @@ class SameTable:
         self._proved_at = -1.0
 
     def check(self) -> None:
-        """Ask the service, or use the answer to a request that was made after this call began.
+        """Ask the service, or use another thread's answer if its request was made after this call began.
 
         Raises:
             ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
@@ -84,7 +84,7 @@ class SameTable:
 
 
 def segments_of(wanted: int | None, table: Table) -> int:
-    """Return the number of segments of a scan.
+    """Return the number of segments for a scan.
 
     Args:
         wanted: The number that the application requests, or None.
@@ -114,7 +114,7 @@ def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan
 
 
 def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Take the next segments from a plan; pure.
+    """Take the next segments from a plan, without I/O.
 
     Raises:
         InvalidCursor: Raised if the cursor is not a plan.
@@ -125,7 +125,7 @@ def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
         ):
             pass
         case _:
-            raise InvalidCursor("it is no plan of a scan")
+            raise InvalidCursor("it is not a plan of a scan")
     end = min(total, number + count)
     parts = [Part(plan_id, seconds, total, each) for each in range(number, end)]
     found = [Segment(part.segment_id, part.cursor, items or None) for part in parts]
@@ -153,7 +153,7 @@ class SegmentReader(Reader):
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Fetch items; an answer of the service contains at most a megabyte.
+        """Fetch items. An answer of the service contains at most a megabyte.
 
         Raises:
             ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
@@ -170,25 +170,25 @@ class SegmentReader(Reader):
         if items:
             self._item_bytes = max(1, nbytes // len(items))
         last = answer.get("LastEvaluatedKey")
-        # The service may examine many items that are gone. In that case, the key belongs to none of these
-        # items.
+        # The service may examine many items and return none of them. In that case, the key belongs to none of
+        # the returned items.
         self._part = begin.at_end() if not last else begin.after(last, self._view.key_names)
         return self._batch(items, begin, answer, nbytes)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends by boto3's read timeout of 10 s."""
+        """Prevent another fetch. A running call ends after boto3's read timeout of 10 s at the latest."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the reader holds no resources."""
 
     def _answer(self, limit: int) -> Any:
         source, name = self._source, str(self._source.spec.address.collection)
         try:
             answer = _scan(source.calls, name, self._part, source.table, limit, self._view.native)
         except (ClientError, ParamValidationError) as error:
-            # A table of the same name may have a different key, and it cannot be read while it is being
-            # created.
+            # Another table with the same name may have a different key, and it cannot be read while it is
+            # being created.
             if code_of(error) in GONE | REJECTED:
                 fault = replaced(source.calls, source.spec.address, source.arn)
                 if fault is not None:

@@ -19,14 +19,13 @@ from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 __all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Source"]
 
 MOST_ITERATORS: Final = 64
-"""The number of open shards above which a token contains no iterators, because each takes hundreds of bytes.
-"""
+"""The number of open shards above which a token contains no iterators: each takes hundreds of bytes."""
 
 _ITERATOR_SECONDS: Final = 15 * 60  # the lifetime of an iterator
 START_SECONDS: Final = 3600
 """The time in which a start at Beginning must reach each shard.
 
-Records trimmed in that time are not a gap.
+Records that are trimmed in this time are not a gap.
 """
 _LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0
@@ -34,7 +33,7 @@ _LOOK_SECONDS: Final = 600.0
 
 
 class KeptIterators:
-    """Keeps iterators to the ends of shards at a `Now` position, if there are too many for its token.
+    """Keeps iterators to the ends of shards for a `Now` position, if there are too many for its token.
 
     These iterators belong to one process and are valid until the service lets them expire. A shard whose
     iterator is missing is scanned from its oldest record.
@@ -58,7 +57,7 @@ class KeptIterators:
         return since
 
     def put(self, shard_id: str, since: int, iterator: str) -> None:
-        """Keep an iterator."""
+        """Store an iterator."""
         with self._lock:
             self._iterators[shard_id, since] = (iterator, time.monotonic())
             oldest = time.monotonic() - _ITERATOR_SECONDS
@@ -79,10 +78,9 @@ class Source:
         calls: Makes the calls.
         spec: The spec of the feed.
         table: The table.
-        arn: The stream of the table; another stream of the same table, made earlier or later, has another
-            ARN.
+        arn: The stream of the table; every other stream of the same table has another ARN.
         shards: The stream's shards.
-        kept: Iterators of `Now` positions that are in no token.
+        kept: Iterators of `Now` positions that no token contains.
         readers: The readers that are currently in use.
     """
 
@@ -98,19 +96,19 @@ class Source:
     _listing: threading.Lock = attrs.field(factory=threading.Lock)
 
     def seconds(self) -> int | None:
-        """Return the service's time, in whole seconds since 1970; None if the service gives no time."""
+        """Return the service's time, in whole seconds since 1970; None if the service sends no time."""
         now = self.calls.now()
         return None if now is None else int(now.timestamp())
 
     def age_of(self, seconds: int | None) -> int | None:
-        """Return the age of a time by the service's clock; None if the service gives no time."""
+        """Return the age of a time by the service's clock, or None if the service sends no time."""
         now = self.seconds()
         return None if now is None or seconds is None else now - seconds
 
     def shard(self, shard_id: str, deadline: Deadline) -> Shard | None:
-        """Return a shard, listed now if no listing of this process contains it.
+        """Return a shard. If no listing of this process contains the shard, list the shards now.
 
-        None if the shard does not exist.
+        Return None if the shard does not exist.
         """
         if self.shards.find(shard_id) is None:
             self._list(deadline)
@@ -120,7 +118,7 @@ class Source:
         """List the shards, at most every ten minutes."""
         with self._listing:
             if self.shards.age() > _LISTED_SECONDS:
-                # This listing is only an addition to another call, which matters more.
+                # This listing only supports another call, so its failure is ignored.
                 with contextlib.suppress(ClientError, BotoCoreError, ProviderFault):
                     self.shards.read(deadline)
 
@@ -132,7 +130,7 @@ class Source:
 
         Args:
             shard_id: The shard.
-            since: A time; no record after the position is older than this time. None if it is not known.
+            since: A lower limit on the times of the records after the position, or None.
             deadline: The time limit.
         """
         shard = self.shards.find(shard_id)
@@ -151,7 +149,7 @@ class Source:
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:
-        """Return True if the last long scan of a shard was some time ago, and record that one is made now."""
+        """Return True if the last long scan of a shard was long ago, and record that a scan begins now."""
         now = time.monotonic()
         if now - self._looked.get(shard_id, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return False

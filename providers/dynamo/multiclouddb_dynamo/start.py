@@ -27,10 +27,9 @@ _LATEST_AT_ONCE: Final = 16
 class Resolution:
     """Resolves one start, over all attempts of the engine.
 
-    A start takes one call for each hundred shards and, for `Now`, one call for each open shard. An attempt
-    reuses the results of earlier attempts, so a throttled call costs only one more call and not the whole
-    start. Every request is made after the call began, so a position may be earlier than the end of the call,
-    but never later.
+    A start takes one call per hundred shards and, for `Now`, one call per open shard. An attempt reuses the
+    results of earlier attempts, so a throttled call costs only one more call, not a new start. Every request
+    is made during the call, so no position is later than the end of the call.
 
     Args:
         source: The objects that all readers of the feed share.
@@ -62,7 +61,8 @@ class Resolution:
         self._source.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
         if not self._begun:
-            # After the listing, so that records written to a shard since then count as later than Now.
+            # This is requested after the listing, so records that were written to a shard since the listing
+            # count as later than Now.
             self._begun, self._since = True, self._source.seconds()
         if partition_id is not None:
             shards = {name: shard for name, shard in shards.items() if name == partition_id}
@@ -80,7 +80,7 @@ class Resolution:
                 )
 
     def _unlisted(self, shards: Mapping[str, Shard], deadline: Deadline) -> list[str]:
-        """Return the parents that exist but are missing from the listing, which may be incomplete."""
+        """Return the parents that exist but are missing from the listing, because it may be incomplete."""
         parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
         names = sorted(parents)
         pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-parents")
@@ -124,13 +124,13 @@ class Resolution:
         return [seed_at_end(shard, since) for shard in ended] + seeds + watches
 
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
-        """Request an iterator at the end of each shard; this takes one call each, several calls at a time.
+        """Request an iterator at the end of each shard, with one call per shard and several calls at a time.
 
-        A shard whose call failed is left to the next attempt, and the other shards are still asked. No more
-        shards are requested after a refusal, or while more calls fail than succeed.
+        If a call fails, its shard is left to the next attempt, and the other calls are still made. After a
+        refusal, or while more calls fail than succeed, no further calls are made.
 
         Raises:
-            TimeoutError: Raised if the deadline has passed, and no call had failed.
+            TimeoutError: Raised if the deadline has passed and no call has failed.
             Exception: The error of boto3; a refusal takes precedence over a temporary error.
         """
         failures: list[Exception] = []

@@ -1,7 +1,9 @@
-"""Converts DynamoDB's typed attribute values to Python values and to the library's JSON; pure.
+"""Converts DynamoDB's typed attribute values to Python values and to the library's JSON.
 
-The stream has values like `{"N": "1.5"}`. Both formats are accepted: the wire format (binary as base64 text)
-and the format that boto3 parses (binary as bytes).
+The functions are pure.
+
+A stream contains values like `{"N": "1.5"}`. Both formats are accepted: the wire format (binary as base64
+text) and the format that boto3 parses (binary as bytes).
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from multiclouddb_api.codec import JsonValue
 __all__ = ["decode", "decode_map", "json_map"]
 
 _INT64: Final = 2**63
-# DynamoDB has 38 digits and powers of ten from -130 to 125. A value far outside is
-# damaged, and converting it to an int may take forever.
+# DynamoDB's numbers have up to 38 digits and powers of ten from -130 to 125. A number far outside this range
+# is damaged, and its conversion to an int may take forever.
 _MOST_NUMBER: Final = 400
 _MOST_POWER: Final = 400
 
@@ -113,11 +115,11 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
-# -- The same values as JSON, without Python values in between
+# -- Attribute values to JSON, without Python values in between
 
 
 def json_map(attributes: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return the result of `orjson.loads(encode_json(decode_map(attributes)))`, made directly."""
+    """Return the same as `orjson.loads(encode_json(decode_map(attributes)))`, but faster."""
     found = {}
     marked = False
     for name, value in attributes.items():

@@ -28,7 +28,7 @@ def _models():
 
 
 def look_soon(monkeypatch):
-    """Make the reader search for children soon and often, because the test servers have no rate limit."""
+    """Make the reader look for children soon and often, because the test servers have no rate limit."""
     monkeypatch.setattr("multiclouddb_dynamo.shards._MOST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.shards._LOOKS_AT_ONCE", 1000.0)
     monkeypatch.setattr("multiclouddb_dynamo.shards._SETTLED_SECONDS", 0.0)
@@ -36,7 +36,7 @@ def look_soon(monkeypatch):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Make the reader ask empty shards again soon, because the test servers have no rate limit."""
+    """Make the reader poll empty shards after a short pause, because the test servers have no rate limit."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
     look_soon(monkeypatch)

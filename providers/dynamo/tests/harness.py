@@ -15,9 +15,7 @@ COUNTER = itertools.count()
 
 
 def typed(value):
-    """Return a Python value as an attribute value, because boto3's own serializer refuses some valid
-    values.
-    """
+    """Return a Python value as an attribute value; boto3's own serializer refuses some valid values."""
     match value:
         case None:
             return {"NULL": True}
@@ -38,14 +36,14 @@ def typed(value):
 
 
 class DynamoHarness(Harness):
-    """Writes with boto3; a subclass defines the server."""
+    """A harness that writes with boto3. A subclass defines the server."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
     can_merge = can_other_options = can_notices = False
-    can_high_floor = False  # before the stream is read, no sequence number is known
+    can_high_floor = False  # as long as nothing was read, no sequence number is known
     key_types = frozenset({"text", "unicode"})
-    # A number has no scale and no infinity, a document no float, and names are not empty.
+    # Numbers have no scale and no infinity, documents have no floats, and names are not empty.
     value_types = frozenset(
         {
             "null", "true", "false", "zero", "integer", "largest 64-bit integer", "integer over 64 bit",
@@ -102,7 +100,8 @@ class DynamoHarness(Harness):
         while True:
             self.make_table(address.collection, Kind.PLAIN, self.partitions)
             after = self.dynamodb.describe_table(TableName=address.collection)["Table"]["LatestStreamArn"]
-            if after != before:  # its label is a time, and the clock may not have moved
+            # The label of a stream is a time, and the clock may not have moved since the last stream.
+            if after != before:
                 return
             time.sleep(0.002)
             self.dynamodb.delete_table(TableName=address.collection)

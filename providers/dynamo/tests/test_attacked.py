@@ -1,4 +1,4 @@
-"""Tests losses of events that a model of the feed has found.
+"""Tests cases in which a model of the feed has found a loss of events.
 
 In each of these cases, events were once lost silently.
 """
@@ -39,7 +39,8 @@ def test_a_child_of_an_empty_shard_is_read_from_its_own_first_record(restart):
     with World(tells_time=False) as world:
         consumer = world.consumer()
         consumer.until_idle()
-        consumer.until_idle()  # its position now has an iterator of the empty shard
+        # The position now contains an iterator of the empty shard.
+        consumer.until_idle()
         early = [mark for half in world.script.split(world.chain()) for mark in world.put_in(half, 3)]
         if restart:
             consumer.restart()
@@ -105,7 +106,7 @@ def test_nor_is_it_when_it_is_read_alone():
 
 
 def hidden_parent(world):
-    """Hide a closed shard from listings, although its children are listed.
+    """Hide a closed shard from listings, but show its children.
 
     Return the changes of the shard and of its children.
     """
@@ -134,7 +135,7 @@ def test_so_does_a_plan():
 
 
 def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
-    """The client's clock stood still, so only the service's answer shows the time."""
+    """Trimmed records are reported even if the client's clock stood still: the service shows the time."""
     with World(shards=2) as world:
         read, unread = world.open()
         world.put_in(unread, 2)
@@ -149,8 +150,10 @@ def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
 
 @pytest.mark.parametrize("retired", [False, True], ids=["planned", "retired"])
 def test_a_watch_that_is_looked_at_after_a_day_does_not_say_that_all_was_read(retired):
-    """The service can no longer name the other half of the split. The shards that may be its children are
-    named, and reading them reports the loss."""
+    """The token does not claim that everything was read if one half of a split is no longer listed.
+
+    The feed names the shards that may be children of the split, and reading them reports the loss.
+    """
     with World() as world:
         world.put("a")
         parent = world.chain()

@@ -1,4 +1,4 @@
-"""Tests mistakes of users and failures of networks: a category, a way out, no secret, and no lost event."""
+"""Tests mistakes of users and failures of networks: every error names a way out and shows no secret."""
 
 import http.server
 import threading
@@ -52,14 +52,14 @@ def client_of(**connection):
 
 
 class TestTheWay:
-    """Tests failures on the way to the service."""
+    """Tests failures of the connection to the service."""
 
     def test_nobody_listens_at_the_endpoint(self):
         with client_of(region=REGION, endpoint_url="http://127.0.0.1:9") as client:
             refused(reading(client), ErrorCategory.TRANSIENT_FAILURE, "endpoint_url", "127.0.0.1:9")
 
     def test_what_answers_is_no_dynamodb(self, world):
-        """The server answers with something that DynamoDB would not send, as a web server does."""
+        """The server sends an answer that DynamoDB would not send, for example a web server's."""
 
         class Page(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
@@ -70,7 +70,7 @@ class TestTheWay:
                 self.wfile.write(b"<html></html>")
 
             def log_message(self, *_):
-                """Log nothing."""
+                """Suppress log messages."""
 
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -96,7 +96,7 @@ class TestTheWay:
         )
 
     def test_a_table_of_another_region(self, world):
-        """The service does not know the table in this region."""
+        """A table of another region is reported as missing."""
         with world.client() as client:
             error = refused(
                 reading(client, address=ResourceAddress(collection="elsewhere")),
@@ -146,7 +146,7 @@ class TestTheIdentity:
         ],
     )
     def test_refused_by_the_service(self, world, operation, code, category, word):
-        """A refused call is made only once.
+        """A call that the service refuses is made only once.
 
         After the cause is removed, reading continues without any loss.
         """
@@ -260,9 +260,7 @@ CURSORS = {
 
 
 class TestTokens:
-    """Each damaged token is refused with a way out, never with a crash, and the original token still
-    works.
-    """
+    """Each damaged token is refused with a way out, never with a crash. The original token still works."""
 
     @pytest.mark.parametrize("name", CURSORS)
     @pytest.mark.parametrize("fresh", [True, False], ids=["other process", "same process"])
@@ -275,7 +273,8 @@ class TestTokens:
         client = world.client() if fresh else consumer.client
         with pytest.raises(MulticloudDbError) as caught:
             reading(client, start)()
-        # A position before the shard's first record may have expired, and so may the position of an iterator.
+        # A position before the shard's first record may have expired. The position of an iterator may also
+        # have expired.
         allowed = {ErrorCategory.INVALID_REQUEST} | (
             {ErrorCategory.CHECKPOINT_EXPIRED} if name in ("zero", "a short number", "no iterator") else set()
         )
@@ -346,7 +345,7 @@ class TestTokens:
 
 
 class TestRecords:
-    """Tests damaged records of the service."""
+    """Tests damaged records in the service's answers."""
 
     def test_a_record_that_cannot_be_decoded_loses_nothing(self, world):
         consumer = world.consumer()

@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, *_):
-        """Log nothing."""
+        """Suppress log messages."""
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def ours(clients):
 
 
 class Clock:
-    """A clock that only sleeps move."""
+    """A clock that moves only during sleeps."""
 
     def __init__(self):
         self.now = 1000.0
@@ -224,7 +224,7 @@ class TestRecords:
         (record,) = other.records("it", 7, native=False)["Records"]
         assert record["dynamodb"]["Keys"] == {"pk": {"B": b"hi"}}
         other.close()
-        assert clients.streams.get_records(ShardIterator="it")["Records"]  # still open
+        assert clients.streams.get_records(ShardIterator="it")["Records"]  # the client is still open
 
     def test_threads_do_not_disturb_each_other(self, ours):
         wrong = []
@@ -278,7 +278,7 @@ class TestRecords:
     @pytest.mark.parametrize("body", [b"[]", b"7", b"null", b'"Records"', b"[[1, 2]]"])
     def test_a_body_that_is_no_object_fails(self, service, ours, body, native):
         service.answer = (200, JSON, body)
-        with pytest.raises((ProviderFault, AttributeError)):  # the latter is botocore's
+        with pytest.raises((ProviderFault, AttributeError)):  # the second client is botocore's own
             ours.records("it", 7, native=native)
 
 
@@ -338,7 +338,7 @@ class TestOthers:
 
 
 def assert_ahead(calls, seconds, since):
-    """Check how far a clock is ahead, apart from whole seconds and the delay of a busy machine."""
+    """Check how far a clock is ahead. Whole seconds and the delay of a busy machine are tolerated."""
     found = (calls.now() - datetime.now(UTC)).total_seconds()
     assert found == pytest.approx(seconds, abs=2 + time.time() - since)
 
@@ -372,7 +372,7 @@ class TestClock:
             assert_ahead(ours, ahead, since)
 
     def test_a_date_that_stands_still_does_not_stop_it(self, service, ours, monkeypatch):
-        """A date has whole seconds, so the first answer of each second is the most exact one."""
+        """A date has whole seconds, so the first answer of each second is the most exact."""
         passed = 0.0
         monkeypatch.setattr(module.time, "monotonic", lambda: SECONDS + passed)
         service.date = formatdate(SECONDS, usegmt=True)

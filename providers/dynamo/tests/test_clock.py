@@ -18,13 +18,13 @@ from multiclouddb_api import (
 from .world import ADDRESS, World
 
 HOUR = 3600
-EXPIRED = 16 * 60  # an iterator lives 15 minutes
+EXPIRED = 16 * 60  # an iterator is valid for 15 minutes
 MANY = 70  # more open shards than a token keeps iterators for
 
 
 @pytest.fixture
 def ahead(monkeypatch):
-    """Set the client's clock wrong by this many seconds in all of the project's modules."""
+    """Set the client's clock ahead by the given seconds in all modules of the project."""
     wrong = {"by": 0.0}
     right = time.time
 
@@ -113,7 +113,7 @@ def test_a_start_at_the_beginning_expires_when_the_service_says_so(ahead):
 
 
 def test_a_start_that_was_never_read_and_is_gone_is_told(ahead):
-    """The age of the start is unknown, and a shard that no longer exists may have contained records."""
+    """The age of the start is unknown, and its shard no longer exists: a possible loss is reported."""
     with World(tells_time=False) as world:
         request = ChangeFeedRequest(ADDRESS, Beginning())
         name, token = world.client().plan_partitions(request)[0]

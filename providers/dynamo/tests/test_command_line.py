@@ -1,4 +1,4 @@
-"""Tests the command line on DynamoDB: real processes that are killed and started again."""
+"""Tests the command line on DynamoDB with real processes that are killed and started again."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def open_shards(server):
 
 
 def split(server, into):
-    """Close the first open shard: a rollover makes one child, a split makes two."""
+    """Close the first open shard. A rollover makes one child, and a split makes two children."""
     shard = open_shards(server)[0]
     if isinstance(server, LocalDynamo):
         server.split(shard, into)
@@ -64,8 +64,7 @@ def server(request, tmp_path):
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, server, tmp_path):
-        """A writer runs during rollovers and splits; the command is killed at once or in the middle of a
-        page."""
+        """During writes, rollovers and splits, the command is killed at once or in the middle of a page."""
         put(server, "before")
         tail, writer = tail_of(server, tmp_path), Writer(lambda key: put(server, key), pause=0.01)
         in_one, in_two = (lambda: split(server, 1)), (lambda: split(server, 2))
@@ -77,7 +76,7 @@ class TestTail:
     @pytest.mark.parametrize("minutes", [0, 20])
     @pytest.mark.parametrize("steps", [(None, None), (None, 1, 2)], ids=["one shard", "roll-over and split"])
     def test_killed_before_the_first_event_it_misses_nothing(self, scripted, tmp_path, steps, minutes):
-        """The command is killed many times, over a longer time than an iterator is valid."""
+        """The command is killed many times, for longer than an iterator is valid."""
         put(scripted, "before")
         scripted.script.advance(300)
         tail = tail_of(scripted, tmp_path)
@@ -96,8 +95,8 @@ class TestTail:
         keys = [f"o-{number:04}" for number in range(1500)]
         tail = tail_of(scripted, tmp_path, "beginning")
         for life in range(3):
-            # Each process gets its own changes, because the one before may have read everything before the
-            # kill.
+            # Each process gets its own changes, because the previous process may have read everything before
+            # it was killed.
             put(scripted, *keys[500 * life : 500 * (life + 1)])
             with tail.running() as came:
                 came.get(timeout=SOON)
@@ -182,7 +181,7 @@ class TestToken:
         split(scripted, 1)
         with connect(url_of(scripted)) as client:
             request = ChangeFeedRequest(ResourceAddress(collection=TABLE), Beginning())
-            (_, token), *_ = client.plan_partitions(request)  # the closed one first
+            (_, token), *_ = client.plan_partitions(request)  # the closed shard comes first
         scripted.script.advance(50 * 60)
         assert "yes" in said("token", "check", url_of(scripted), token)
         scripted.script.advance(20 * 60)
@@ -244,9 +243,7 @@ ANSWERS = {
 
 
 class TestFailures:
-    """Each failure prints one line on stderr, with the exit code of the category, a way out, and no
-    secret.
-    """
+    """Each failure prints one line with a way out and no secret; the exit code shows its category."""
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET, "a-hidden-key"])
@@ -262,9 +259,9 @@ class TestFailures:
         self.check(run("partitions", url_of(scripted), "no-such"), 4, "NOT_FOUND", "no-such")
 
     def test_of_a_stream_that_was_switched_off(self, scripted, tmp_path):
-        """Checks that a new read cannot start.
+        """A new read of a disabled stream cannot start.
 
-        A checkpoint can be read to the end, and then the feed has ended.
+        A read from a checkpoint continues to the end of the stream, where the feed ends.
         """
         words, kept = ("tail", url_of(scripted), TABLE), ("--checkpoint", tmp_path / "position")
         said(*words, *kept, "--until-idle")

@@ -1,4 +1,4 @@
-"""Tests how a region is configured, the errors for a wrong one, and the resulting boto3 clients."""
+"""Tests the configuration of a region, the errors for wrong values, and the resulting boto3 clients."""
 
 import functools
 import socket
@@ -20,7 +20,7 @@ SESSION = boto3.Session(aws_access_key_id="local", aws_secret_access_key=SECRET)
 
 @pytest.fixture(autouse=True)
 def nothing_from_this_machine(monkeypatch, tmp_path):
-    """Make boto3 find only the settings of the test."""
+    """Hide all boto3 settings except those of the test."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -121,12 +121,15 @@ class TestWrongNames:
             ({"region": 7}, ["connection.region", "7", "'eu-west-1'"]),
             ({"region": " "}, ["connection.region", "'eu-west-1'"]),
             ({"endpoint_url": b"http://x"}, ["connection.endpoint_url", "'http://localhost:8000'"]),
-            ({"endpoint_url": "localhost:8000"}, ["connection.endpoint_url", "no http or https address"]),
-            ({"endpoint_url": "ftp://localhost"}, ["connection.endpoint_url", "no http or https address"]),
-            ({"endpoint_url": "http://"}, ["connection.endpoint_url", "no http or https address"]),
-            ({"endpoint_url": "http://[::1"}, ["connection.endpoint_url", "no http or https address"]),
-            ({"endpoint_url": "http://localhost:port"}, ["connection.endpoint_url", "no http or https"]),
-            ({"endpoint_url": "http://localhost:99999"}, ["connection.endpoint_url", "no http or https"]),
+            ({"endpoint_url": "localhost:8000"}, ["connection.endpoint_url", "not an http or https address"]),
+            (
+                {"endpoint_url": "ftp://localhost"},
+                ["connection.endpoint_url", "not an http or https address"],
+            ),
+            ({"endpoint_url": "http://"}, ["connection.endpoint_url", "not an http or https address"]),
+            ({"endpoint_url": "http://[::1"}, ["connection.endpoint_url", "not an http or https address"]),
+            ({"endpoint_url": "http://localhost:port"}, ["connection.endpoint_url", "not an http or https"]),
+            ({"endpoint_url": "http://localhost:99999"}, ["connection.endpoint_url", "not an http or https"]),
             ({"endpoint_url": f"http://local:{SECRET[:8]}@x"}, ["connection.endpoint_url", "boto3's own"]),
             ({"session": "default"}, ["connection.session", "str", "boto3.Session"]),
             ({"config": {"read_timeout": 3}}, ["connection.config", "dict", "botocore.config.Config"]),

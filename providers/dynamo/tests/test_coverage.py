@@ -33,9 +33,7 @@ def native(name):
 
 
 def missed_half(world, start):
-    """Return a consumer whose watch of a split ends before the second half is listed, and the id of that
-    half.
-    """
+    """Return a consumer whose watch of a split ended before half of it was listed, and this half's id."""
     consumer = world.consumer(start)
     consumer.read()
     consumer.until_found(world.put("a"))
@@ -47,7 +45,7 @@ def missed_half(world, start):
 
 
 class TestAudit:
-    """Tests partitions that no watch has found."""
+    """Tests audits that find partitions which no watch has found."""
 
     @pytest.mark.parametrize("restart", [False, True])
     @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
@@ -93,7 +91,7 @@ class TestAudit:
             world.roll_over()
             first, late = world.script.split(world.chain())
             old += world.put_in(late, 3)
-            world.script.roll_over(first)  # so that its parent is not among the seeds
+            world.script.roll_over(first)  # so that the shard's parent is not among the seeds
             world.script.advance(600)
             world.script.hide(late, seconds=HOUR)
             consumer = world.consumer(Now())
@@ -160,7 +158,7 @@ def listed(name, parent=None, *, last=None):
 
 
 class TestStartOfAMissedShard:
-    """Every wanted change is read, and an expired position is reported."""
+    """Tests the start of a missed shard: every wanted change is read, and an expired position is reported."""
 
     CHAIN: ClassVar = {
         "a": listed("a", last="2"), "b": listed("b", "a", last="2"), "c": listed("c", "b", last="2"),
@@ -216,7 +214,7 @@ def test_headroom(place, seconds):
 
 
 class Service:
-    """A stream on a clock that the test moves.
+    """A stream with a clock that the test moves.
 
     The service lists the shards that the test defines, a hundred on each page.
     """
@@ -262,7 +260,7 @@ def served(monkeypatch):
 
 
 class TestCost:
-    """DescribeStream allows ten calls a second for a stream, shared by all of its readers."""
+    """Tests the cost of looking for children: a stream allows ten DescribeStream calls a second."""
 
     def test_a_shard_without_children(self, served):
         service, shards = served([entry("p", closed=True)])
@@ -313,7 +311,7 @@ class TestCost:
 
 class TestGone:
     def test_a_watched_parent_that_is_trimmed_leads_to_nothing_that_was_read(self):
-        """The service no longer knows the children of a removed shard, but the token contains them."""
+        """The service no longer knows the children of a trimmed shard, but the token contains them."""
         with World(shards=2) as world:
             world.settings["child_watch_seconds"] = 0.0
             consumer = world.consumer()

@@ -12,14 +12,14 @@ from .world import World, markers, soon
 
 READ = "GetRecords"
 HOUR = 3600
-EXPIRED = 16 * 60  # an iterator lives 15 minutes
+EXPIRED = 16 * 60  # an iterator is valid for 15 minutes
 RUNS = 10
 
 
 def cron(world, consumer, most, every=0):
     """Run the consumer in separate processes, each until it is idle.
 
-    Return the number of calls of each run until everything is found.
+    Continue until everything is found. Return the number of calls of each run.
     """
     calls = []
     while len(calls) < most:
@@ -34,7 +34,7 @@ def cron(world, consumer, most, every=0):
 
 
 def waiting(world, count):
-    """Return a consumer whose token is before this many empty pages and three records after them."""
+    """Return a consumer whose token comes before the given number of empty pages and three records."""
     consumer = world.consumer()
     world.put("a")
     consumer.until_idle()
@@ -44,7 +44,7 @@ def waiting(world, count):
 
 
 class TestRuns:
-    """Starts one process for each run; each process reads until the feed is idle."""
+    """Tests separate processes that each read until the feed is idle."""
 
     @pytest.mark.parametrize("every", [0, 5 * 60, HOUR], ids=["at once", "5 minutes", "an hour"])
     @pytest.mark.parametrize("count", [5, 40, 300, 500])
@@ -129,7 +129,7 @@ class TestRuns:
 
 
 def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():
-    """The same token is read again and again: its position is the same, and one reader serves all reads."""
+    """A client that does not store the tokens of idle pages is slowed down, too: one reader serves it."""
     with World() as world:
         consumer = world.consumer()
         world.put("a")
@@ -145,7 +145,7 @@ def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():
 
 
 class TestEnded:
-    """A shard that has ended is read to its end before the feed is idle."""
+    """Tests that a shard that has ended is read to its end before the feed is idle."""
 
     def test_one_run_reads_it(self):
         with World() as world:
@@ -179,7 +179,7 @@ class TestEnded:
 
 
 class TestRanges:
-    """Tests planned reads. The iterator is not part of the meaning of a position."""
+    """Tests planned reads. The iterator does not change the meaning of a position."""
 
     def plan(self, provider, feed, before):
         return Planner(provider, feed).advance(before, None, soon(), allow_empty=True)

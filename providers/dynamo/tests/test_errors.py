@@ -1,4 +1,4 @@
-"""Tests the meaning of each failure of boto3 and of the service; no secret in it is shown."""
+"""Tests the category of each failure of boto3 and of the service, and that no secret is shown."""
 
 import pickle
 
@@ -19,7 +19,7 @@ THROTTLED = ErrorCategory.THROTTLED
 TOKEN = "IQoJb3JpZ2luX2VjEXAMPLETOKEN"
 URL = "https://dynamodb.eu-west-1.amazonaws.com/"
 
-# The service's code, its status → category, retryable, a part of the way out.
+# The service's code and status → category, retryable, a part of the way out.
 CODES = [
     ("ResourceNotFoundException", 400, ErrorCategory.NOT_FOUND, False, "table's name, the region"),
     ("TrimmedDataAccessException", 400, ErrorCategory.CHECKPOINT_EXPIRED, False, "24 hours"),
@@ -58,7 +58,7 @@ CODES = [
     ("504", 504, TRANSIENT, True, "try again"),
     ("", 0, PERMANENT, False, "report"),
 ]
-# botocore's own → category, retryable, a part of the way out.
+# botocore's own exceptions → category, retryable, a part of the way out.
 EXCEPTIONS = [
     (boto.ParamValidationError(report="Invalid length for ShardId"), INVALID, False, "unchanged"),
     (boto.NoCredentialsError(), AUTHENTICATION, False, "credential chain"),
@@ -172,7 +172,7 @@ class TestText:
 
 
 class TestSecrets:
-    """For a wrong signature the service quotes the request with its headers."""
+    """Tests secrets in errors. If a signature is wrong, the service quotes the request with its headers."""
 
     MESSAGE = (
         "The request signature we calculated does not match the signature you provided.\n\n"

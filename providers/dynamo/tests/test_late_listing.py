@@ -1,6 +1,4 @@
-"""Tests a split of which half is listed late: it is still read, whatever was known when the other half was
-seen.
-"""
+"""Tests a split of which half is listed late: this half is still read, whatever was known before."""
 
 import time
 
@@ -21,7 +19,7 @@ from .world import ADDRESS, World, markers
 
 EACH = 10
 PATIENT = OperationOptions(wait_seconds=0.05)
-OLD = 600  # seconds; longer than the time that a Now may repeat
+OLD = 600  # in seconds; longer than the time for which a Now may repeat events
 LATE = pytest.mark.parametrize("late", [None, 0.3, 5, 90], ids=["one call", "0.3 s", "5 s", "90 s"])
 RESTART = pytest.mark.parametrize("restart", [False, True], ids=["one process", "restart"])
 
@@ -42,7 +40,7 @@ class Walker:
         client: The client.
         starts: Maps each partition to the start of its next read.
         events: The markers of everything that was delivered so far.
-        named: The ids of every partition that was named.
+        named: The ids of all partitions that the feed has named.
     """
 
     world: World
@@ -186,7 +184,7 @@ def ignored(world, scope, late):
 
 
 def between_the_halves(world, scope, late):
-    """`Now` starts while only one half is listed. Earlier changes of the other half must not be delivered."""
+    """`Now` starts while only one half is listed. Earlier changes of the other half must not come."""
     old = world.put("a")
     (name,) = world.client().list_physical_partitions(ADDRESS)
     first, second = world.script.split(world.chain())

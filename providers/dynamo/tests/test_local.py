@@ -1,4 +1,4 @@
-"""Tests the provider with what DynamoDB Local does by itself."""
+"""Tests the provider with behaviour of DynamoDB Local that needs no script."""
 
 import time
 

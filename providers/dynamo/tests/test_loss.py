@@ -1,6 +1,4 @@
-"""Tests that nothing is lost, wherever a consumer is killed, under everything that a stream can do to a
-reader.
-"""
+"""Tests that nothing is lost when a consumer is killed anywhere, whatever happens to the stream."""
 
 import itertools
 from contextlib import contextmanager
@@ -32,7 +30,7 @@ TABLES = itertools.count()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """Switches pauses off, because the scripts are long and other tests cover the poll rate."""
+    """Disables pauses, because the scripts are long and other tests cover the poll rate."""
     monkeypatch.setattr(reader, "_MOST_PAUSE", 0.001)
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
     monkeypatch.setattr(shards, "_MOST_PAUSE", 0.001)
@@ -40,7 +38,7 @@ def no_pauses(monkeypatch):
 
 
 class Living(World):
-    """A world that a script changes; it remembers every shard that ever existed."""
+    """A world that a script changes. It remembers every shard that ever existed."""
 
     address = ADDRESS
 
@@ -115,22 +113,23 @@ def day_passes():
 
 
 def scripted_life():
-    """Return a script with everything that the scripted server can do."""
+    """Return a random script with everything that the scripted server can do."""
     write = Author(keys=KEYS).write
     return [
-        # A Now whose iterator has expired may repeat two minutes.
+        # A Now whose iterator has expired may repeat the events of two minutes.
         write(4), Act("minutes pass", lambda world: world.script.advance(300)), Read(1),
         ROLL_OVER, write(3), Read(1), write(2),
-        # Children that are listed late, and before their parents.
+        # Children may be listed late, and before their parents.
         habit(late_children=2, order=Order.CHILDREN_FIRST), SPLIT, write(5), Read(2), write(1),
         Act("iterators expire", lambda world: world.script.expire_iterators()), write(2), Read(1),
-        # Empty pages on open shards, answers that are cut off, the end of a shard on a page of its own.
+        # Open shards may have empty pages, answers may be truncated, and the end of a shard may have its own
+        # page.
         Act("empty pages", empty_pages), write(3), Read(2),
         Act("no more empty pages", lambda world: world.troubles.end()),
         Act("cut answers", cut_answers),
         write(4), Read(1), habit(separate_end=True, null_iterator=True), ROLL_OVER, ROLL_OVER, write(3),
         Read(1),
-        # Three generations between two reads, in small listings.
+        # Three generations of shards come between two reads, in small listings.
         habit(late_children=0, shards_per_page=2, order=Order.SHUFFLED), SPLIT, write(4), ROLL_OVER, write(4),
         SPLIT, write(4), ReadUntilIdle(),
         *day_passes(), write(3), Read(1), ROLL_OVER, habit(separate_end=False), write(3), SPLIT, write(2),
@@ -145,8 +144,10 @@ def scripted_world():
 
 
 def assert_kept(report):
-    """Check that nothing is lost and no promise is broken. Idle pages are not checked, because the script
-    makes the service answer wrongly about them."""
+    """Check that nothing is lost and no promise is broken.
+
+    Idle pages are not checked, because the script makes the service answer wrongly about them.
+    """
     report.assert_nothing_lost()
     for run in report.runs:
         assert not [text for text in run.broken_promises() if not text.startswith("hasty")], str(report)
@@ -225,15 +226,13 @@ class LocalWorld:
 
 
 def local_life():
-    """Return a script with what DynamoDB Local does by itself, and with splits that are written into its
-    file.
-    """
+    """Return a random script with the abilities of DynamoDB Local, and with splits."""
     write = Author(keys=KEYS).write
     hour = Act("an hour passes, iterators expire", lambda world: world.pass_hours(1))
     day = Act("a day passes", lambda world: world.pass_hours(25), forgets=True)
     return [
         write(2), Read(1), write(2), Read(1), ROLL_OVER, write(3), Read(1), hour, write(2), SPLIT, write(4),
-        # Shards are trimmed with all their records; the consumer then already reads their children.
+        # Shards are trimmed with all their records. At that time the consumer already reads their children.
         Read(1), ROLL_OVER, ROLL_OVER, write(3), ROLL_OVER, ReadUntilIdle(), day, write(3), Read(1),
         ROLL_OVER, write(2),
     ]  # fmt: skip

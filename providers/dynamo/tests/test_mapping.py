@@ -1,6 +1,6 @@
 """Tests that stream records become events and Arrow rows with equal content.
 
-The first damaged record is named.
+If a record is damaged, the error names the first damaged record.
 """
 
 import copy
@@ -39,7 +39,7 @@ key_values = st.one_of(
     st.just(tagged("B", b"hi", "aGk=", b"hi")),
 )
 
-patiently = settings(deadline=None)  # a slow machine is no defect
+patiently = settings(deadline=None)  # a slow machine must not fail the test
 identities = st.sampled_from(
     [
         None,
@@ -303,7 +303,7 @@ DAMAGES = {
     "a number beyond all": with_data("NewImage", {"a": {"N": "9" * 5000}}),
     "no base64": with_data("NewImage", {"a": {"B": "%"}}),
     "an endless set": with_data("NewImage", {"a": {"SS": "ab"}}),
-    # The maximum depth of orjson; DynamoDB's is 32.
+    # The maximum depth that orjson accepts. DynamoDB's maximum is 32.
     "too deep": with_data("NewImage", {"a": deep(500)}),
 }
 

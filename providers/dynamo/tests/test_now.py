@@ -1,4 +1,4 @@
-"""Tests `Now` before the first record: every later change is delivered, whichever process reads."""
+"""Tests `Now` before the first record: every later change is delivered, also by another process."""
 
 import time
 
@@ -19,8 +19,8 @@ from multiclouddb_spi.continuation.token import decode_token
 from .world import ADDRESS, TABLE, World, markers, soon
 
 HOUR = 3600
-EXPIRED = 16 * 60  # an iterator lives 15 minutes
-VENDOR = 9  # seconds: less than botocore waits for an answer
+EXPIRED = 16 * 60  # an iterator is valid for 15 minutes
+VENDOR = 9  # in seconds; less time than botocore waits for an answer
 MANY = 70  # more open shards than a token keeps iterators for
 
 
@@ -42,7 +42,7 @@ def cursors(token):
 
 
 class TestWithinAQuarterOfAnHour:
-    """While the iterator in the token is valid, nothing is lost and no earlier event comes."""
+    """Tests valid iterators: nothing is lost, and no earlier event comes."""
 
     def test_what_was_there_before_is_not_read(self, world):
         world.put_everywhere()
@@ -97,7 +97,7 @@ class TestWithinAQuarterOfAnHour:
 
 
 class TestLater:
-    """If the iterator has expired, nothing is lost, and earlier events are at most two minutes old."""
+    """Tests expired iterators: nothing is lost, and early events are at most two minutes older than `Now`."""
 
     @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "other process"])
     @pytest.mark.parametrize("hours", [EXPIRED / HOUR, 5, 23.5])
@@ -156,7 +156,7 @@ class TestLater:
         assert consumer.markers == after
 
     def test_what_was_walked_over_may_be_trimmed(self):
-        """The trimmed records are older than the token's position, so none of them is missed."""
+        """Trimmed records that are older than the token's position are not a loss."""
         with World() as world:
             world.put("old")
             world.script.advance(4 * HOUR)
@@ -239,7 +239,7 @@ class TestLineage:
         assert not set(old) & set(found)
 
     def test_closed_shards_whose_children_are_listed_are_left_alone(self, world):
-        """Parents of open shards are an exception, because another of their children may be listed later."""
+        """Parents of open shards are an exception, because another child may be listed later."""
         for _ in range(4):
             world.put_everywhere()
             world.roll_over()
@@ -258,7 +258,7 @@ def started_anywhere(world):
 
 
 class TestManyShards:
-    """The token contains no iterators, because it would be too large."""
+    """Tests many shards: the token contains no iterators, because they would make it too large."""
 
     @pytest.fixture
     def world(self):
@@ -293,9 +293,9 @@ class TestManyShards:
     @pytest.mark.parametrize("forget", [False, True])
     @pytest.mark.parametrize("pause", [0, 2])
     def test_a_second_start_takes_nothing_from_the_first(self, world, pause, forget):
-        """The test uses one client, with starts that may be in the same second."""
+        """Two starts of one client, even in the same second, do not share their iterators."""
         client = world.client()
-        while time.time() % 1 > 0.3:  # so that both starts are in one second
+        while time.time() % 1 > 0.3:  # so that both starts are in the same second
             time.sleep(0.01)
         one = world.consumer(Now(), client)
         one.read()
@@ -339,7 +339,7 @@ def test_a_failure_while_iterators_are_fetched_is_tried_again():
 
 
 class TestManyCalls:
-    """A start at `Now` takes one call for each open shard."""
+    """Tests a start at `Now`, which takes one call for each open shard."""
 
     def test_it_ends_at_the_deadline(self):
         with World(shards=40) as world:

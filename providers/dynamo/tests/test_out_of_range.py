@@ -1,6 +1,4 @@
-"""Tests failures that no retry can fix, and failures that a retry can fix: invalid numbers, and answers
-without JSON.
-"""
+"""Tests failures with and without a useful retry: invalid numbers, and answers without JSON."""
 
 import boto3
 import pytest

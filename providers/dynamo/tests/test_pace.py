@@ -1,4 +1,4 @@
-"""Tests how often empty shards are asked for records."""
+"""Tests how often empty shards are polled."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Lineage: every shard is read, and after its parent, whatever happens to the shards between two reads."""
+"""Tests lineage: every shard is read after its parent, whatever happens to shards between two reads."""
 
 import pytest
 
@@ -115,7 +115,7 @@ class TestLateChildren:
 
     @pytest.mark.parametrize("calls", [1, 2])
     def test_the_second_half_of_a_split_may_be_listed_later(self, world, calls):
-        """The listing that shows the end may omit it, and so may the first answer about the children."""
+        """Half of a split may be missing from the listing that shows the end, and from the first answer."""
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -146,7 +146,7 @@ class TestLateChildren:
         assert consumer.until_idle() == last
 
     def test_children_that_were_trimmed_before_they_were_seen_are_an_expired_checkpoint(self, world):
-        """The read does not wait forever if the shard is no longer listed but its grandchildren are."""
+        """The read does not wait forever if a shard is no longer listed but its grandchildren are."""
         consumer = self.left_for_two_days(world)
         with pytest.raises(MulticloudDbError) as caught:
             consumer.until_idle(10)
@@ -221,8 +221,7 @@ class TestListing:
 
     @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
     def test_shards_that_split_while_they_are_listed(self, start):
-        """One page of the listing was read before the split and one after it, so the listing shows half of
-        the children."""
+        """A split between two pages of a listing: the listing shows only half of the children."""
         with World(shards=60, order=Order.SHUFFLED, shards_per_page=10) as world:
             world.troubles.act(
                 lambda: [world.script.split(shard) for shard in world.open()[:20]], operation="DescribeStream"
@@ -330,7 +329,7 @@ class TestTrimmed:
             assert caught.value.detail.oldest_position
 
     def test_a_branch_is_not_left_to_a_lost_shard_whose_end_was_read_before(self):
-        """`right` is read to its end, but its records are not returned, when both shards are dropped.
+        """Both shards are trimmed when `right` is read to its end but its records are not returned yet.
 
         `left` has expired.
         """
@@ -374,8 +373,10 @@ class TestTrimmed:
 
     @pytest.mark.parametrize("remains", Remains)
     def test_skipping_loses_nothing_of_what_is_left(self, remains):
-        """One branch was read up to the present time. In the other branch, only the remaining records can be
-        read."""
+        """One branch was read up to now.
+
+        In the other branch, some records have expired, and the remaining records are read.
+        """
         with World(shards=2, remains=remains) as world:
             consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
             left, right = world.open()
@@ -392,7 +393,10 @@ class TestTrimmed:
             assert Gap in {type(notice) for notice in consumer.notices}
 
     def test_a_child_found_at_now_that_nobody_read_for_a_day_is_an_expired_checkpoint(self, world):
-        """The parent's time is unknown, because no record of it was read. The loss must still be reported."""
+        """The time of the child's parent is unknown, because none of its records was read.
+
+        The loss must still be reported.
+        """
         world.put("a")
         world.habits.late_children = 2
         world.roll_over()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 
 class Job:
-    """Plans steps of one feed and reads each of them."""
+    """Plans steps of one feed, and reads each step."""
 
     def __init__(self, world, on_expired=None):
         self.on_expired = on_expired
@@ -45,7 +45,7 @@ def expired():
 
 
 def trimmed(world):
-    """A trimmed record and a kept one come after the position."""
+    """A trimmed record and an available record come after the position."""
     world.put("c")
     world.script.advance(25 * HOUR)
     return world.put("d")
@@ -76,7 +76,7 @@ def test_skipping_goes_on_at_what_is_left(expired, ended):
 
 
 def test_a_run_that_ends_by_itself_continues_in_the_child_of_a_shard_that_was_read_to_its_end():
-    """Such a shard stays in the lineage for a time, because more children may be listed late."""
+    """A shard that was read to its end stays in the lineage, because children may be listed late."""
     with World() as world:
         job = Job(world)
         written = world.put("a", "b")

@@ -43,7 +43,7 @@ latests = (
     | st.builds(Latest, times, trail=trails)
 )
 
-patiently = settings(deadline=None)  # a slow machine is no defect
+patiently = settings(deadline=None)  # a slow machine must not fail the test
 places = afters | starts | horizons | latests
 # Only a few different values, so that equal ones occur.
 close = st.one_of(
@@ -132,9 +132,7 @@ def seconds_since(place):
 
 
 def iterator_escapes(place):
-    """Count the characters that JSON adds to quotes and backslashes, which no iterator of the service
-    contains.
-    """
+    """Count the characters that JSON adds for quotes and backslashes, which real iterators do not contain."""
     iterator = getattr(place, "iterator", None) or (place.trail.iterator if place.trail is not None else "")
     return iterator.count('"') + iterator.count("\\")
 
@@ -180,7 +178,7 @@ class TestCompare:
 
 
 class TestTrail:
-    """The iterator of an empty answer only saves calls."""
+    """Tests the iterator of an empty answer, which only saves calls."""
 
     @patiently
     @given(afters | starts | horizons)
@@ -194,7 +192,7 @@ class TestTrail:
     @patiently
     @given(latests)
     def test_a_now_keeps_it(self, place):
-        """Two positions of the same second differ only in the iterator."""
+        """`Now` positions keep their iterators: positions of the same second differ only in them."""
         assert place_of(without_trail(cursor_of(place))) == place
 
     def test_it_is_not_shown(self):

@@ -62,7 +62,7 @@ def native(world):
 
 
 class TestNativeClients:
-    """Native clients are used unchanged."""
+    """Tests that native clients are used unchanged."""
 
     def read(self, native, start=None, **request):
         with connect("dynamo://", native_client=native) as client:
@@ -179,8 +179,7 @@ class TestThreads:
         assert [markers(page.events) for page in pages] == [written] * 8
 
     def test_describe_stream_is_called_ten_times_a_second_by_all_threads_together(self, monkeypatch):
-        """A call that a busy machine delays may come close to the next one and be throttled, but not every
-        time."""
+        """A call that a busy machine delays may come close to the next one and be throttled, but rarely."""
         for window in WINDOWS:
             monkeypatch.setattr(client_module, "_WINDOW_SECONDS", window)
             with World(shards=4, enforce_limits=True) as world:
@@ -202,6 +201,14 @@ class TestEnd:
         client.close()
         wait_until(lambda: world.script.connections == 0)
 
+    def test_a_call_that_goes_on_when_the_client_is_closed_leaves_no_connection(self, world, native):
+        """botocore opens a connection for a call that began before the client was closed."""
+        calls = client_module.Calls(native, ours=True)
+        native.dynamodb.meta.events.register("before-send", lambda **_: calls.close())
+        calls.describe_table(TABLE)
+        world.server.close()
+        wait_until(lambda: world.script.connections == 0)
+
     def test_close_ends_a_call_in_flight_within_a_second(self, world):
         world.put("a")
         world.troubles.hang(READ)
@@ -211,7 +218,7 @@ class TestEnd:
         begin = time.monotonic()
         with pytest.raises(MulticloudDbError):
             client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
-        assert time.monotonic() - begin < 10  # of 30; the conformance suite is stricter
+        assert time.monotonic() - begin < 10  # of 30 polls; the conformance suite is stricter
         closer.join()
         world.troubles.end()
 
@@ -232,7 +239,7 @@ REFUSED = {
 
 
 class TestGates:
-    """Requests that the service cannot serve are refused with a way out, before any call."""
+    """Tests that requests that the service cannot serve are refused with a way out, before any call."""
 
     @pytest.mark.parametrize("name", REFUSED)
     def test_scopes_and_starts(self, world, name):

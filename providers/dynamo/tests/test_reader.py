@@ -31,7 +31,7 @@ from multiclouddb_spi import (
 from .world import ADDRESS, TABLE, World, markers, seconds, soon
 
 READ = "GetRecords"
-VENDOR = 9  # seconds: less than botocore waits for an answer
+VENDOR = 9  # in seconds; less time than botocore waits for an answer
 PATIENCE = 60.0
 HOUR = 3600
 
@@ -81,7 +81,7 @@ def seed_of(feed, position=None):
 
 
 class TestEnds:
-    """The last answer of a closed shard may contain records, and the end of the shard has several forms."""
+    """Tests ends of closed shards: the last answer may contain records, and the end has several forms."""
 
     @pytest.mark.parametrize("null", [False, True], ids=["absent", "null"])
     @pytest.mark.parametrize("separate", [False, True], ids=["with records", "on a page of its own"])
@@ -141,7 +141,7 @@ class TestEnds:
 
 
 class TestIterators:
-    """Expired iterators are renewed from the position."""
+    """Tests that expired iterators are renewed from the position."""
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_an_expired_iterator_is_renewed_without_a_repeat(self, world, size):
@@ -175,7 +175,7 @@ class TestIterators:
 
 
 class TestEmptyAnswers:
-    """An answer with an iterator and without records does not prove that the shard is empty."""
+    """Tests answers with an iterator but without records, which do not prove that the shard is empty."""
 
     @pytest.mark.parametrize("count", [1, 3, 20])
     def test_nothing_is_lost_and_nothing_ended(self, world, count, monkeypatch):
@@ -196,7 +196,7 @@ class TestEmptyAnswers:
         assert markers(world.consumer().read().events) == written
 
     def test_empty_answers_of_a_shard_with_records_do_not_make_its_position_younger(self, world):
-        """The records are trimmed later, and that loss must be reported."""
+        """Empty answers do not make a position younger. The later loss of its records must be reported."""
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -231,7 +231,7 @@ class TestEmptyAnswers:
 
 
 class TestPace:
-    """An empty shard is asked about once a second; a lagging shard is not delayed."""
+    """Tests the poll rate: once a second for an empty shard, and without delay for a lagging shard."""
 
     def test_an_idle_second_costs_few_calls(self, world):
         consumer = world.consumer()
@@ -322,7 +322,7 @@ class TestPace:
 
 
 class TestFailures:
-    """Failures are retried before the deadline, and only by the library."""
+    """Tests that failures are retried until the deadline, and only by the library."""
 
     @pytest.mark.parametrize("code", ["ThrottlingException", "LimitExceededException", "InternalServerError"])
     def test_a_short_trouble_is_not_seen(self, world, code):
@@ -405,7 +405,7 @@ class TestFailures:
 
 
 class TestRanges:
-    """`(cursor, until]` returns the same events, whatever is written later."""
+    """Tests that `(cursor, until]` always returns the same events, even after later writes."""
 
     def bounds(self, world, feed):
         seed = seed_of(feed)

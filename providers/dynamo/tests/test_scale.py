@@ -16,7 +16,7 @@ ACTIVE = 1000
 TRACED = 200
 LISTED = 5000
 PAGES = LISTED // 100
-SHARD_BYTES = 28 + 9  # the service's ids here are 37 characters
+SHARD_BYTES = 28 + 9  # shard ids of the service have 37 characters
 SEQUENCE_BYTES = 40
 OUR_BYTES = 24
 LONG = 300
@@ -24,7 +24,7 @@ LONG = 300
 
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
-    """Switches pauses off, except in tests of the rate."""
+    """Disables pauses, except in tests of the rate."""
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
 
 
@@ -41,7 +41,7 @@ def until_all(consumer, count):
 
 @pytest.fixture(scope="module")
 def thousand():
-    """Provide a shared world, because making one takes long and no test changes it."""
+    """Provide a shared world, because it takes long to make and no test changes it."""
     with World(shards=ACTIVE) as made:
         yield made
 
@@ -58,7 +58,7 @@ def listed():
 
 
 class TestActiveShards:
-    """A thousand shards that accept records."""
+    """Tests a feed with a thousand shards that accept records."""
 
     def test_a_page_call_is_linear_in_them(self, thousand):
         """A page call takes one iterator and a few answers for each shard, and one listing."""
@@ -91,9 +91,7 @@ class TestActiveShards:
         assert json_bytes(consumer.token) <= ACTIVE * (SHARD_BYTES + OUR_BYTES)
 
     def test_memory_is_bounded(self):
-        """The test uses fewer shards, because measuring memory is slow. boto3's one-time memory is allocated
-        before.
-        """
+        """Memory is bounded. The test uses fewer shards, because measuring memory is slow."""
         with World(shards=TRACED) as world:
             world.consumer().read(seconds(LONG))
             tracemalloc.start()
@@ -117,7 +115,7 @@ class TestActiveShards:
 
 
 class TestManyListed:
-    """Five thousand listed shards."""
+    """Tests a feed with five thousand listed shards."""
 
     def test_pages_are_read_once_and_then_what_is_asked_for(self, listed):
         consumer = listed.consumer(Now())
@@ -147,7 +145,7 @@ class TestManyListed:
 
 
 def test_a_long_history_is_read_parents_first():
-    """Fifteen hundred shards on fifty pages; sixty of them are open."""
+    """The history has fifteen hundred shards on fifty pages, and sixty of the shards are open."""
     with World(shards_per_page=1500 // PAGES) as world:
         world.script.grow(TABLE, 1500, 60, records=1)
         world.script.advance(600)
@@ -163,12 +161,13 @@ def test_a_long_history_is_read_parents_first():
             parent = shards[name].parent
             assert parent is None or parent in seen or not shards[parent].records
             seen.add(name)
-        # One more listing for the children of the last closed shards: half of a split may be missing.
+        # One more listing is needed for the children of the last closed shards, because half of a split may
+        # be missing.
         assert world.journal.count("DescribeStream") <= 3 * PAGES
 
 
 def test_listing_keeps_to_ten_calls_a_second(monkeypatch):
-    """A busy machine may delay a call, which then comes close to the next one and is throttled."""
+    """If a busy machine delays a call, the call comes close to the next call and is throttled."""
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 10)
     for window in WINDOWS:
         monkeypatch.setattr(client_module, "_WINDOW_SECONDS", window)

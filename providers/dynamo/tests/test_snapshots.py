@@ -1,4 +1,4 @@
-"""Tests a snapshot of a table on the scripted server: its rows, their positions, and possible failures."""
+"""Tests snapshots of a table on the scripted server: the rows, their positions, and possible failures."""
 
 import itertools
 import random
@@ -35,7 +35,7 @@ from multiclouddb_spi.arrow import events_to_arrow
 from .world import ADDRESS, TABLE, World, seconds, session, soon
 
 HOUR = 3600
-HOURS = 30  # a stream keeps 24
+HOURS = 30  # a stream keeps records for 24 hours
 ITEMS_OF_DAYS = 4 * HOURS
 ORDERED = Snapshot(SnapshotOrder.ORDERED)
 INTERLEAVED = Snapshot(SnapshotOrder.INTERLEAVED)
@@ -156,7 +156,7 @@ def all_segments(feed, plan, count=3):
 
 
 def rest_of(feed, segment, cursor, limit=1000):
-    """Return every row after a position, and the positions after each of them."""
+    """Return every row after a position, and the position after each row."""
     reader, events, cursors = feed.open(segment.segment_id, cursor), [], []
     while True:
         batch = reader.fetch(limit, 1 << 20, 0.0, soon())
@@ -334,7 +334,8 @@ class TestPlans:
         feed = feed_of(world)
         assert feed.snapshot(2, soon()).plan_id != feed.snapshot(2, soon()).plan_id
 
-    # A token has the last keys of eight segments. 32 random hex digits do not deflate below 16 bytes.
+    # A token has the last keys of eight segments. Compression cannot make 32 random hex digits smaller than
+    # 16 bytes.
     @pytest.mark.parametrize(("keys", "most"), [("short", 400), ("uuid", 400 * 4 // 3)])
     def test_a_scan_of_many_segments_adds_at_most_400_bytes_to_a_token(self, keys, most):
         dice = random.Random(16)
@@ -498,7 +499,7 @@ def replacement(request):
 
 
 class TestAnotherTable:
-    """Rows of another table never come, whenever the table was recreated."""
+    """Tests that rows of another table never come, whenever the table was recreated."""
 
     def test_between_two_pages(self, world, replacement):
         replace, category, text = replacement
@@ -523,7 +524,7 @@ class TestAnotherTable:
 
     @pytest.mark.parametrize("call", [2, 3, 5])
     def test_between_a_question_and_an_answer(self, world, call):
-        """The table is replaced just before the service reads the rows for the answer."""
+        """The table is replaced between the request and the moment at which the service reads the rows."""
         Source(world).fill(20)
         client, calls = world.client(), itertools.count(1)
 
@@ -554,7 +555,7 @@ def scan_for_days(world, start, between):
     sink, pages, hours = Sink(), [], 0
     while not pages or not pages[-1].idle:
         assert len(pages) < 500
-        with connect(world.config()) as client:  # another process: it has no rows yet, and knows the time
+        with connect(world.config()) as client:  # another process, which has no rows yet but knows the time
             pages.append(client.read_changes(request(start, max_page_size=4), seconds(60)))
         sink.apply(pages[-1].events)
         start = pages[-1].continuation_token
@@ -567,13 +568,13 @@ def scan_for_days(world, start, between):
 
 
 class TestTimePasses:
-    """The scan takes longer than the stream keeps its records."""
+    """Tests a scan that takes longer than the stream keeps its records."""
 
     @pytest.fixture
     def source(self, world, hasty):
         source = Source(world)
         source.fill(ITEMS_OF_DAYS)
-        world.script.advance(HOUR)  # or the stream gives the last two minutes again
+        world.script.advance(HOUR)  # otherwise the stream repeats the last two minutes
         return source
 
     def load(self, source):
@@ -623,7 +624,8 @@ class TestTimePasses:
         sink.begin_again()
         saved, lost = first.continuation_token, sink.copy()
         for page in itertools.islice(walk(world.client(), saved, 2), 3):
-            lost.apply(page.events)  # this process dies: its target has the rows, and its token is lost
+            # This process dies: its target contains the rows, but its token is lost.
+            lost.apply(page.events)
         source.delete("k2")
         for page in walk(world.client(), saved, 2, on_expired=Resnapshot()):
             lost.apply(page.events)

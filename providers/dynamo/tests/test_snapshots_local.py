@@ -1,5 +1,4 @@
-"""Tests a snapshot of a table in DynamoDB Local: under load, with rollovers, and longer than its stream is
-kept.
+"""Tests snapshots in DynamoDB Local: under load, with rollovers, and longer than the retention.
 
 The answers of DynamoDB Local contain no time, so `AUTO` stays `ORDERED`. test_snapshots.py tests the change
 to `INTERLEAVED`.
@@ -60,7 +59,7 @@ class Table:
 
     @staticmethod
     def key(key):
-        """Write three sort keys for each partition key."""
+        """Return the key for a number: each partition key gets three sort keys."""
         return {"id": {"S": f"c{key // 3}"}, "at": {"N": str(key % 3)}}
 
     def is_in(self, sink):
@@ -110,7 +109,8 @@ def test_the_target_equals_the_table_under_load_and_roll_overs(local, start):
 def test_interleaved_outlasts_the_retention(local):
     table, sink = Table(local), Sink()
     table.put(*range(ITEMS))
-    local.dilate_time(25)  # or the stream gives these again: without a time nothing shows that they are old
+    # Otherwise the stream repeats these changes, because without a time nothing shows that they are old.
+    local.dilate_time(25)
 
     def between(number):
         if number < 8:

@@ -1,4 +1,4 @@
-"""Tests a snapshot and its changes in a Delta table on DynamoDB Local, with a query that is killed."""
+"""Tests a query that is killed while it copies DynamoDB Local into a Delta table."""
 
 import runpy
 from pathlib import Path

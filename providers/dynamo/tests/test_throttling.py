@@ -37,13 +37,13 @@ LONG = 120
 
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
-    """Switch pauses off; other tests cover the rate of listings."""
+    """Disable pauses, because other tests cover the rate of listings."""
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
 
 
 @pytest.fixture(scope="module")
 def thousand():
-    """Provide a shared world, because making one takes long."""
+    """Provide a shared world, because it takes long to make."""
     with World(shards=SHARDS) as made:
         yield made
 
@@ -61,7 +61,7 @@ def nobody_asks():
 
 
 def refuse_at_random(world, share, seed):
-    """Refuse this share of the calls for iterators, in any thread. Return the number of refusals."""
+    """Refuse the given share of the calls for iterators, in any thread. Return a counter of the refusals."""
     draw, refused = random.Random(seed), 0
     for shard in world.open():
         times = 0
@@ -74,7 +74,7 @@ def refuse_at_random(world, share, seed):
 
 
 def refuse_twice(world, after):
-    """Refuse two consecutive page calls, after this many calls from now."""
+    """Refuse two consecutive page calls, after the given number of further calls."""
     for _ in range(2):
         world.troubles.fail(LISTING, REFUSAL, every=after + 1)
 
@@ -112,7 +112,7 @@ class TestNow:
             assert world.journal.count(LATEST) == 20 + 1
 
     def test_what_is_written_between_two_tries_is_read(self):
-        """The first attempt knows the shards, and the ends of some shards."""
+        """Changes between two attempts are read, even in shards whose ends the first attempt has found."""
         with World(shards=100) as world:
             _, feed = world.feed()
             refuse_at_random(world, 0.5, seed=7)
@@ -142,7 +142,10 @@ class TestNow:
         assert asked <= TRIES * (2 * 16 + 1)
 
     def test_the_deadline_tells_what_the_service_said(self):
-        """The service asks for pauses that are longer than the deadline."""
+        """The error repeats the service's message.
+
+        The service asks for pauses that are longer than the deadline.
+        """
         with World(shards=3) as world:
             world.troubles.fail(LATEST, REFUSAL, None, retry_after=6.0)
             began = time.monotonic()
@@ -187,7 +190,7 @@ def read(feed, seed):
 
 
 class TestListing:
-    """Tests a listing of ten pages, read one after another."""
+    """Tests a listing of ten pages that are read one after another."""
 
     def asking(self, world):
         client = world.client()
@@ -244,8 +247,9 @@ class TestListing:
     @pytest.mark.parametrize("what", ["start", "partitions"])
     @pytest.mark.parametrize("ended", [False, True], ids=["that failed", "that is over"])
     def test_another_call_begins_anew(self, world, what, ended):
-        """The same is true for a call with the same deadline, which two threads may get from a coarse
-        clock.
+        """A call with the same deadline begins again too.
+
+        A coarse clock may give two threads the same deadline.
         """
         _, feed = world.feed()
         deadline = soon(LONG)
@@ -315,7 +319,7 @@ class TestListing:
 
 
 class Script:
-    """Answers of a stream in the order of the script; a text means an error."""
+    """Answers of a stream in the order of the script. A text stands for an error."""
 
     def __init__(self, *answers):
         self.answers = deque(answers)
@@ -348,7 +352,7 @@ OPEN, ENDED = False, True
 
 
 class TestOverlappingListings:
-    """Another listing starts between two pages of the first; neither listing completes the other."""
+    """Tests a listing that starts between two pages of another listing. Neither completes the other."""
 
     def test_one_that_began_earlier_does_not_replace_what_is_known(self):
         shards = ShardMap(
@@ -370,7 +374,7 @@ class TestOverlappingListings:
     def test_half_of_a_split_is_known_and_not_taken_for_the_whole(self):
         """The listing's first page is older than the split, and its second page is newer.
 
-        The end of `p` was seen in between.
+        The end of `p` is seen between the two pages.
         """
         shards = ShardMap(
             Script(
@@ -405,9 +409,7 @@ def test_two_starts_share_nothing(world):
 
 @pytest.mark.parametrize("what", [Now(), Beginning()], ids=["now", "beginning"])
 def test_a_refusal_is_classified_once(monkeypatch, what):
-    """The first caller classifies the refusal: the start, which continues with the other shards, or the
-    engine.
-    """
+    """The first caller of the failing request classifies the refusal: either the start or the engine."""
     seen = []
     meaning = errors._service_fault
 

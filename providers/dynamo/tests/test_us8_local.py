@@ -25,12 +25,12 @@ class LocalHarness(DynamoHarness):
     """
 
     rounding = timedelta(minutes=1)
-    can_expire = False  # possible, but it may take half a minute: see test_local.py
+    can_expire = False  # expiry works, but it may take half a minute: see test_local.py
 
     can_poison = False  # this server cannot send a damaged record
-    can_idle_moves = False  # a shard's position is that of its last record
+    can_idle_moves = False  # the position of a shard is the position of its last record
 
-    value_types = DynamoHarness.value_types - {"empty text"}  # this old server refuses it
+    value_types = DynamoHarness.value_types - {"empty text"}  # this old server refuses such values
 
     def open(self):
         if not SERVERS:

@@ -28,15 +28,15 @@ READ = "GetRecords"
 
 
 class Scripted(Server):
-    """Gives the scripted server the interface of the other test servers."""
+    """Adapts the scripted server to the interface of the other test servers."""
 
     def __init__(self) -> None:
-        """Start it."""
+        """Start the server."""
         self.script = ScriptedStreams()
         super().__init__(self.script.__enter__().endpoint_url)
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         super().close()
         self.script.stop()
 
@@ -78,7 +78,7 @@ class ScriptedHarness(DynamoHarness):
         return self.script.clock.now()
 
     def troubled(self, script, act):
-        """Return a client that meets a fault; the fault ends when the client is closed."""
+        """Return a client whose calls meet a fault. The fault ends when the client is closed."""
         client = self.connect()
         close = client.close
 
@@ -92,7 +92,7 @@ class ScriptedHarness(DynamoHarness):
         return client
 
     def hide_children(self, calls):
-        """Hide the existing children and all later ones."""
+        """Hide all existing and later children."""
         self.script.habits.late_children = calls
         for table in self.tables:
             for shard in self.script.shards(table):

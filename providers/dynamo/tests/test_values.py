@@ -1,6 +1,4 @@
-"""Tests that attribute values keep every digit in both forms, and that their JSON equals that of the Python
-values.
-"""
+"""Tests that attribute values keep every digit in both forms, and that their JSON is right."""
 
 import base64
 from decimal import Decimal
@@ -14,14 +12,14 @@ from hypothesis import strategies as st
 from multiclouddb_api import canonical_json, decode_json, encode_json
 from multiclouddb_dynamo.values import decode, decode_map, json_map
 
-# Exceptions that mapping treats as damage.
+# The exceptions that the mapper treats as damage.
 DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["", "$", "$map", "$decimal", '"$', "null", "\x00", "},\n{", "N"]
 )
 
-patiently = settings(deadline=None)  # a slow machine is no defect
+patiently = settings(deadline=None)  # a slow machine must not fail the test
 
 
 @st.composite
@@ -30,7 +28,7 @@ def numbers(draw):
     digits = draw(st.integers(-(10**38) + 1, 10**38 - 1))
     exponent = draw(st.sampled_from([0, 0, -1, -7, -37, -92]) | st.integers(-92, 87))
     exact = Decimal((digits < 0, Decimal(abs(digits)).as_tuple().digits, exponent))
-    # boto3's deserializer takes 38 digits, zeros at the end included.
+    # boto3's deserializer accepts 38 digits, including zeros at the end.
     plainly = exact.adjusted() < 38 and draw(st.booleans())
     written = format(exact, "f") if plainly else str(exact)
     return written, int(exact) if exact == exact.to_integral_value() else exact
@@ -170,11 +168,11 @@ class TestJson:
         for form in (wire, parsed):
             found = orjson.dumps(json_map(form))
             assert orjson.loads(found) == expected
-            assert found == encode_json(decode_map(form))  # in the same order
+            assert found == encode_json(decode_map(form))  # the names are in the same order
             assert same(decode_json(found), value)
 
 
-# No attribute values, and values that DynamoDB cannot hold: guessing would hide the damage.
+# These are not attribute values, or values that DynamoDB cannot store. Guessing would hide the damage.
 MALFORMED = [
     None, 7, "S", [], {}, {"S": "a", "N": "1"}, {"X": "a"}, {"s": "a"}, {None: "a"},
     {"S": None}, {"S": 7}, {"S": b"a"}, {"S": ["a"]},

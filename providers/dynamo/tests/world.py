@@ -1,4 +1,4 @@
-"""Provides one table on the scripted server, which is written natively and read through the client."""
+"""Provides one table on the scripted server. boto3 writes to it, and the library's client reads it."""
 
 import time
 
@@ -25,8 +25,8 @@ from .servers.server import CREDENTIALS, REGION, Server
 TABLE = "orders"
 ADDRESS = ResourceAddress(collection=TABLE)
 MANY_PAGES = 2000
-# Seconds that ten listings are spread over, attempt by attempt: on a busy machine calls come closer together
-# on their way, and the service counts them where they arrive.
+# The seconds over which ten listings are distributed, for each attempt. On a busy machine, calls may arrive
+# closer together than they were sent, and the service counts them when they arrive.
 WINDOWS = (*[client_module._WINDOW_SECONDS] * 3, 1.3, 1.6, 2.0, 3.0)
 SESSIONS = []
 
@@ -42,7 +42,7 @@ def session():
 
 
 def seconds(number):
-    """Return the options of a call."""
+    """Return options of a call that limit its seconds."""
     return OperationOptions(timeout_seconds=number)
 
 
@@ -51,7 +51,7 @@ class World:
 
     Attributes:
         script: The server's script.
-        server: Its boto3 clients.
+        server: The server with its boto3 clients.
         arn: The first stream of the table.
         settings: Fields in each client's configuration.
     """
@@ -107,7 +107,7 @@ class World:
         return [marker for shard in self.open() for marker in self.put_in(shard)]
 
     def open(self):
-        """The open shards."""
+        """Return the open shards."""
         return self.script.open_shards(TABLE)
 
     def roll_over(self):
@@ -122,7 +122,7 @@ class World:
     # -- Reading
 
     def config(self, **others):
-        """A client's configuration."""
+        """Return the configuration of a client."""
         connection = {"session": session(), "region": REGION, "endpoint_url": self.script.endpoint_url}
         return ClientConfig("dynamo", connection, **self.settings | others)
 
@@ -143,13 +143,13 @@ class World:
 
 
 def soon(number=30.0):
-    """A deadline."""
+    """Return a deadline in the given number of seconds."""
     return Deadline.after(number)
 
 
 @attrs.define
 class Consumer:
-    """A consumer that resumes from its token; `restart` means another process.
+    """A consumer that resumes from its token. `restart` simulates a new process.
 
     Attributes:
         world: The stream.
@@ -169,7 +169,7 @@ class Consumer:
     pages: list = attrs.field(factory=list)
 
     def read(self, options=None):
-        """One page."""
+        """Read one page."""
         page = self.client.read_changes(ChangeFeedRequest(ADDRESS, self.start, **self.request), options)
         self.start = FromContinuationToken(page.continuation_token)
         self.events += page.events
@@ -178,7 +178,7 @@ class Consumer:
         return page
 
     def until_idle(self, most=MANY_PAGES):
-        """Read pages until one is idle; return the markers that were delivered."""
+        """Read pages until a page is idle. Return the markers that were delivered."""
         before = len(self.events)
         for _ in range(most):
             page = self.read(self._patience())
@@ -187,7 +187,7 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def until_found(self, wanted, at_most=30):
-        """Read pages until all these markers have come.
+        """Read pages until all the given markers have come.
 
         Changes of a partition that a service lists late come after an idle page.
         """
@@ -197,13 +197,13 @@ class Consumer:
             self.read(self._patience())
 
     def _patience(self):
-        """Wait after a page without events, because no client asks a service without pauses."""
+        """Wait after a page without events, because a real client also waits between polls."""
         if not self.pages or self.pages[-1].events:
             return None
         return OperationOptions(wait_seconds=0.05)
 
     def restart(self):
-        """Continue as another process with the same token."""
+        """Continue like a new process with the same token."""
         self.client.close()
         self.client = self.world.client()
         return self

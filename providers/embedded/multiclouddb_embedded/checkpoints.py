@@ -46,9 +46,9 @@ CREATE TABLE checkpoints (
 
 
 class SqliteCheckpointStore:
-    """Stores checkpoints by name in one SQLite file on a local disk; implements `CheckpointStore`.
+    """Stores checkpoints by name in one SQLite file on a local disk; it implements `CheckpointStore`.
 
-    Several threads and processes may share the file; each call opens the file, and flushes what it saves to
+    Several threads and processes may share the file. Each call opens the file, and flushes saved data to
     disk. Only the owner of the file can read it, because a token may contain the key of a document. The file
     must not be the file of an `EmbeddedStore`.
 
@@ -61,7 +61,7 @@ class SqliteCheckpointStore:
 
     @property
     def path(self) -> Path:
-        """The file, absolute."""
+        """The absolute path of the file."""
         return self._path
 
     def load(self, name: str) -> Checkpoint | None:
@@ -95,8 +95,8 @@ class SqliteCheckpointStore:
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker has written the checkpoint; the errors of `load`
-                if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write. In the case of
-                such an error nothing has changed.
+                if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write. After such an
+                error, the stored checkpoint is unchanged.
         """
         check_name(name)
         _check_token(token)
@@ -114,7 +114,7 @@ class SqliteCheckpointStore:
             return checkpoint
 
     def delete(self, name: str) -> bool:
-        """Delete a checkpoint, even a damaged one; False if the checkpoint does not exist.
+        """Delete a checkpoint, even a damaged one. Return False if the checkpoint does not exist.
 
         A later `save` that expects this checkpoint fails.
 
@@ -134,7 +134,7 @@ class SqliteCheckpointStore:
     def _opened(self, verb: str, *, create: bool = False) -> Iterator[sqlite3.Connection | None]:
         """Open a connection for one call, in autocommit mode.
 
-        None if the file does not exist and is not created.
+        Return None if the file does not exist and is not created.
         """
         with using_sqlite(), self._errors(verb):
             if not self._path.exists():
@@ -159,7 +159,7 @@ class SqliteCheckpointStore:
             raise broken_disk(self._path, verb, error) from error
         except sqlite3.Error as error:
             if _code(error) in _DAMAGE:
-                raise self._unusable(f"is damaged or no checkpoint file ({error})") from error
+                raise self._unusable(f"is damaged or not a checkpoint file ({error})") from error
             busy = _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
             name: str | None = getattr(error, "sqlite_errorname", None)
             raise broken(self._path, verb, error, str(error), name, busy=busy) from error
@@ -191,13 +191,16 @@ class SqliteCheckpointStore:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application != _APPLICATION_ID:
             empty = self._path.stat().st_size == 0
-            raise self._unusable("is empty" if empty else "is a SQLite database but holds no checkpoints")
+            raise self._unusable("is empty" if empty else "is a SQLite database but contains no checkpoints")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > _VERSION:
             raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
-        """Return the row of a name, inside a transaction, so that no other process changes the file."""
+        """Return the row of a name.
+
+        The caller holds a transaction, so that no other process changes the file.
+        """
         row = connection.execute(
             "SELECT version, token, sha256 FROM checkpoints WHERE name = ?", (name,)
         ).fetchone()
@@ -223,7 +226,7 @@ class SqliteCheckpointStore:
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise self._unusable(f"is damaged ({' '.join(found.split())})")
-            # A damaged name must not look like a checkpoint that nobody has saved yet.
+            # A damaged name must not look like a checkpoint that was never saved.
             for name, version, token, checksum in connection.execute("SELECT * FROM checkpoints"):
                 if not _matches(name, version, token, checksum):
                     raise self._unusable("is damaged (a checkpoint in it does not match its checksum)")
@@ -233,7 +236,7 @@ class SqliteCheckpointStore:
 
 
 def _make_durable(connection: sqlite3.Connection) -> None:
-    """Make each commit reach the disk before it returns, on macOS too."""
+    """Make each commit reach the disk before it returns, also on macOS."""
     connection.execute("PRAGMA synchronous = EXTRA")
     connection.execute("PRAGMA fullfsync = 1")
 
@@ -250,7 +253,7 @@ def _matches(name: object, version: object, token: object, checksum: object) -> 
 
 
 def _code(error: sqlite3.Error) -> int | None:
-    """Return the primary result code of SQLite; None for an error that Python itself raised."""
+    """Return the primary result code of SQLite, or None for an error that Python itself raised."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 

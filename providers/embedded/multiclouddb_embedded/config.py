@@ -29,14 +29,13 @@ class EmbeddedOptions(ProviderOptions):
     """The options of a request to the embedded store."""
 
     poll_seconds: float = attrs.field(default=0.005, validator=is_a(int, float))
-    """How often a waiting read (`OperationOptions.wait_seconds`) looks for new changes; 0.005 by default,
-    up to 1."""
+    """How often, in seconds, a waiting read (`OperationOptions.wait_seconds`) looks for new changes: 0.005 by
+    default, at most 1."""
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the opt-in into the
-    backfill does on Cosmos DB. The store contains the changes themselves and delivers them, whereas
-    Cosmos DB would deliver the current items. Therefore no event is marked `backfilled`. Only the start
-    needs this option; a token has the same meaning with and without it. Under any other profile, the
-    option has no effect."""
+    """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the backfill option does on
+    Cosmos DB. The store delivers the changes themselves, whereas Cosmos DB would deliver the current items.
+    Therefore no event is marked `backfilled`. Only the start needs this option; a token has the same meaning
+    with and without it. Under any other profile, the option has no effect."""
 
     @poll_seconds.validator
     def _check_range(self, attribute: attrs.Attribute[float], value: float) -> None:
@@ -46,7 +45,7 @@ class EmbeddedOptions(ProviderOptions):
             )
 
     def opts_into(self, capability: Capability) -> bool:
-        """Return True for a start in the past if `backfill` is set.
+        """Return True if `backfill` is set and the capability is a start in the past.
 
         Args:
             capability: The capability.
@@ -57,12 +56,12 @@ class EmbeddedOptions(ProviderOptions):
 
 @attrs.frozen
 class EmbeddedConfig:
-    """A checked configuration."""
+    """The checked configuration of an embedded store."""
 
     path: str
-    """The file, absolute."""
+    """The absolute path of the file."""
     profile: Profile = PLAIN
-    """The configuration of a client; it names the service whose limits apply to the store."""
+    """The profile of the client. It names the service whose limits apply to the store."""
 
     @classmethod
     def from_client(
@@ -124,7 +123,7 @@ def _parsed(url: object) -> dict[str, Any]:
 
 
 def check_path(field: str, path: object) -> str:
-    """Return the absolute form of a path whose folder exists; the file itself need not exist.
+    """Return the absolute form of a path. Its folder must exist, but the file itself need not exist.
 
     Args:
         field: The name of the path in messages.

@@ -26,7 +26,7 @@ _RIGHTS: Final = "give this user the right to read and write the file and its fo
 _GONE: Final = "the file is gone or cannot be opened; EmbeddedStore(path) creates a store"
 _FULL: Final = "nothing of this call was written; free space on the disk and call again"
 _FOLDER: Final = (
-    "the folder is read-only, and SQLite needs files beside the store (-wal, -shm) also to read it; give "
+    "the folder is read-only, and even to read a store SQLite needs files beside it (-wal, -shm); give "
     "this user the right to write the folder, or read while a writer has the store open, or read a copy"
 )
 _NO_HANDLE: Final = f"the file is there; look at the limit of open files (ulimit -n) and {_RETRY}"
@@ -48,7 +48,7 @@ _CODES: Final[dict[int, Row]] = {
     sqlite3.SQLITE_LOCKED: _passing(f"another thread holds the store; {_RETRY}"),
     sqlite3.SQLITE_INTERRUPT: _passing(f"the read was cancelled; {_RETRY}"),
     sqlite3.SQLITE_PROTOCOL: _passing(f"a lock could not be taken; {_RETRY}"),
-    sqlite3.SQLITE_SCHEMA: _passing(f"the store was changed meanwhile; {_RETRY}"),
+    sqlite3.SQLITE_SCHEMA: _passing(f"the store was changed in the meantime; {_RETRY}"),
     sqlite3.SQLITE_ABORT: _passing(f"the statement was rolled back; {_RETRY}"),
     sqlite3.SQLITE_NOMEM: _passing("memory ran out; read smaller pages"),
     sqlite3.SQLITE_IOERR: _passing("the disk failed; look at the system's log"),
@@ -66,7 +66,7 @@ _CODES: Final[dict[int, Row]] = {
 
 
 def classify(error: Exception, path: str = "") -> Fault:
-    """Classify a failure; this function raises nothing, even for unknown exceptions.
+    """Classify a failure. This function raises nothing, even for unknown exceptions.
 
     Args:
         error: The exception.
@@ -94,7 +94,7 @@ def _sqlite_fault(error: sqlite3.Error, path: str) -> Fault:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         if isinstance(error, sqlite3.ProgrammingError):
-            # A connection that was closed while it was in use.
+            # The connection was closed while it was in use.
             return Fault(
                 ErrorCategory.TRANSIENT_FAILURE, f"{error}; connect again and continue from the token"
             )

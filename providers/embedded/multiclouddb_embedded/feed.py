@@ -61,12 +61,12 @@ class EmbeddedFeed(Feed):
         self._source, self._scope, self._store = source, source.scope, source.store
 
     def clock(self, deadline: Deadline) -> datetime:
-        """Return the store's time, which is the time that a commit would get now."""
+        """Return the store's time, which a commit would get now."""
         with self._store.reading(deadline) as connection:
             return from_micros(max(self._store.now(), read_head(connection)[1]))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Resolve a start; a partition that was split or merged can also be started."""
+        """Resolve a start. A partition that was split or merged can also be started."""
         profile = self._store.profile
         check_start(profile, position, self.spec.options)
         with self._store.reading(deadline) as connection:
@@ -105,7 +105,7 @@ class EmbeddedFeed(Feed):
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Return the children of closed partitions; a reader has already named them."""
+        """Return the children of closed partitions. A reader has already named these children."""
         found: dict[str, Outcome] = {}
         with self._store.reading(deadline) as connection:
             for name, cursor in awaiting.items():
@@ -131,7 +131,7 @@ class EmbeddedFeed(Feed):
         return max(cursors, key=position_of)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare sequence numbers; positions in a scan cannot be compared."""
+        """Compare sequence numbers. Positions in a scan cannot be compared."""
         if is_scan(a) or is_scan(b):
             return 0 if a == b else None
         left, right = position_of(a)[0], position_of(b)[0]
@@ -158,18 +158,18 @@ class EmbeddedFeed(Feed):
             return cut(connection, self._scope, cursor, count)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return those of these partitions that still have changes, or their descendants."""
+        """Return starts for the partitions that still have changes, and for the descendants of the others."""
         with self._store.reading(deadline) as connection:
             return read_family(connection, self._scope).oldest(partition_ids)
 
     def describe(self, cursor: Cursor) -> Position:
-        """Return `sequence 4711`, and a time; no change after the position is older than this time."""
+        """Return a text such as `sequence 4711`, and a lower limit on the times of later changes."""
         return describe(cursor)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the present end of each partition, all as of the same time.
+        """Return the current end of each partition, all as of the same time.
 
         The record counts are exact and need no scan.
 

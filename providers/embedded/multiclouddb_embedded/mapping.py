@@ -1,4 +1,4 @@
-"""Maps rows of the log to events, to Arrow and to positions; pure."""
+"""Maps rows of the log to events, to Arrow and to positions. The functions are pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def cursor_of(seq: int, ts: int) -> Cursor:
 
 
 def position_of(cursor: Cursor) -> tuple[int, int]:
-    """Return the position that was passed to `cursor_of`.
+    """Return the position from its stored form; the inverse of `cursor_of`.
 
     Raises:
         InvalidCursor: Raised if the value is not a valid cursor.
@@ -75,7 +75,7 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
 
 
 def is_scan(cursor: Cursor) -> bool:
-    """True if a cursor belongs to a segment of a snapshot. `snapshots.py` makes and reads such cursors."""
+    """Return True if a cursor belongs to a segment of a snapshot. `snapshots.py` makes such cursors."""
     return type(cursor) is list and len(cursor) == 5
 
 
@@ -94,7 +94,7 @@ class View:
     Attributes:
         address: The collection that contains the documents.
         partition_id: The public id of the partition.
-        partition_components: The number of first components in a key that form the partition key.
+        partition_components: The number of leading components of a key that form the partition key.
         native: True if events include the row.
         with_new: True if events include the new document.
         with_old: True if events include the old document.
@@ -112,7 +112,7 @@ def to_events(records: Records, start: int, stop: int, view: View) -> list[Chang
     """Map rows to events.
 
     Raises:
-        RecordFault: For the first row that cannot be decoded.
+        RecordFault: Raised for the first row that cannot be decoded.
     """
     try:
         return _map(records, start, stop, view)
@@ -121,7 +121,7 @@ def to_events(records: Records, start: int, stop: int, view: View) -> list[Chang
 
 
 def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:
-    # By column, and in C if possible, because this accounts for most of the reading time.
+    # Rows are mapped by column, and in C if possible, because mapping accounts for most of the reading time.
     orders = records.orders[start:stop]
     columns: list[Iterable[Any]] = [
         orders,
@@ -141,7 +141,7 @@ def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEven
 
 
 def _timestamps(times: Iterable[int]) -> list[datetime]:
-    """Convert commit times; the changes of a transaction share one time object."""
+    """Convert commit times. The changes of a transaction share one time object."""
     epoch, delta, previous, moment = _EPOCH, timedelta, 0, _EPOCH
     moments = []
     for ts in times:
@@ -152,7 +152,7 @@ def _timestamps(times: Iterable[int]) -> list[datetime]:
 
 
 def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[Any]:
-    """Return the values of a column; all None if the column was not read.
+    """Return the values of a column. All of them are None if the column was not read.
 
     Raises:
         ValueError: Raised if one of the values is not a JSON object.
@@ -165,18 +165,18 @@ def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[A
         column = _SEPARATOR.join(records.texts(name, start, stop))
     values: list[Any] = orjson.loads(b"[%b]" % column.replace(_SEPARATOR, b","))
     if len(values) != stop - start:
-        raise ValueError("not one value a row")
-    if b"$" in column and _TAGGED in column:  # the search for one byte is faster by far
+        raise ValueError("not one value per row")
+    if b"$" in column and _TAGGED in column:  # searching for one byte is much faster
         for index, text in enumerate(records.texts(name, start, stop)):
             if _TAGGED in text:
                 values[index] = decode_json(text)
     if not {dict, type(None)}.issuperset(map(type, values)) or (name == "keys" and not all(values)):
-        raise ValueError("not one JSON object a row, or an empty key")
+        raise ValueError("not one JSON object per row, or an empty key")
     return values
 
 
 def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
-    """The rows themselves."""
+    """Return the rows themselves."""
 
     def texts(name: Column) -> Iterable[str | None]:
         if records.column(name) is None:
@@ -189,10 +189,10 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map rows to Arrow. Stored texts are checked for completeness and passed on without being parsed.
+    """Map rows to Arrow. Stored texts are checked for completeness, but not parsed.
 
     Raises:
-        RecordFault: For the first row that is damaged.
+        RecordFault: Raised for the first row that is damaged.
     """
     if start == stop:
         return _no_rows()
@@ -250,7 +250,7 @@ def _split(text: str | bytes, separator: str, count: int) -> pa.Array:
 
     parts = pc.list_flatten(pc.split_pattern(pa.array([text], pa.string()), separator))
     if len(parts) != count:
-        raise ValueError("a row holds a control character")
+        raise ValueError("a row contains a control character")
     return parts
 
 
@@ -272,12 +272,12 @@ def _texts(records: Records, name: Column) -> pa.Array:
         return texts
     nulls = pc.equal(texts, "null")
     if name == "keys" or not pc.all(pc.or_(objects, nulls)).as_py():
-        raise ValueError("not one JSON object a row")
+        raise ValueError("not one JSON object per row")
     return pc.if_else(nulls, None, texts)
 
 
 def _first_fault(records: Records, start: int, stop: int) -> RecordFault:
-    """Return the fault of the first row that cannot be mapped alone."""
+    """Map the rows one by one; return the fault of the first row that cannot be mapped."""
     for index in range(start, stop):
         reason = _flaw(records, index)
         if reason is not None:
@@ -324,10 +324,13 @@ class EmbeddedMapper(Mapper):
         return to_events(records, start, stop, self.view)
 
     def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
-        """Map rows to Arrow without parsing the documents. A part of the batch is a slice of all rows."""
+        """Map rows to Arrow without parsing the documents.
+
+        The rows are mapped once; a part is a slice of them.
+        """
         whole = records.arrow
         if whole is None and stop - start < records.count:
-            with suppress(RecordFault):  # it may lie outside the part
+            with suppress(RecordFault):  # the damaged row may lie outside the part
                 whole = records.arrow = to_arrow(records, 0, records.count, self.view)
         if whole is not None:
             return whole.slice(start, stop - start)

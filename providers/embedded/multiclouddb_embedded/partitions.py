@@ -1,4 +1,4 @@
-"""The partitions of a collection, their starts and their children."""
+"""Reads the partitions of a collection, their starts and their children."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ __all__ = [
 
 @attrs.frozen
 class Standing:
-    """The newest changes of the store and of one partition, as of one moment.
+    """The newest changes of the store and of one partition at one point in time.
 
     Attributes:
         head_seq: The sequence number of the store's last change.
-        head_ts: The time of the store's last commit. No later commit is older than this time.
+        head_ts: The time of the store's last commit. Later commits do not have an earlier time.
         before: The sequence number of the store's last change before the requested time.
         row: The partition.
     """
@@ -92,7 +92,7 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
 
     Raises:
         ProviderFault: `NOT_FOUND`, `INVALID_REQUEST` for an unknown partition, or `CHECKPOINT_EXPIRED`.
-        InvalidCursor: Raised if the position lies ahead of the store.
+        InvalidCursor: Raised if the position lies after the end of the store.
     """
     seq, ts = position
     collection = scope.collection
@@ -156,9 +156,9 @@ def outcome_of(
     """Return the outcome after the last change of a partition.
 
     Args:
-        connection: The function must run inside the snapshot of the file from which `row` was read.
-        scope: With a key, only the child that contains the key is returned, and only parents that contained
-            it.
+        connection: The connection, inside the snapshot of the file from which `row` was read.
+        scope: With a key, only the child that contains the key is returned, and only the parents that
+            contained the key.
         row: The partition.
         position: The position at which reading ends; children are read only after this position.
     """
@@ -188,7 +188,7 @@ def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
 
 
 class Family:
-    """The partitions that a feed covers, as of one moment.
+    """The partitions that a feed covers at one point in time.
 
     Args:
         rows: All partitions that ever existed, parents before children.
@@ -208,9 +208,9 @@ class Family:
         return list(self._rows.values())
 
     def unread(self) -> list[PartitionRow]:
-        """Return the partitions that have changes to read, or will have some later.
+        """Return the partitions that have unread changes, or may get changes later.
 
-        The result includes an empty partition between a parent with changes and its waiting children.
+        The result includes an empty partition that lies between a parent with changes and waiting children.
         """
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
@@ -238,7 +238,7 @@ class Family:
         return [self._oldest(row) if position is None else self._seed(row, *position)]
 
     def oldest(self, names: Iterable[str]) -> list[Seed]:
-        """Return the positions at which reading these partitions can resume.
+        """Return the positions at which reading of the given partitions can resume.
 
         A lost partition resumes in its first unread descendants.
         """
@@ -260,7 +260,7 @@ class Family:
         """Return a start in each partition that an audit found, not before a position or the oldest change.
 
         Args:
-            missed: The missed partitions, each with those of its parents that were also missed.
+            missed: Maps each missed partition to those of its parents that were also missed.
             position: Changes before this position are not needed.
         """
         seeds = [self._oldest(row) for name, row in self._rows.items() if name in missed]
@@ -320,17 +320,17 @@ def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ..
 
 
 def to_partition(row: PartitionRow) -> Partition:
-    """Return a partition in the form of the contract."""
+    """Convert a partition to a `Partition`."""
     return Partition(row.name, row.parents, PartitionState.OPEN if row.is_open else PartitionState.CLOSED)
 
 
 def find_head(
     connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int], most: int | None
 ) -> Head:
-    """Return the present end of a partition, or the position `most` records after another. It counts exactly.
+    """Return the current end of a partition, or the position exactly `most` records after another.
 
     Raises:
-        ProviderFault: As `standing` does.
+        ProviderFault: Raised as by `standing`.
         InvalidCursor: As `standing` does.
     """
     state = standing(connection, scope, name, position)
@@ -346,7 +346,7 @@ def find_head(
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the following records; also return the seq and time of the last if `most` limited them."""
+    """Count the following records. If `most` limits them, also return the last record's number and time."""
     if scope.whole:
         return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:
@@ -387,7 +387,8 @@ def check_images(collection: Collection, spec: FeedSpec) -> None:
     name, images = collection.name, collection.images
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE and images == "keys":
         raise unsupported(
-            f"new_item_state_mode=REQUIRE: {name!r} was created with images='keys', its log has no documents",
+            f"new_item_state_mode=REQUIRE: {name!r} was created with images='keys', so its log contains no "
+            f"documents",
             "create it with images='new', or leave the mode out",
         )
     if spec.old_item_state_mode is OldItemStateMode.REQUIRE and images != "new_and_old":

@@ -1,8 +1,7 @@
 """Defines profiles, which make a store behave like one of the services when its feed is read.
 
-Portable code that reads a store with `profile="dynamo"` gets the same refusals as from DynamoDB, even on a
-laptop. A profile limits the requests that the store accepts. A profile changes neither the file nor the
-content of the log.
+With `profile="dynamo"`, code that reads a store gets the same refusals as from DynamoDB, even on a laptop. A
+profile limits the requests that the store accepts. It changes neither the file nor the content of the log.
 
 Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
 `spanner`, `cosmos` or no profile is valid under the others, if the rest of the request is allowed there.
@@ -43,16 +42,16 @@ _PLAIN: Final = {
         Support.NATIVE, "changes are kept until EmbeddedStore.trim removes them"
     ),
     Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
-        Support.NATIVE, "exact to the microsecond of the commit"
+        Support.NATIVE, "the start is exact to the microsecond"
     ),
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-        Support.NATIVE, "uses an index on the partition key"
+        Support.NATIVE, "the read uses an index on the partition key"
     ),
     Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
-        Support.NATIVE, "convergent: shows each row as it is when its page is read; reads every row once"
+        Support.NATIVE, "convergent: each row is as it was when its page was read; every row is read once"
     ),
     Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-        Support.NATIVE, 'for collections created with images="new_and_old"'
+        Support.NATIVE, 'needs a collection created with images="new_and_old"'
     ),
     Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
         Support.UNSUPPORTED, "read each collection with EntireCollection()"
@@ -74,7 +73,7 @@ class Profile:
         name: The value of `profile=`; empty for no limits.
         capabilities: The capabilities of the provider under this profile.
         precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded time may be
-            early by less than that, and is never late.
+            early by less than this number, and is never late.
         whole: True if a collection is shown as one partition, `0`, regardless of the store's splits and
             merges.
     """
@@ -126,7 +125,7 @@ _DYNAMO: Final = _profile(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _NATIVE,
-            'DynamoDB: for streams of type NEW_AND_OLD_IMAGES; a store: for images="new_and_old"',
+            'DynamoDB needs a stream of type NEW_AND_OLD_IMAGES; a store needs images="new_and_old"',
         ),
     },
 )
@@ -141,8 +140,8 @@ _SPANNER: Final = _profile(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _NATIVE,
-            "Spanner: for change streams with value_capture_type NEW_ROW_AND_OLD_VALUES; a store: for "
-            'images="new_and_old"',
+            "Spanner needs a change stream with value_capture_type NEW_ROW_AND_OLD_VALUES; a store "
+            'needs images="new_and_old"',
         ),
     },
 )
@@ -155,7 +154,7 @@ _COSMOS: Final = _profile(
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _EMULATED,
-            f"{_BACKFILL}{_OPT_IN}; in whole seconds, early by less than one",
+            f"{_BACKFILL}{_OPT_IN}; in whole seconds, up to one second early",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: (
             _UNSUPPORTED,
@@ -182,15 +181,17 @@ _MONGO: Final = _profile(
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _NATIVE,
-            "in whole seconds; early by less than 1 second in a store, and by less than 1.1 in MongoDB",
+            "the start is in whole seconds; a store starts up to 1 second early, and MongoDB up to "
+            "1.1 seconds",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: (
             _NATIVE,
-            "MongoDB matches every change in the server; a store uses an index",
+            "MongoDB's server checks every change; a store uses an index",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _NATIVE,
-            'MongoDB: for collections with changeStreamPreAndPostImages; a store: for images="new_and_old"',
+            "MongoDB needs a collection with changeStreamPreAndPostImages; a store needs "
+            'images="new_and_old"',
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: (
             _UNSUPPORTED,
@@ -256,6 +257,6 @@ def _check(profile: Profile, capability: Capability, title: str, options: Provid
         case Support.UNSUPPORTED:
             raise unsupported(f"{title} is not supported on embedded", note.note)
         case Support.EMULATED if options is None or not options.opts_into(capability):
-            raise unsupported(f"{title} has to be asked for on embedded", note.note)
+            raise unsupported(f"{title} needs an opt-in on embedded", note.note)
         case _:
             pass

@@ -31,7 +31,7 @@ CAPABILITIES: Final = PLAIN.capabilities
 
 
 class EmbeddedProvider(Provider):
-    """One store, opened for reading. Connections are opened when they are needed.
+    """The provider for one store, opened for reading. Connections are opened when they are needed.
 
     Args:
         path: The file.
@@ -52,7 +52,7 @@ class EmbeddedProvider(Provider):
         )
 
     def capabilities(self) -> CapabilitySet:
-        """Return all capabilities except wider scopes and commands, as far as the profile allows them."""
+        """Return all capabilities except wider scopes and commands, limited by the profile."""
         return self._store.profile.capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
@@ -82,7 +82,7 @@ class EmbeddedProvider(Provider):
 
 
 class EmbeddedPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point.
+    """The plugin to which the provider's entry point refers.
 
     Args:
         profile: The profile of a store, used if the connection does not name one.
@@ -94,7 +94,7 @@ class EmbeddedPlugin(ProviderPlugin):
         self._profile = profile
 
     def capabilities(self) -> CapabilitySet:
-        """Return all capabilities except wider scopes and commands, as far as the profile allows them."""
+        """Return all capabilities except wider scopes and commands, limited by the profile."""
         return self._profile.capabilities
 
     def check(self, config: ClientConfig) -> None:
@@ -106,12 +106,12 @@ class EmbeddedPlugin(ProviderPlugin):
         EmbeddedConfig.from_client(config)
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
-        """Check the configuration, and connect to a store, which must already exist.
+        """Check the configuration, and connect to a store that already exists.
 
         Args:
             config: The `connection` contains a `url` or a `path`; neither is needed if a store is passed.
-                `connection` may also contain a `profile`, which is `embedded:///path/store.db?profile=dynamo`
-                in a URL.
+                `connection` may also contain a `profile`; a URL with a profile is
+                `embedded:///path/store.db?profile=dynamo`.
             native_client: An open `EmbeddedStore`, whose clock is used and which is never closed.
         """
         if native_client is not None:
@@ -123,7 +123,7 @@ class EmbeddedPlugin(ProviderPlugin):
 
 
 def _provider_of(config: ClientConfig, native_client: object, profile: Profile) -> EmbeddedProvider:
-    store = checked_native(native_client, EmbeddedStore, "pass an EmbeddedStore, or none")
+    store = checked_native(native_client, EmbeddedStore, "pass an EmbeddedStore, or None")
     if store.closed:
         raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
     checked = EmbeddedConfig.from_client(config, path=store.path, profile=profile)

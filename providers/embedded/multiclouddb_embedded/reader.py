@@ -24,9 +24,9 @@ from multiclouddb_spi import (
 __all__ = ["EmbeddedReader"]
 
 
-# The last row to read: of at least one row, or of as many as are wanted and fit into the byte limit. In most
-# cases all that are wanted fit, and then only the last of them is looked at. `before` are the bytes of the
-# partition before a row.
+# Finds the last row to read: at least one row, and otherwise as many of the wanted rows as fit into the byte
+# limit. In most cases all wanted rows fit, and then only the last of them is examined. `before` is the number
+# of bytes of the partition before a row.
 _BEFORE: Final = "SELECT seq, volume - size AS before FROM log WHERE partition = :partition AND seq > :first"
 _BOUND: Final = f"""
 WITH first AS ({_BEFORE} ORDER BY seq LIMIT 1),
@@ -66,8 +66,8 @@ _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 class EmbeddedReader(Reader):
     """Reads one partition forward.
 
-    Each fetch is one read transaction. A fetch sees the last change of the store, the partition and its rows
-    as of one moment, so a split cannot happen between the answers "no more changes" and "closed".
+    Each fetch is one read transaction. A fetch sees the store's last change, the partition and its rows at
+    one point in time. So a split cannot happen between the answers "no more changes" and "closed".
 
     Args:
         source: The objects that all readers of the feed share.
@@ -98,7 +98,7 @@ class EmbeddedReader(Reader):
         )
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Fetch records; while there are none, check for commits every few milliseconds."""
+        """Fetch records. As long as there are none, check for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
             version = self._source.store.monitor.version()
@@ -116,7 +116,7 @@ class EmbeddedReader(Reader):
         self._interrupt.cancel()
 
     def close(self) -> None:
-        """Forget the last answer; the connections belong to the pool."""
+        """Discard the last answer. The connections belong to the pool."""
         self._idle = None
 
     def _sleep(self, patience: Deadline) -> bool:
@@ -191,7 +191,7 @@ class EmbeddedReader(Reader):
         return position, outcome_of(connection, self._source.scope, state.row, position)
 
     def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
-        """Return how long the position is kept; at the end of the log no change can be removed yet."""
+        """Return how long the position is kept. At the end of the log, no change can be removed yet."""
         retention = self._source.scope.collection.retention
         if retention is None:
             return None
@@ -213,7 +213,7 @@ def _matching(records: Records, canonical: bytes, components: int) -> Records:
             names = list(decode_json(text).items())[:components]
             return MulticloudDbKey(dict(names), components).canonical() != canonical
         except (MulticloudDbError, AttributeError):
-            return False  # damaged: must be reported, not skipped
+            return False  # the row is damaged, so it must be reported and not skipped
 
     others = [is_other(text) for text in records.texts("keys", 0, len(records))]
     if not any(others):

@@ -1,7 +1,7 @@
-"""Holds rows of the log as SQLite returns them: by column.
+"""Stores rows of the log by column, as SQLite returns them.
 
 A whole batch is read in one step of SQLite, with one text per column. Reading row by row would take and
-release the interpreter's lock for each row. That would make a reader about a hundred times slower while
+release the interpreter's lock for each row. This would make a reader about a hundred times slower while
 another thread is busy.
 """
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["ORDER_DIGITS", "SEPARATOR", "Column", "Records"]
 
 SEPARATOR: Final = "\x1e"
-"""The character between the rows in a column of JSON texts, which contain this character only in escaped
-form.
+"""The character between the rows in a column of JSON texts.
+
+The texts contain this character only in escaped form.
 """
 
 ORDER_DIGITS: Final = 19
@@ -30,7 +31,7 @@ Column: TypeAlias = Literal["keys", "docs", "olds"]
 
 
 class Records:
-    """Rows of one partition by column; numbers are parsed only when they are needed.
+    """Rows of one partition by column. Numbers are parsed only when they are needed.
 
     Args:
         count: The number of rows.
@@ -43,7 +44,7 @@ class Records:
         olds: Old documents, in the same form as `docs`.
 
     Attributes:
-        arrow: All rows as Arrow, after a part was requested.
+        arrow: All rows as Arrow; set when a part is first requested.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Records:
 
     @cached_property
     def seqs(self) -> list[int]:
-        """Sequence numbers."""
+        """Return the sequence numbers."""
         return _numbers(self.seqs_text)
 
     @cached_property
@@ -76,7 +77,7 @@ class Records:
         first, last = self.seqs_text.partition(",")[0], self.seqs_text.rpartition(",")[2]
         if len(first) < len(last):
             return [text.zfill(ORDER_DIGITS) for text in self.seqs_text.split(",")]
-        zeros = "0" * (ORDER_DIGITS - len(first))  # they ascend, so all are of the same length
+        zeros = "0" * (ORDER_DIGITS - len(first))  # the numbers ascend, so all have the same length
         return (zeros + self.seqs_text.replace(",", f",{zeros}")).split(",")
 
     @cached_property
@@ -109,7 +110,7 @@ class Records:
         if texts is None:
             texts = (self.column(name) or b"").split(SEPARATOR.encode())
             if len(texts) != self.count:
-                raise ValueError("a row holds a control character")
+                raise ValueError("a row contains a control character")
             self._texts[name] = texts
         return texts[start:stop]
 

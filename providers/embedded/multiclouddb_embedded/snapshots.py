@@ -72,7 +72,7 @@ def plan_scan(
     """Plan a scan.
 
     Args:
-        connection: Plan a scan; this must run inside a snapshot of the file.
+        connection: The connection, inside a snapshot of the file.
         scope: The part of the collection that the feed covers.
         head: The newest change of the store.
         seeds: The start positions of the stream, at the newest change.
@@ -94,10 +94,10 @@ def plan_scan(
 
 
 def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
-    """Return the keys between which every key with this partition key lies; None for a whole collection."""
+    """Return the bounds of all keys with this partition key, or None for a whole collection."""
     if scope.key is None:
         return None
-    # After `[1,[["id","a"]` comes `]` or, with more components, `,`: both sort before `^`.
+    # After `[1,[["id","a"]` comes `]`, or `,` if the key has more components. Both sort before `^`.
     start = scope.key[:-2]
     return start, start + b"^"
 
@@ -108,7 +108,7 @@ def cut(
     """Take the next segments from a plan.
 
     Args:
-        connection: This must run inside a snapshot of the file.
+        connection: The connection, inside a snapshot of the file.
         scope: The part of the collection that the feed covers.
         cursor: The plan.
         count: The maximum number of segments.
@@ -140,7 +140,7 @@ def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str, str]:
             type(value) is int and 0 <= value < 2**62 for value in (seq, ts, rows, number)
         ):
             return cast("tuple[str, int, int, int, int, str, str]", tuple(cursor))
-    raise InvalidCursor("it is no plan of a snapshot")
+    raise InvalidCursor("it is not a plan of a snapshot")
 
 
 def is_segment(cursor: Cursor) -> bool:
@@ -153,7 +153,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def _floor(seq: int) -> str:
-    """Return the floor, which lies after the change `seq` and before the next one."""
+    """Return the floor, which lies after the change `seq` and before the next change."""
     return f"{seq:0{ORDER_DIGITS}d}~"
 
 
@@ -162,7 +162,7 @@ def _text(canonical: bytes) -> str:
 
 
 Row: TypeAlias = tuple[bytes, str, str | None]
-"""The key's canonical JSON, the key and the document."""
+"""One row: the key's canonical JSON, the key and the document."""
 
 
 @attrs.frozen(eq=False)
@@ -223,12 +223,14 @@ def _values(texts: list[str]) -> list[Any]:
     joined = ",".join(texts).encode()
     values = [decode_json(text) for text in texts] if _MARKED in joined else orjson.loads(b"[%b]" % joined)
     if len(values) != len(texts) or not {dict, type(None)}.issuperset(map(type, values)):
-        raise ValueError("not one JSON object a row")
+        raise ValueError("not one JSON object per row")
     return values
 
 
 class SegmentReader(Reader):
-    """Reads the rows of one segment. Each fetch is one read transaction, so it shows one point in time.
+    """Reads the rows of one segment.
+
+    Each fetch is one read transaction, so its rows are from one point in time.
 
     Args:
         source: The objects that all readers of the feed share.
@@ -241,7 +243,7 @@ class SegmentReader(Reader):
 
     def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
         if not is_segment(cursor):
-            raise InvalidCursor("it is no segment of a snapshot")
+            raise InvalidCursor("it is not a segment of a snapshot")
         self._source = source
         plan_id, seq, ts, self._after, self._end = cast("tuple[str, int, int, str, str]", cursor)
         self._mapper = _Mapper(view, plan_id, seq, ts, self._end)
@@ -249,7 +251,7 @@ class SegmentReader(Reader):
         self._rows, self._texts = (_ROWS, 3) if view.with_new else (_KEYS, 2)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows."""
+        """Return the next rows."""
         pool = self._source.store.pool
         with (
             pool.borrow(deadline) as connection,

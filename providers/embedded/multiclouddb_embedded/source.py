@@ -27,7 +27,7 @@ class OpenStore:
 
     Attributes:
         path: The file.
-        pool: Lends connections.
+        pool: Provides connections.
         monitor: Reports commits.
         now: A function that returns the store's time, in microseconds since 1970.
         profile: The profile, which names the service that the store imitates.
@@ -64,7 +64,7 @@ class Scope:
     Attributes:
         collection: The collection.
         key: The only partition key to read, in canonical form, or None for all keys.
-        hash: Its hash.
+        hash: The hash of this partition key.
         whole: True to show the whole collection as one partition.
     """
 

@@ -1,6 +1,6 @@
 """Shows a collection as one partition, with all changes in commit order.
 
-`profile="mongo"` reads this. The store numbers the changes of all its partitions in one sequence, so a
+`profile="mongo"` uses this module. The store numbers the changes of all its partitions in one sequence, so a
 position in this sequence is also a position in the collection. A reader does not see splits and merges.
 """
 
@@ -16,7 +16,7 @@ from multiclouddb_embedded.store.retention import ordinal_at
 __all__ = ["WHOLE", "WHOLE_NAME", "WHOLE_STATEMENTS", "count_whole", "whole_row"]
 
 WHOLE_NAME: Final = "0"
-"""The id of the one partition."""
+"""The id of the only partition."""
 
 WHOLE: Final = f"""(
 SELECT collection AS id, '{WHOLE_NAME}' AS name, min(low) AS low, max(high) AS high,
@@ -27,12 +27,13 @@ FROM partitions
 WHERE collection = :collection AND (:hash IS NULL OR (low <= :hash AND :hash < high))
 GROUP BY collection
 )"""
-"""A query for a row like one of the table `partitions`, for `:collection` and, unless it is null, one
-`:hash`; the row's `id` is the id of the collection.
+"""A query for a row like the rows of the table `partitions`; its `id` is the id of the collection.
+
+The parameters are `:collection` and `:hash`, which may be null.
 """
 
-# Like the reader's own statements, but `:partition` is the collection. No change after the `:most`th change
-# of its partition can be among the first `:most` of all.
+# These are like the reader's own statements, but `:partition` is the collection. A change that comes after
+# the `:most`th change of its partition cannot be among the first `:most` changes of the collection.
 _PARTITIONS: Final = "SELECT id FROM partitions WHERE collection = :partition AND last_seq > :first"
 _REACH: Final = """
 SELECT min((
@@ -67,8 +68,10 @@ WHOLE_STATEMENTS: Final = (
     _ROWS,
     _MORE,
 )
-"""The statements that replace the reader's own: the last of the next rows, the same for one `:hash`, the rows
-by column, and whether there are more rows.
+"""The statements that replace the reader's own statements.
+
+They find the last of the next rows (also for one `:hash`), return the rows by column, and show whether there
+are more rows.
 """
 
 
@@ -83,7 +86,7 @@ def whole_row(connection: sqlite3.Connection, collection: int, number: int | Non
 def count_whole(
     connection: sqlite3.Connection, row: PartitionRow, number: int | None, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the following changes; also return the seq and time of the last if `most` limited them."""
+    """Count the following changes. If `most` limits them, also return the last change's number and time."""
     if number is not None:
         return _count_hash(connection, row, number, first, most)
     rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]

@@ -1,4 +1,4 @@
-"""Fixtures: a store that has its own clock, and a provider of this store that needs no engine."""
+"""Provides a store with its own clock, and a provider of this store that is used without the engine."""
 
 import sqlite3
 from contextlib import closing
@@ -48,7 +48,7 @@ class World:
         return reader.fetch(most, nbytes, wait, self.deadline())
 
     def drain(self, reader, most=1000):
-        """Return every event up to the present end, and the batch that reported the end."""
+        """Return every event up to the current end, and the batch that reported the end."""
         events = []
         while True:
             batch = self.fetch(reader, most)
@@ -57,7 +57,7 @@ class World:
                 return events, batch
 
     def read_all(self, feed, position=None):
-        """Read the seeds and their descendants, parents first; return the events by partition."""
+        """Read the seeds and their descendants, parents first. Return the events by partition."""
         seeds = self.start(feed, position)
         todo = {seed.partition_id: (seed.parents, seed.cursor) for seed in seeds}
         events = {}
@@ -70,7 +70,7 @@ class World:
         return events
 
     def sql(self, statement, *values):
-        """Change the file directly, which only a test may do."""
+        """Run SQL on the file directly, which only a test may do."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             return connection.execute(statement, values).fetchall()
 

@@ -77,7 +77,7 @@ class TestCrash:
             error = refusal(store.save, "orders", "x" * 100_000, first.version)
         assert (error.category, error.retryable) == (ErrorCategory.PERMANENT_FAILURE, False)
         assert error.detail.native_code == "SQLITE_FULL"
-        for word in (str(store.path), "full", "the position before stays valid"):
+        for word in (str(store.path), "full", "the previous position stays valid"):
             assert word in error.message
         assert store.load("orders") == first
         store.save("orders", "2", first.version)
@@ -137,5 +137,5 @@ class TestDamage:
             documents.create_collection("items")
             error = refusal(SqliteCheckpointStore(documents.path).save, "orders", "1", None)
             assert error.category == ErrorCategory.INVALID_REQUEST
-            assert "holds no checkpoints" in error.message
+            assert "contains no checkpoints" in error.message
             documents.put("items", "a", {})

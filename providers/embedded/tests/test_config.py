@@ -1,4 +1,4 @@
-"""Tests how a store is configured, and the errors for a wrong name."""
+"""Tests the configuration of a store, and the errors for wrong names."""
 
 import pickle
 import sqlite3

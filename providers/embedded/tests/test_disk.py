@@ -1,4 +1,4 @@
-"""Tests disk failures of a store: each error has one line that names the file and the way out."""
+"""Tests disk failures of a store: each error is one line that names the file and the way out."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ INVALID = ErrorCategory.INVALID_REQUEST
 
 @contextmanager
 def unprivileged():
-    """Become another user, because permission bits do not stop root."""
+    """Run as another user, because permission bits do not restrict root."""
     if os.geteuid() != 0:
         yield
         return
@@ -94,7 +94,7 @@ def told(error, category, *words):
 class TestFullDisk:
     @contextmanager
     def full(self, store):
-        """Prevent the file from growing by any page. SQLite reports a full disk in the same way."""
+        """Prevent the file from growing. SQLite reports this in the same way as a full disk."""
         connection = store._session._connection
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -259,7 +259,7 @@ class TestNoStore:
 
 
 class TestCannotOpen:
-    """SQLite has the same code for all reasons why a file cannot be opened."""
+    """Tests files that cannot be opened. SQLite reports the same code for all reasons."""
 
     def fault(self, path):
         error = sqlite3.OperationalError("unable to open database file")

@@ -31,7 +31,7 @@ CATEGORIES = {
     "SQLITE_CORRUPT": Category.PERMANENT_FAILURE,
     "SQLITE_FORMAT": Category.PERMANENT_FAILURE,
     "SQLITE_FULL": Category.PERMANENT_FAILURE,
-    # Our own mistakes, not the user's: a wrong statement or a violated constraint.
+    # Mistakes of the library, not of the user: a wrong statement or a violated constraint.
     "SQLITE_CONSTRAINT": Category.PERMANENT_FAILURE,
     "SQLITE_EMPTY": Category.PERMANENT_FAILURE,
     "SQLITE_ERROR": Category.PERMANENT_FAILURE,

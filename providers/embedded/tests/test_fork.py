@@ -1,4 +1,4 @@
-"""Forks: parent and child keep using the same objects, and no document is lost."""
+"""Tests forks: parent and child continue to use the same objects, and no document is lost."""
 
 import os
 import signal
@@ -115,7 +115,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def run(path):
-    """Run a script in its own process group, which ends with the test."""
+    """Run a script in its own process group. The group ends with the test."""
 
     def start(script, *, opened=True, seconds=120):
         program = PRELUDE + (OPENED if opened else "") + script
@@ -251,7 +251,7 @@ deeper(0)
 
     @pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)"])
     def test_a_daemon_writes_when_the_parent_is_gone(self, run, path, leave):
-        """The process forks twice, as daemons do."""
+        """A process that forks twice, like a daemon, can write after its parent has ended."""
         told = run(f"""
 def leave():
     {leave}
@@ -395,7 +395,7 @@ assert seen(client)[0] == total
         assert documents(path) == 1 + 200 + int(told)
 
     def test_an_iterator_that_waits_in_a_thread_wakes_after_a_fork(self, run, path):
-        """The reader must see a commit that happens between closing and reopening."""
+        """The reader must see a commit between the closing and the reopening of its connection."""
         run("""
 import queue
 got = queue.Queue()
@@ -447,7 +447,7 @@ provider.close()
 
 
 class TestRefused:
-    """If SQLite cannot do something in a child process, the child is refused; the parent is not affected."""
+    """Tests calls that SQLite cannot do in a child process: only the child is refused."""
 
     LONG = """
 forking._PATIENCE_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""Tests that nothing is lost on the embedded store, wherever a consumer is killed."""
+"""Tests that nothing is lost on the embedded store when a consumer is killed anywhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADDRESS = ResourceAddress("main", "items")
 
 
 class World:
-    """One collection in its own store, written natively; it remembers the whole lineage."""
+    """One collection in its own store, with native writes. It remembers the whole lineage."""
 
     def __init__(self, path: Path) -> None:
         self.store = EmbeddedStore(path, durable=False)

@@ -31,7 +31,7 @@ from multiclouddb_embedded.mapping import (
 from multiclouddb_embedded.records import Records
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 
-patiently = settings(deadline=None)  # a slow machine is no defect
+patiently = settings(deadline=None)  # a slow machine must not fail the test
 
 ADDRESS = ResourceAddress("main", "items")
 VIEW = View(ADDRESS, "embedded:1.2:p0", 1, native=False)
@@ -115,8 +115,10 @@ class TestEvents:
     @patiently
     @given(rows)
     def test_an_event_equals_one_that_was_validated(self, table):
-        """The mapping makes keys without running their validators, and events have no validators. Both must
-        equal the objects that a user builds."""
+        """The mapper makes keys and events without validation.
+
+        They must equal the objects that a user makes.
+        """
         table = [(key, None, None, kind, ts) for key, _, _, kind, ts in table]
         for event, (key, _, _, kind, ts) in zip(
             to_events(records(table), 0, len(table), VIEW), table, strict=True
@@ -214,7 +216,7 @@ class TestPositions:
         assert from_micros(to_micros(moment)) == moment
 
     def test_a_cursor_is_short(self):
-        """The promise is at most 100 bytes of token for each partition."""
+        """A cursor must be short, because a token may have at most 100 bytes for each partition."""
         assert len(orjson.dumps(cursor_of(10**12, to_micros(datetime(2100, 1, 1, tzinfo=UTC))))) <= 34
 
 

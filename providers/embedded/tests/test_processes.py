@@ -110,7 +110,7 @@ def finish(*processes):
 
 
 def follow(path, done):
-    """Read every event of the collection while it is written, until `done` is set and nothing is left."""
+    """Read every event of the collection during writes, until `done` is set and nothing is left."""
     events, position = [], Beginning()
     with connect(f"embedded://{path}") as client:
         while True:
@@ -205,7 +205,7 @@ def test_writers_killed_anywhere_leave_whole_batches(store):
         batch = event.new_item_state["batch"]
         counts[batch] = counts.get(batch, 0) + 1
     assert set(counts.values()) == {50}
-    assert set(told) <= set(counts)  # what was committed is there
+    assert set(told) <= set(counts)  # committed changes are in the file
     assert len(counts) <= len(told) + 4
     with EmbeddedStore(store.path) as again:
         again.put("items", "after", {})

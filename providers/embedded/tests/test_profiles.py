@@ -176,7 +176,7 @@ class TestGates:
         return True
 
     def check(self, support, asked, unasked, note, name):
-        """Check the result of a call with the opt-in and without it."""
+        """Check the result of a call with and without the opt-in."""
         assert (asked is True) == (support is not UNSUPPORTED)
         assert (unasked is True) == (support is NATIVE)
         for told in {asked, unasked} - {True}:
@@ -508,7 +508,7 @@ class TestOnePartition:
         assert empty.watermark <= batch.events(0, 1)[0].timestamp == batch.watermark
 
     def test_nothing_is_lost_in_random_lives(self, items, store):
-        """The test compares reads with the log, through all splits and merges, in pages of any size."""
+        """Reads return exactly the log, through all splits and merges, in pages of any size."""
         lots = random.Random(7)
         feed = items.feed()
         (seed,) = items.start(feed)
@@ -539,8 +539,10 @@ class TestOnePartition:
 
 
 class TestTokens:
-    """Under every profile a position is a place in the log. Under MongoDB's profile only the partition
-    differs."""
+    """Tests tokens.
+
+    Under every profile a position is a place in the log; MongoDB's profile changes the partition.
+    """
 
     def test_they_are_good_under_the_others_but_mongo(self, store, open_client):
         store.create_collection("items")

@@ -1,6 +1,4 @@
-"""Tests promises that depend on one line of code each: durability, waking up, starts at an edge, pooled
-connections.
-"""
+"""Tests promises that depend on one line of code each: durability, waking up, edges, pooled connections."""
 
 import os
 import sqlite3
@@ -39,7 +37,7 @@ def refusal(call, *arguments, **options):
 
 
 class TestDurable:
-    """The settings of a connection are checked when it is closed."""
+    """Tests durability, by checking the settings of a connection when it is closed."""
 
     @pytest.fixture
     def settings(self, monkeypatch):
@@ -65,7 +63,7 @@ class TestDurable:
         store = SqliteCheckpointStore(tmp_path / "c.db")
         saved = store.save("a", "1", None)
         store.save("a", "2", saved.version)
-        assert settings == [(3, 1)] * 3  # one of them creates the file
+        assert settings == [(3, 1)] * 3  # one of the two stores creates the file
 
     @pytest.mark.parametrize("kind", [FileCheckpointStore, SqliteCheckpointStore])
     def test_a_folder_that_was_made_is_synced_in_the_one_above(self, tmp_path, monkeypatch, kind):
@@ -93,7 +91,10 @@ class TestDurable:
 
 class TestWaking:
     def test_a_write_between_a_batch_and_the_next_look_is_seen(self, world, monkeypatch):
-        """A reader that combined the later state with the earlier batch would stay idle forever."""
+        """A write between a batch and the next check is seen.
+
+        Otherwise the reader would stay idle forever.
+        """
         world.store.create_collection("items", partitions=1)
         feed = world.feed()
         reader = feed.open("p0", world.start(feed)[0].cursor)
@@ -110,7 +111,7 @@ class TestWaking:
         assert len(world.fetch(reader)) == 1
 
     def test_a_connection_that_was_opened_again_is_another_state(self, world):
-        """SQLite's counter of changes starts at the beginning with each new connection."""
+        """A reopened connection has another state, because SQLite's counter of changes restarts with it."""
         world.store.create_collection("items", partitions=1)
         monitor = world.provider._store.monitor
         before = monitor.version()
@@ -123,7 +124,7 @@ class TestWaking:
 class TestEdges:
     @pytest.fixture
     def stamps(self, world):
-        """Make ten changes, one per second; those before the fifth are trimmed."""
+        """Make ten changes, one per second, and trim the changes before the fifth."""
         world.store.create_collection("items", partitions=1)
         found = []
         for n in range(10):
@@ -168,7 +169,7 @@ class TestEdges:
 
 
 class TestReopened:
-    """A position can be used again, whatever was read after it."""
+    """Tests that a position can be used again after later positions were read."""
 
     def test_a_reader_at_an_older_position_reads_the_same_again(self, world):
         world.store.create_collection("items", partitions=1)
@@ -221,7 +222,7 @@ class TestPool:
 
 
 class TestSurrogates:
-    """Text that cannot be stored in a file is refused, and the error names it."""
+    """Tests text that cannot be stored in a file: it is refused, and the error names it."""
 
     def test_every_name_of_a_store(self, store):
         store.create_collection("items")
@@ -280,7 +281,10 @@ class TestDamagedCheckpoints:
             assert not [text for text in shown if "tell-nobody" in text]
 
     def test_a_damaged_name_is_no_checkpoint_that_was_never_saved(self, store):
-        """A reader that took the damaged checkpoint for a missing one would silently start again."""
+        """A damaged name is an error.
+
+        If it looked like a missing checkpoint, the reader would silently start again.
+        """
         whole = store.path.read_bytes()
         place = whole.index(b"orders")
         store.path.write_bytes(whole[:place] + b"orderz" + whole[place + 6 :])

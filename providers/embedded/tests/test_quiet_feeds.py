@@ -1,6 +1,4 @@
-"""Tests that a feed of many partitions is polled with one call while nothing changes, and that no change is
-missed.
-"""
+"""Tests that an unchanged feed of many partitions is polled with one call, and that no change is missed."""
 
 from __future__ import annotations
 
@@ -62,12 +60,12 @@ class Consumer:
         return self.page
 
     def until_idle(self) -> None:
-        """Read the existing changes; an earlier call may have asked some partitions ahead."""
+        """Read until the feed is idle. An earlier call may have read some partitions ahead."""
         while not self.next().idle:
             pass
 
     def until_quiet(self) -> ChangeFeedPage:
-        """Read until the partitions are not asked any more."""
+        """Read until the partitions are no longer polled."""
         for _ in range(20):
             page = self.next()
             if page.idle and page.diagnostics.requests == 1:
@@ -98,7 +96,7 @@ def test_a_quiet_feed_takes_one_call(consumer: Consumer):
 
 
 def test_its_token_is_an_ordinary_one(store: EmbeddedStore, consumer: Consumer):
-    """Another process resumes from this token."""
+    """The token of a quiet feed is an ordinary token: another process can resume from it."""
     token = consumer.until_quiet().continuation_token
     store.put("orders", "o-1", {"n": -1})
     with connect(config(store)) as client:
@@ -107,7 +105,7 @@ def test_its_token_is_an_ordinary_one(store: EmbeddedStore, consumer: Consumer):
 
 
 def test_a_feed_with_few_partitions_is_read(store: EmbeddedStore):
-    """One call reads all partitions at once."""
+    """A feed with few partitions is simply read: one call reads all partitions."""
     with connect(config(store, max_concurrency=PARTITIONS)) as client:
         consumer = Consumer(client)
         consumer.until_idle()
@@ -139,14 +137,14 @@ def test_every_write_is_read(store: EmbeddedStore, consumer: Consumer):
 
 
 def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Consumer, monkeypatch: Any):
-    """The mark is made before the read, so it differs from the next mark."""
+    """The mark is requested before the read, so a write during the read changes the next mark."""
     fetch, written = EmbeddedReader.fetch, list[str]()
     while not consumer.next().idle:
         pass
 
     def late(self: EmbeddedReader, *args: Any) -> Any:
         batch = fetch(self, *args)
-        if not written:  # this partition has answered that it has nothing
+        if not written:  # this partition has already answered that it has no changes
             written.append(self._name)
             found = {row.partition_id: (row.low, row.high) for row in store.partitions("orders")}
             low, high = found[self._name]
@@ -241,7 +239,7 @@ def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatc
 def test_a_mark_that_never_comes_does_not_block_the_feed(
     store: EmbeddedStore, consumer: Consumer, monkeypatch: Any
 ):
-    """The call leaves most of its time to the reading, which delivers the change."""
+    """Without an answer for the mark, the call still has most of its time for reading."""
     token = consumer.until_quiet().continuation_token
 
     def hangs(self: EmbeddedFeed, deadline: Deadline) -> object:

@@ -1,4 +1,4 @@
-"""Tests feeds, starts, readers and batches, each against the contract."""
+"""Tests feeds, starts, readers and batches against the contract."""
 
 import random
 import re
@@ -50,7 +50,7 @@ from multiclouddb_spi import (
 
 
 def faulty(category, *words):
-    """Expect a fault of `category` whose message contains these words."""
+    """Expect a fault of `category` whose message contains the given words."""
     match = ".*".join(map(re.escape, words)) or None
     return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
 
@@ -160,7 +160,7 @@ class TestFetch:
         assert len(batch) == 0
         assert feed.compare(seed.cursor, batch.cursor_after(0)) == -1
         assert batch.cursor_after(0)[0] == 12
-        # Changes of other collections that it moved past do not matter here.
+        # Changes of other collections that the position has passed do not matter here.
         items.store.put("items", 11, {"n": 11})
         assert numbers(items.drain(feed.open("p0", batch.cursor_after(0)))[0]) == [11]
 
@@ -282,7 +282,7 @@ class TestLineage:
         assert "p1" not in found
 
     def test_an_empty_partition_holds_its_children_back(self, world):
-        """`p0` has changes and `p1` has none. `p3` must still be read after `p0`."""
+        """The partition `p0` has changes, and its child `p1` has none. `p3` must still be read after `p0`."""
         world.store.create_collection("items", partitions=1)
         world.store.put("items", "a", {"n": 1})
         world.store.split("items", "p0")
@@ -430,7 +430,7 @@ class TestExpiry:
             items.fetch(reader)
 
     def test_a_trim_in_the_middle_of_a_fetch_takes_nothing_from_it(self, items, monkeypatch):
-        """The check for expiry and the read of the rows must use the same state of the file."""
+        """A trim during a fetch takes nothing from it: expiry and rows come from the same state."""
 
         def trimmed_right_after(*arguments):
             state = standing(*arguments)
@@ -497,7 +497,7 @@ class TestExpiry:
         assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
 
     def test_oldest_of_one_that_lost_nothing_is_itself(self, world):
-        """If one partition has expired, the engine asks about all partitions that are read."""
+        """A partition that lost nothing keeps its position. The engine asks about all partitions."""
         world.store.create_collection("items", partitions=1)
         world.store.split("items", "p0")
         assert ids(world.feed().oldest(["p0"], world.deadline())) == ["p0"]
@@ -546,7 +546,7 @@ class TestLogicalPartition:
 
     @pytest.fixture
     def tenants(self, world):
-        """Make twenty tenants over splits and a merge; tenant t has the changes n = 0, 1, 2, …."""
+        """Make twenty tenants, with splits and a merge. Tenant t has the changes n = 0, 1, 2, …."""
         world.store.create_collection("items", partitions=2, partition_key=["tenant"])
 
         def write(start, stop):
@@ -623,7 +623,10 @@ class TestLogicalPartition:
         [({"idx": "o-1"}, "begins with 'idx', a str"), ({"id": 1}, "begins with 'id', a int")],
     )
     def test_a_key_like_none_that_is_there_is_refused(self, world, key, words, start):
-        """Its name or its type is a mistake: without an error the feed would just be empty."""
+        """A key with a name or type that no document has is refused.
+
+        Without an error, the feed would just be empty.
+        """
         world.store.create_collection("orders")
         world.store.put("orders", "o-1", {})
         world.store.put("orders", {"number": -3}, {})
@@ -637,10 +640,10 @@ class TestLogicalPartition:
             with pytest.raises(MulticloudDbError, match=words) as caught:
                 read(key)
             assert "begins with 'id', a str" in caught.value.message.partition("; ")[2]
-            # What does not exist yet is no mistake.
+            # A value that does not exist yet is not a mistake.
             assert read({"id": "o-2"}).events == ()
             assert read({"number": 7.5}).events == ()
-            # A position stays valid, whatever was deleted since.
+            # A position stays valid, even if documents were deleted since.
             token = read({"number": -3}).continuation_token
             world.store.delete("orders", {"number": -3})
             read({"number": -3}, FromContinuationToken(token))
@@ -691,7 +694,7 @@ class TestWaiting:
 
             def write():
                 with EmbeddedStore(items.path, durable=False) as other:
-                    while reader._idle is None:  # it has read and found nothing
+                    while reader._idle is None:  # the reader has read and found nothing
                         time.sleep(0.001)
                     other.put("items", 11, {"n": 11})
                     committed.append(time.monotonic())
@@ -766,7 +769,7 @@ class TestWaiting:
                     items.fetch(reader, wait=30.0)
                 except ProviderFault as error:
                     ended.append(error.fault.category)
-                except sqlite3.OperationalError as error:  # it has just read
+                except sqlite3.OperationalError as error:  # the reader has just read
                     ended.append(provider.classify(error).category)
                 else:
                     ended.append(None)
@@ -787,7 +790,7 @@ class TestWaiting:
     def test_they_interrupt_a_statement_that_runs(self, items, end):
         feed = items.feed()
         reader = feed.open("p0", items.start(feed)[0].cursor)
-        # A view that takes minutes simulates a very slow disk.
+        # A view that takes minutes simulates a very slow disk for this test.
         items.sql("ALTER TABLE log RENAME TO rows")
         items.sql(
             "CREATE VIEW log AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1e9)"
@@ -807,12 +810,12 @@ class TestWaiting:
             time.sleep(0.001)
         asked = 0
         while thread.is_alive() and asked < 400:
-            # Interrupt again, in case the statement had not begun.
+            # Interrupt again, because the statement may not have begun before.
             (reader.cancel if end == "cancel" else items.provider.close)()
             asked += 1
             thread.join(0.05)
         in_time = not thread.is_alive()
-        if not in_time:  # leave nothing running after a failure
+        if not in_time:  # no statement may keep running after a failure
             reader.cancel()
             thread.join()
         assert in_time
@@ -956,7 +959,7 @@ class TestPoison:
         with pytest.raises(RecordFault) as caught:
             view(0, 10)
         if "char(30)" in damage:
-            assert caught.value.index == 0  # rows can no longer be distinguished
+            assert caught.value.index == 0  # the rows can no longer be distinguished
             return
         assert (caught.value.index, caught.value.position) == (3, "sequence 4")
         assert "void" not in str(caught.value)
@@ -974,9 +977,9 @@ class TestPoison:
 
 
 def test_nothing_is_lost_in_random_lives(tmp_path, clock):
-    """The test makes random writes, splits, merges and trims. Readers stop and continue anywhere.
+    """Random writes, splits, merges and trims lose nothing. Readers stop and continue anywhere.
 
-    Keys stay in order.
+    The changes of each key stay in order.
     """
     for seed in range(8):
         chance = random.Random(seed)
@@ -1030,9 +1033,9 @@ def _live(store, clock, chance):
 
 
 def _read(feed, active, drained, chance, *, all_of_it):
-    """Read some partitions further, each with a new reader.
+    """Continue some partitions, each with a new reader.
 
-    A child is read after its parents were read to their ends.
+    A child is read only after its parents were read to their ends.
     """
     seen, again = [], True
     while again:

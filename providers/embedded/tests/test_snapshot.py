@@ -1,4 +1,4 @@
-"""Tests snapshots of embedded stores: writers in other processes, restarts, keys with several components."""
+"""Tests snapshots of embedded stores, with writers in other processes, restarts, and composite keys."""
 
 import multiprocessing
 import os
@@ -44,7 +44,7 @@ def store(path):
 
 
 def write_for_a_while(path, seed, count):
-    """Write as another process: updates, deletes, keys that are created again, splits and merges."""
+    """Write from another process: updates, deletes, keys that are created again, splits and merges."""
     dice = random.Random(seed)
     with EmbeddedStore(path, durable=False) as store:
         for number in range(count):

@@ -168,7 +168,7 @@ class TestRefusals:
 
     def test_a_failure_in_mid_transaction_leaves_nothing(self, store):
         store.create_collection("items", partitions=1)
-        # The log already contains the number that the second change will get.
+        # The second change fails, because the log already contains its number.
         with closing(sqlite3.connect(store.path)) as connection, connection:
             connection.execute("INSERT INTO log VALUES (1, 2, 0, 0, 0, 0, 0, 0, '', '', '')")
         with pytest.raises(MulticloudDbError):
@@ -306,9 +306,9 @@ class TestPartitions:
             store.split("items", "p0")
         with refused(ErrorCategory.NOT_FOUND, "p9"):
             store.split("items", "p9")
-        with refused(INVALID, "neighbours"):
+        with refused(INVALID, "not adjacent"):
             store.merge("items", "p3", "p2")
-        with refused(INVALID, "neighbours"):
+        with refused(INVALID, "not adjacent"):
             store.merge("items", "p1", "p1")
         with refused(INVALID, "at"):
             store.split("items", "p1", at=0)
@@ -480,7 +480,10 @@ class TestFile:
         assert path.read_bytes() == before
 
     def test_it_waits_for_another_process_that_makes_the_store(self, tmp_path):
-        """SQLite itself does not wait while the file changes to WAL mode."""
+        """A second process waits while the store is created.
+
+        SQLite itself does not wait while the file changes to WAL mode.
+        """
         path = tmp_path / "s.db"
         made = []
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -496,9 +499,7 @@ class TestFile:
         made[0].close()
 
     def test_it_tries_again_where_sqlite_gives_up_at_once(self):
-        """Without the retry, about one in fifty processes that created a store at the same time was
-        refused.
-        """
+        """Without the retry, about one in fifty processes that create a store at the same time fails."""
 
         class Contended:
             def __init__(self):

@@ -1,4 +1,4 @@
-"""Collects what one fetch takes from a stream: changes of documents, and notices."""
+"""Collects the changes of documents, and the notices, that one fetch takes from a stream."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from multiclouddb_spi import ProviderFault
 
 __all__ = ["Taken", "Taker", "namespace_of"]
 
-# The server ends an answer at 16 MB. An answer that is shorter for another reason contains everything
-# available.
+# The server ends an answer at 16 MB. Any other short answer contains all available changes.
 _FULL_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -58,11 +57,11 @@ class Taken:
     requests: int = 0
 
     def over(self) -> bool:
-        """Return True if nothing more may be taken."""
+        """Return True if the fetch may take no more changes."""
         return self.gone is not None or self.reached
 
     def note(self, notice: Notice) -> None:
-        """Keep a notice; the notice ends the batch.
+        """Keep a notice, which ends the batch.
 
         The changes that the server sent after the notice belong to the next batch.
         """
@@ -79,7 +78,7 @@ class Taken:
             self.place = place_of_change(self.changes[-1])
 
     def end(self, place: Place, reason: str) -> None:
-        """Record that the watched resource no longer exists; the position moves after the stream's end."""
+        """Record that the watched resource no longer exists, and move the position after the stream's end."""
         self.gone = reason
         self.place = After("i", place.data) if isinstance(place, After) else place
 
@@ -96,7 +95,8 @@ class Taker:
         self._source, self._until = source, until
         self._bound = None if until is None else _surely_before(until)
         self._parts: dict[str, Any] = {}
-        # Most changes are taken as they are; the server and the caller decide which ones need a closer check.
+        # Most changes are taken unchanged. Which changes need a closer check depends on the server and the
+        # caller.
         self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
 
     def begin(self) -> None:
@@ -108,7 +108,7 @@ class Taker:
 
         Args:
             stream: The stream.
-            taken: Receives it.
+            taken: Receives the changes.
             room: The maximum number of changes to take.
             batch_size: The batch size of the stream.
 
@@ -121,8 +121,8 @@ class Taker:
         """
         fresh = not buffered(stream)
         if fresh and not getattr(inner_cursor(stream), "alive", True):
-            # The server has closed it with its first answer; PyMongo would try to resume it, which
-            # fails after an invalidate.
+            # The server has closed the stream with its first answer. PyMongo would try to resume the stream,
+            # which fails after an invalidate.
             self._end_with(stream, taken)
             return False
         taken.requests += fresh
@@ -155,7 +155,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Take one change of any kind; return False if reading ends with it.
+        """Take one change of any kind. Return False if reading ends with this change.
 
         Raises:
             ProviderFault: Raised if the caller's pipeline has removed a required field.
@@ -176,7 +176,7 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """Return True if the answer had fewer changes than requested, and so contains all available ones.
+        """Return True if the answer had fewer changes than requested, so it contains all available changes.
 
         A `mongos` may send only a part of the available changes.
         """
@@ -204,17 +204,21 @@ class Taker:
             self._end_with(stream, taken)
 
     def _end_with(self, stream: Stream, taken: Taken) -> None:
-        """Record that the server has closed the stream, although the caller's pipeline hides the reason."""
+        """Record that the server has closed the stream, but the caller's pipeline hides the reason."""
         token = stream.resume_token
         place = taken.place if token is None else After("i", token_text(token))
         taken.end(place, "the pipeline hides how it ended")
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
-        """Handle anything that is not a plain change of a document; False for the end of the stream."""
+        """Handle any change that is not a plain change of a document.
+
+        Return False at the end of the stream.
+        """
         try:
             fields = decoded(change.raw)
         except BSONError:
-            taken.changes.append(change.raw)  # mapping it will report the damage
+            # The mapper will report the damage.
+            taken.changes.append(change.raw)
             return True
         kind = fields.get("operationType")
         if "splitEvent" in fields:
@@ -265,7 +269,7 @@ def _altered(name: str) -> Exception:
 
 
 def _surely_before(until: Place) -> bytes:
-    """Return a text for comparing tokens: a change whose token sorts before this text is before the bound.
+    """Return a text to compare tokens with: a change whose token sorts before this text is before the bound.
 
     No token sorts before an empty text.
     """

@@ -1,4 +1,4 @@
-"""Lists the meaning of each of the server's error codes, as data."""
+"""Lists the meanings of the server's error codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOT_AUTHORIZED: Final = 13
 IMAGE_MISSING: Final = 47
 TIME_LIMIT: Final = 50
 OVERTAKEN: Final = 136
-"""The code with which the server reports that the oplog has dropped what a live cursor was about to read.
+"""The server's code for an open cursor whose next entries the oplog has removed.
 
 Opening the stream again shows whether the token is lost.
 """
@@ -49,8 +49,10 @@ HISTORY_LOST: Final = 286
 EVENT_TOO_LARGE: Final = 10334
 
 FIRST_LOCATION: Final = 15000
-"""The first location code: from here on most codes have no name, because each identifies a place in the
-server that refuses a request.
+"""The lowest location code.
+
+From this code on, most codes have no name, because each code identifies a place in the server that refuses a
+request.
 """
 
 REPORT: Final = (
@@ -82,7 +84,8 @@ AUTHENTICATION: Final = Row(
 _AUTHORIZATION: Final = Row(
     ErrorCategory.AUTHORIZATION_FAILED,
     f"the user may not do that; grant it the roles of {_PAGE}",
-    confidential=True,  # it quotes the command, with its resume token
+    # The server's text quotes the command, with its resume token.
+    confidential=True,
 )
 UNAVAILABLE: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,
@@ -175,7 +178,7 @@ CODES: Final[Mapping[int, Row]] = {
     NOT_AUTHORIZED: _AUTHORIZATION,
     31: _AUTHORIZATION,  # RoleNotFound
     462: THROTTLED,  # IngressRequestRateLimitExceeded
-    16500: THROTTLED,  # services that use MongoDB's protocol send it for an exhausted quota
+    16500: THROTTLED,  # services that use MongoDB's protocol send this code for an exhausted quota
     43: _CURSOR,  # CursorNotFound
     237: _CURSOR,  # CursorKilled
     175: _CURSOR,  # QueryPlanKilled

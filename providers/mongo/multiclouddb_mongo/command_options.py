@@ -75,15 +75,15 @@ def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 class RunCommandOptions:
     """The options of `run_command`; None, the default, is the same as omitting the option.
 
-    The options contain no read concern and no write concern, and the command inherits none: write them into
+    The options include no read concern and no write concern, and the command inherits none. Write them into
     the command.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
-    `pymongo.read_preferences.Nearest(…)`. Every command counts as a read for this option. Without this
-    option, the primary is used, whatever the client's own preference is. In a transaction, the
-    transaction's preference is used."""
+    `pymongo.read_preferences.Nearest(…)`. This option treats every command as a read. Without this option,
+    the primary is used, even if the client has another preference. In a transaction, the transaction's
+    preference is used."""
     session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
     """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
     session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
@@ -96,7 +96,7 @@ class RunCommandOptions:
 
 @attrs.frozen
 class RunCursorCommandOptions(RunCommandOptions):
-    """The options of `run_cursor_command`. See also `RunCommandOptions`, whose options apply too.
+    """The options of `run_cursor_command`. The options of `RunCommandOptions` apply too.
 
     `batch_size`, `max_time_ms` and `comment` apply to the `getMore` commands that follow; write the first
     command's own values into the command.
@@ -114,11 +114,16 @@ class RunCursorCommandOptions(RunCommandOptions):
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
         default=None, validator=_one_of(*_TYPES)
     )
-    """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`. The value must match the fields
-    `tailable` and `awaitData` of the command; if they differ, the behaviour is undefined."""
+    """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`.
+
+    The value must match the fields `tailable` and `awaitData` of the command. Otherwise the behaviour is
+    undefined.
+    """
     batch_size: int | None = attrs.field(default=None, validator=_whole(1))
-    """The number of documents in one reply, 1 or more; without this option the server chooses. pymongo
-    requests 2 if the value is 1."""
+    """The number of documents in one reply, 1 or more; without this option the server chooses.
+
+    If the value is 1, pymongo requests 2 documents.
+    """
     max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
     """How long the server waits for a document, for `"tailable_await"`; the server refuses this option for
     other cursors. Using it together with `timeout_ms` is not supported."""

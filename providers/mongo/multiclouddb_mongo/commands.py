@@ -7,7 +7,7 @@ way, from the first batch to the last.
 
 This module does *not* examine the command itself: it checks, adds, corrects or removes no field. pymongo adds
 what every command contains (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the fields of a transaction and
-of the Stable API). If a command itself contains one of these fields, the behaviour is undefined; at present
+of the Stable API). If a command itself contains one of these fields, the behaviour is undefined; currently
 pymongo's value replaces it.
 """
 
@@ -42,7 +42,8 @@ __all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorComman
 
 T = TypeVar("T")
 
-# pymongo interprets 0 as "no limit" and refuses lower values. This value is a limit that has passed.
+# pymongo interprets 0 as "no limit" and refuses lower values. So this value stands for a time limit that has
+# already passed.
 _OVER: Final = 1e-6
 _CLOSE_SECONDS: Final = 0.5
 
@@ -50,14 +51,14 @@ _CLOSE_SECONDS: Final = 0.5
 class RunCommandCursor(Iterator[Any]):
     """Iterates over the documents of a command's cursor, one document per step.
 
-    An iterator and a context manager, for one thread at a time; any thread may call `close`.
-    All batches come from the server that ran the command, in one session. The cursor is closed when the
-    server has sent everything, when `close` is called, or when the client is closed. Otherwise the cursor is
-    closed when it is garbage-collected. Failed steps are not retried: after a failure every further step
+    The cursor is an iterator and a context manager. One thread may use it at a time, but any thread may call
+    `close`. All batches come from the server that ran the command, in one session. The cursor is closed when
+    the server has sent everything, when `close` is called, or when the client is closed. Otherwise the cursor
+    is closed when it is garbage-collected. Failed steps are not retried: after a failure every further step
     fails too, so that an incomplete read never looks like a complete one.
 
-    Documents are decoded as the client decodes everything, but without type decoders, in all
-    batches alike: a Decimal128 stays a Decimal128.
+    Documents in all batches are decoded with the client's codec, but without type decoders: a Decimal128
+    stays a Decimal128.
 
     Args:
         cursor: PyMongo's cursor.
@@ -76,7 +77,7 @@ class RunCommandCursor(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """Return the next document; ask the server until there is one, or until there are no more.
+        """Return the next document. Ask the server until it returns a document or has no more documents.
 
         Raises:
             StopIteration: Raised if the server has sent all documents.
@@ -87,7 +88,7 @@ class RunCommandCursor(Iterator[Any]):
     def try_next(self) -> Any:
         """Return the next document, or None if the server has none after one more request.
 
-        Use this method for tailable cursors, on which `next` never stops asking.
+        Use this method for tailable cursors, because `next` never stops asking the server for them.
 
         Raises:
             MulticloudDbError: As `next` does.
@@ -95,24 +96,24 @@ class RunCommandCursor(Iterator[Any]):
         return self._step(self._cursor.try_next)
 
     def batch_size(self, size: int | None) -> None:
-        """Change the batch size from the next `getMore` on; the other options stay the same.
+        """Change the batch size from the next `getMore` on, and keep the other options.
 
         Args:
             size: As `RunCursorCommandOptions.batch_size`.
         """
-        RunCursorCommandOptions(batch_size=size)  # checks it
+        RunCursorCommandOptions(batch_size=size)  # this call checks the size
         self._cursor.batch_size(size or 0)
 
     @property
     def alive(self) -> bool:
-        """False if nothing more can follow: everything was read, or the cursor has failed or is closed."""
+        """False if no more documents can follow: all were read, or the cursor has failed or is closed."""
         return not self._closed and self._fault is None and self._cursor.alive
 
     def close(self) -> None:
-        """Make the server close its cursor (`killCursors`), and release the session; idempotent.
+        """Make the server close its cursor (`killCursors`), and release the session.
 
-        The method raises nothing: if the server does not answer, it drops the cursor later by itself. The
-        whole `timeout_ms` applies again to this call.
+        A second call does nothing. The method raises no error: if the server does not answer, it drops the
+        cursor later by itself. The whole `timeout_ms` applies again to this call.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):
@@ -164,7 +165,7 @@ class Commands:
 
     def __init__(self, client: pymongo.MongoClient[Any]) -> None:
         self._client = client
-        # Type decoders see the documents of a getMore, but never those of a first batch.
+        # Type decoders are applied to the documents of a getMore, but never to those of a first batch.
         self._codec = client.codec_options.with_options(type_registry=TypeRegistry())
         self._lock = threading.Lock()
         self._cursors: weakref.WeakSet[RunCommandCursor] = weakref.WeakSet()
@@ -180,8 +181,8 @@ class Commands:
             options: Fields of `RunCommandOptions`.
 
         Returns:
-            The reply, decoded as the client decodes everything but without type decoders: a
-            Decimal128 stays a Decimal128.
+            The reply, decoded with the client's codec but without type decoders: a Decimal128 stays a
+            Decimal128.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the command cannot be sent.
@@ -243,9 +244,11 @@ class Commands:
         return self._kept(RunCommandCursor(found, seconds, ends))
 
     def close(self) -> None:
-        """Close every cursor that is still open; idempotent, from any thread, within a second.
+        """Close every cursor that is still open, within a second.
 
-        If a step in another thread waits at the server, it ends when the server stops waiting.
+        Any thread may call this method, even twice.
+
+        A step that waits for the server in another thread ends when the server stops waiting.
         """
         with self._lock:
             self._closed = True
@@ -263,9 +266,9 @@ class Commands:
         return self._client.get_database(name, codec_options=self._codec)
 
     def _seconds(self, chosen: RunCursorCommandOptions) -> float | None:
-        """Return the timeout that applies, from the call or the client.
+        """Return the timeout of the call; if the call has none, the timeout of the client.
 
-        0 means no limit, None that none was given.
+        0 means no limit. None means that neither has a timeout.
         """
         inherited = self._client.options.timeout
         seconds = inherited if chosen.timeout_ms is None else chosen.timeout_ms / 1000
@@ -313,7 +316,7 @@ class _Untimed(SON[str, Any]):
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
     """End calls of pymongo inside the block within `seconds`.
 
-    0 means no limit, None keeps the outer limit.
+    0 means no limit. None keeps the outer limit.
     """
     return nullcontext() if seconds is None else pymongo.timeout(seconds)
 

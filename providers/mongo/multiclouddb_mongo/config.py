@@ -1,4 +1,4 @@
-"""The configuration of a MongoDB deployment, and the `MongoClient` that is made from it."""
+"""The configuration of a MongoDB deployment. The `MongoClient` is made from it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _ESCAPE: Final = (
 _SECRET: Final = frozenset({"authmechanismproperties", "tlscertificatekeyfilepassword"})
 _SPARE_CONNECTIONS: Final = 8
 _PYMONGO_POOL: Final = 100
-# PyMongo waits 30 s for a server, which is all the time that a call has; a fail-over takes 10 to 12 s.
+# By default PyMongo waits 30 s for a server, which is the whole time of a call. A fail-over takes 10 to 12 s.
 _SELECTION_MS: Final = 15_000
-# For the hint on an unknown name; PyMongo decides which names are valid.
+# Used for the hint about an unknown name. PyMongo decides which names are valid.
 _COMMON: Final = (
     "appName",
     "authMechanism",
@@ -107,7 +107,7 @@ class MongoConfig:
 
     @classmethod
     def from_client(cls, config: ClientConfig) -> MongoConfig:
-        """Check the `connection` of a client; no I/O, and for `mongodb+srv://` no DNS either.
+        """Check the `connection` of a client, without I/O and, for `mongodb+srv://`, without DNS.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out, and does not
@@ -117,20 +117,21 @@ class MongoConfig:
 
     @property
     def timeout_ms(self) -> int | None:
-        """Return the `timeoutMS` of the `url`, in milliseconds, which limits each call, or None.
+        """Return the `timeoutMS` of the `url` in milliseconds, or None. It limits each call.
 
-        The time that one call waits at the server must stay below this limit.
+        A call must wait at the server for less time than this limit.
         """
         seconds = self.options.get("timeoutms")
         return round(seconds * 1000) if seconds else None
 
     def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
-        """Make PyMongo's client; it connects, and queries DNS, when it is first used.
+        """Make PyMongo's client. The client connects, and queries DNS, when it is first used.
 
-        The `url` takes precedence, except for the decoding of values: dates have a time zone and may be out
-        of Python's range, UUIDs are those of subtype 4 (see `values.CODEC`). If the `url` does not set them,
-        `maxPoolSize` is enough for all calls and `serverSelectionTimeoutMS` is 15,000, because PyMongo's
-        default of 30 seconds is as long as a whole call, and a fail-over takes 10 to 12 seconds.
+        The `url` takes precedence, except for the decoding of values: dates have a time zone and may be
+        outside Python's range, and UUIDs are binary values of subtype 4 (see `values.CODEC`). If the `url`
+        does not set them, `maxPoolSize` is enough for all calls and `serverSelectionTimeoutMS` is 15,000,
+        because PyMongo's default of 30 seconds is as long as a whole call, and a fail-over takes 10 to 12
+        seconds.
 
         Args:
             concurrency: The number of calls that run at the same time.
@@ -169,7 +170,7 @@ class MongoConfig:
         )
 
     def _secrets(self) -> Iterator[str]:
-        """Return every part that must not be shown."""
+        """Return every part of the connection that must not be shown."""
         hosts, _, query = _parts(self.url)
         userinfo = hosts.rpartition("@")[0]
         password = userinfo.partition(":")[2]
@@ -219,9 +220,10 @@ def _parts(url: str) -> tuple[str, str | None, str]:
     front, _, query = url[len(scheme) :].partition("?")
     hosts, _, path = front.partition("/")
     if "@" in path or ("@" in query and "@" not in hosts):
-        # A password with an unescaped / or ?: the host would be its user, the database its rest.
+        # If a password contains an unescaped / or ?, the user would be read as the host, and the rest of the
+        # password as the database.
         raise invalid_request("connection.url", "has an @ after the hosts", _ESCAPE)
-    # As in PyMongo: `database.collection` names a database.
+    # As in PyMongo, `database.collection` names a database.
     return hosts, unquote_plus(path).partition(".")[0] or None, query
 
 
@@ -249,7 +251,7 @@ def _pairs(query: str) -> list[tuple[str, str]]:
     for option in query.split("&" if "&" in query else ";") if query else []:
         name, _, value = option.partition("=")
         if not name or option.count("=") != 1:
-            raise invalid_request("connection.url", "has options that are no NAME=VALUE", _URL)
+            raise invalid_request("connection.url", "has options that are not NAME=VALUE", _URL)
         found.append((name, value))
     return found
 
@@ -260,7 +262,7 @@ def _checked_options(query: str) -> dict[str, Any]:
     PyMongo checks each option; by itself, it would only warn about an invalid option and ignore it.
     """
     known: dict[str, Any] = {}
-    # With an @ in it, it may be the end of a password.
+    # A name that contains an @ may be the end of a password.
     nameless = "@" in query
     for name, value in _pairs(query):
         shown = "an option" if nameless else f"the option {name!r}"

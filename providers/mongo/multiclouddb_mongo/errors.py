@@ -1,4 +1,4 @@
-"""Maps each failure of PyMongo or of the server to its category; pure."""
+"""Maps each failure of PyMongo or of the server to its category. The functions are pure."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ PROVIDER_ID: Final = "mongo"
 
 _UNKNOWN_ERROR: Final = 8
 _ATLAS: Final = 8000
-# A damaged token has many codes, and some of them have other uses.
+# The server reports a damaged token with many codes. Some of these codes also have other meanings.
 _TOKEN_WORDS: Final = ("resume token string", "KeyString", "past end of buffer", "Resume Token")
 _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
 # The rest of the server's text is the whole command.
 _DENIED: Final = re.compile(r"not authorized on (\S+) to execute command \{ (\w+):")
-# The server uses these words for a failure on a document, which its text may then quote.
+# The server uses these words if a failure was caused by a document. The error text may quote this document.
 _AT_WORK: Final = re.compile(r"executor error", re.IGNORECASE)
 
-# The texts of these quote the value.
+# The texts of these exceptions quote the value.
 _NO_BSON: Final = Fault(
     ErrorCategory.INVALID_REQUEST,
     "a value cannot be written as BSON; use BSON's types, valid Unicode, and integers of at most 64 bits",
@@ -94,10 +94,10 @@ def code_of(error: BaseException) -> int | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Classify a failure; this function raises nothing, even for unknown exceptions.
+    """Classify a failure. This function raises nothing, even for unknown exceptions.
 
-    `vendor_retried` is always set: PyMongo itself retries a read once and resumes a change stream once, and
-    the library's retries would multiply these.
+    `vendor_retried` is always set, because PyMongo itself retries a read once and resumes a change stream
+    once. Retries of the library would multiply these retries.
     """
     try:
         found = _classified(error)
@@ -109,7 +109,7 @@ def classify(error: Exception) -> Fault:
 def _classified(error: Exception) -> Fault:
     labels = _labels(error)
     code = code_of(error)
-    # Only if a server has said so, because PyMongo also puts this label on failed connections.
+    # This counts only in a server's answer, because PyMongo also puts this label on failed connections.
     if code is not None and _OVERLOADED in labels:
         return attrs.evolve(_said(THROTTLED, error, code), retry_after=_backoff(error))
     if isinstance(error, OperationFailure):
@@ -196,7 +196,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
     if code == TOKEN_NOT_FOUND and "_id field" in text:
         return NO_TOKEN
     if code == _UNKNOWN_ERROR and "document_value" in text:
-        # The text of 6.0 for a stream that is resumed with a pipeline without _id.
+        # The error text of MongoDB 6.0 if a stream is resumed with a pipeline that removes _id.
         return NO_TOKEN
     if any(words in text for words in _TOKEN_WORDS):
         return BAD_TOKEN

@@ -75,8 +75,8 @@ _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
 _FOLLOW: Final = 'continue with whatever has its name next by MongoOptions(after_invalidate="follow")'
-# The clock that stamps a change and the clock that orders it are read one after the other. If a new second
-# begins in between, the stamp of a change is later than its place in the order.
+# The server reads the clock for a change's timestamp after the clock for its order. If a new second begins in
+# between, the timestamp of a change is later than its place in the order.
 _STAMPED_LATER_SECONDS: Final = 0.1
 
 
@@ -85,7 +85,7 @@ class MongoFeed(Feed):
 
     Args:
         source: The watched resource.
-        found: The resource that had this address when the feed was opened.
+        found: The resource that existed at this address when the feed was opened.
         readers: The readers of the feed, which the provider can cancel.
     """
 
@@ -105,7 +105,7 @@ class MongoFeed(Feed):
     def resumes(self, incarnation: str | None) -> bool:
         """Return True if this feed can resume a token of this collection.
 
-        The log still holds the last changes of a dropped collection, and the drop itself. So only a token
+        The log still contains the last changes of a dropped collection, and the drop itself. So only a token
         from another collection with the same name is refused.
         """
         return (
@@ -117,19 +117,20 @@ class MongoFeed(Feed):
         return clock(self._source.client)
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Resolve a start; all starts are durable positions in the log."""
+        """Resolve a start. All starts are durable positions in the log."""
         if partition_id not in (None, PARTITION_ID):
             return []
         self._source.reach(deadline)
         if not self._options.allow_missing:
-            # A feed may have been open for long: if its resource was recreated, the engine opens another.
+            # A feed may have been open for a long time. If its resource was recreated, the engine opens
+            # another feed.
             found = find(self._source.client, self.spec, self._source.address)
             if not found.there or found.uuid != self._found.uuid:
                 raise _missing(self._source.address)
         return [Seed(PARTITION_ID, (), self._resolved(position))]
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The only partition."""
+        """Return the only partition."""
         if not self._found.there and not self._options.allow_missing:
             raise _missing(self._source.address)
         return [Partition(PARTITION_ID, (), PartitionState.OPEN)]
@@ -150,7 +151,7 @@ class MongoFeed(Feed):
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a scan, with the end of the log as the start of the stream."""
         seeds = self.start(Now(), None, deadline)
-        # Checked only now, because the stream shows everything that is dropped or recreated from here on.
+        # The collection is checked only now, because from here on the stream shows each drop and recreation.
         found = find(self._source.client, self.spec, self._source.address)
         encrypted = self._source.client.options.auto_encryption_opts is not None
         check_snapshot(self.spec, self._source.address, found, encrypted=encrypted)
@@ -181,7 +182,7 @@ class MongoFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """Nothing is uncovered, because there is one partition and every token contains it."""
+        """Return nothing, because there is only one partition and every token contains it."""
         return []
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -193,7 +194,8 @@ class MongoFeed(Feed):
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """Return the position at the beginning of the oplog.
 
-        If a collection was dropped there, it was an earlier one with the same name.
+        If the log shows a drop before the start of the feed, an earlier collection with the same name was
+        dropped.
         """
         now = self._source.now()
         return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest(), ticks_at(now)))]
@@ -203,7 +205,7 @@ class MongoFeed(Feed):
         return describe_scan(cursor) if is_scan_cursor(cursor) else describe(place_of(cursor))
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Return the seconds from the log's beginning, as a reader or snapshot last saw it, to a position."""
+        """Return the seconds between the last known beginning of the log and a position."""
         return None if is_scan_cursor(cursor) else self._seconds_kept(place_of(cursor))
 
     def _reader(
@@ -250,7 +252,7 @@ class MongoFeed(Feed):
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
-        """Return the first change after a position, or none. The server sends only this change."""
+        """Return the first change after a position, if there is one. The server sends only this change."""
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
@@ -261,7 +263,7 @@ class MongoFeed(Feed):
     def _may_have_ended(self) -> bool:
         """Return True if the watched resource may have been dropped or renamed.
 
-        The primary server is asked.
+        Only the primary server is asked.
         """
         if self._endless:
             return False
@@ -317,17 +319,18 @@ class MongoFeed(Feed):
         return True
 
     def _check(self) -> None:
-        """Refuse a missing collection after the log was read up to here, because no change would follow.
+        """Refuse a missing collection once the log was read up to this point, because no change would follow.
 
         Raises:
-            ProviderFault: Raised if the collection still does not exist, or another one has its name.
+            ProviderFault: Raised if the collection still does not exist, or another collection now has its
+                name.
         """
         if self._found.there or not self._bound:
             return
         self._found = find(self._source.client, self.spec, self._source.address)
         if not self._found.there:
             raise _missing(self._source.address, f", or {_FOLLOW}")
-        if self._found.uuid is None:  # a database has no incarnation: it exists now
+        if self._found.uuid is None:  # a database has no incarnation; it is enough that it exists now
             return
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
@@ -336,9 +339,9 @@ class MongoFeed(Feed):
         )
 
     def _headroom(self, place: Place) -> float | None:
-        """Return the seconds from the log's beginning (read twice a minute) to this position.
+        """Return the seconds from the log's beginning to this position.
 
-        None while nothing was removed from the log.
+        Return None as long as nothing was removed from the log. The beginning is read twice a minute.
         """
         self._look_at_log()
         return self._seconds_kept(place)
@@ -352,7 +355,7 @@ class MongoFeed(Feed):
                 try:
                     oldest = self._log.first_entry()
                 except PyMongoError:
-                    oldest = None  # the page is returned without this figure
+                    oldest = None  # the page is returned without the headroom
                 self._oldest = (time.monotonic(), oldest)
 
     def _seconds_kept(self, place: Place) -> float | None:
@@ -363,7 +366,7 @@ class MongoFeed(Feed):
 
 
 def _is_far(start: Place, mark: Place) -> bool:
-    """Return True if a position is more than one operation before a mark: see `is_reached`."""
+    """Return True if a position is more than one operation before a mark (see `is_reached`)."""
     begin, end = ticks_at(start), ticks_at(mark)
     return begin is not None and end is not None and end - begin > 1
 
@@ -371,9 +374,9 @@ def _is_far(start: Place, mark: Place) -> bool:
 def _bound(start: Place, until: Place) -> Place:
     """Return the position at which a reader stops.
 
-    At a mark, the reader stops as soon as no change is left directly before the mark. A lagging replica-set
-    member also has no changes at the start. Therefore, the server itself must pass a mark that lies directly
-    after the start.
+    At a mark, the reader stops as soon as the server has no more changes before the mark. A lagging
+    replica-set member has no changes at the start either. Therefore, if a mark lies directly after the start,
+    the reader stops only when the server itself has passed the mark.
     """
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)

@@ -1,4 +1,4 @@
-"""Maps change documents to events and to Arrow; pure."""
+"""Maps change documents to events and to Arrow. The functions are pure."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ CHANGES: Final = {
 }
 """The operation types that change a document.
 
-All other operation types are facts about collections, or unknown.
+All other operation types describe collections or are unknown.
 """
 
 _TEXTS_AT_ONCE: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
-# The exceptions of the code below for a damaged change.
+# The exceptions that the code below raises for a damaged change.
 _DAMAGED: Final = (
     BSONError,
     ValueError,
@@ -82,7 +82,7 @@ def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list
     """Map change documents to events.
 
     Raises:
-        RecordFault: For the first change that cannot be mapped.
+        RecordFault: Raised for the first change that cannot be mapped.
     """
     try:
         return _events(_decoded(changes[start:stop]), view)
@@ -94,12 +94,12 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
     """Map change documents to Arrow. Documents are converted to JSON text directly, without events.
 
     Raises:
-        RecordFault: For the first change that cannot be mapped.
+        RecordFault: Raised for the first change that cannot be mapped.
     """
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
     except (*_DAMAGED, MulticloudDbError):
-        pass  # a time without a zone in a value that rarely contains times, or a fault: check each change
+        pass  # an error, or a time without a zone in a value that rarely contains times: check each change
     try:
         return _arrow(_decoded(changes[start:stop]), view)
     except _DAMAGED:
@@ -107,27 +107,27 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
 
 
 def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC) -> list[dict[str, Any]]:
-    # One call for all of them, so no work in Python for each.
+    # One call converts all changes, so Python does no work for each change.
     return bson.decode_all(b"".join(changes), codec)
 
 
 def time_of(change: Change) -> datetime:
     """Return the time of the write by the server's clock, to the millisecond.
 
-    Before 6.0, its cluster time.
+    Before MongoDB 6.0, return the cluster time of the change.
     """
     moment = change.get("wallTime")
     if isinstance(moment, datetime):
-        return moment.replace(tzinfo=UTC)  # it is in UTC; PyMongo has its own class for that
+        return moment.replace(tzinfo=UTC)  # the time is in UTC; PyMongo has its own class for UTC
     stamp = change.get("clusterTime")
     seconds = stamp.time if stamp is not None else seconds_at(After("e", token_text(change["_id"])))
     return datetime.fromtimestamp(0 if seconds is None else seconds, UTC)
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # By column, with one call per event and no call for data that the request leaves out.
+    # The events are made by column, with one call per event and no call for data that the request leaves out.
     ids = [change_text(change["_id"]) for change in changes]
-    # Taken before the documents in it become portable: it is the vendor's own.
+    # The native change is taken before its documents become portable, because it must stay unchanged.
     natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
     columns: list[Iterable[Any]] = [
         ids,
@@ -147,7 +147,7 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 
 
 def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
-    """The keys; Return the keys; `_id` comes after a shard key and is not part of it."""
+    """Return the keys. `_id` comes after a shard key and is not part of it."""
     settled = [portable(key) for key in keys]
     if not all(settled):
         raise ValueError("a change without a key")
@@ -159,7 +159,8 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 def _times(changes: Sequence[Change]) -> list[datetime]:
     """Convert commit times.
 
-    Changes of the same millisecond share an object, which costs as much as the rest of an event.
+    Changes of the same millisecond share one object, because making this object costs as much as the rest of
+    an event.
     """
     previous: object = None
     moment, moments = _EPOCH, []
@@ -239,8 +240,8 @@ def _names(changes: Sequence[Change], view: View) -> list[pa.Array]:
 def _texts(documents: Sequence[Any]) -> pa.Array:
     """Return a column of JSON texts.
 
-    A JSON text takes a kilobyte until it is freed. If all texts of a batch existed at once, memory would be
-    returned to the system after every batch and allocated again, which costs more than writing the texts.
+    A JSON text takes about a kilobyte. If all texts of a batch existed at once, memory would be returned to
+    the system and allocated again for every batch. This costs more than making the texts.
     """
     import pyarrow as pa
 
@@ -261,7 +262,7 @@ def _first_fault(
     view: View,
     mapped: Callable[[Sequence[Change], View], Any],
 ) -> RecordFault:
-    """Return the fault of the first change that cannot be mapped alone."""
+    """Map the changes one by one; return the fault of the first change that cannot be mapped."""
     for index in range(start, stop):
         try:
             mapped(_decoded(changes[index : index + 1]), view)

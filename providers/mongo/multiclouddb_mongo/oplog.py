@@ -28,7 +28,7 @@ class Entry:
     """The first entry of the log.
 
     Attributes:
-        place: Its cluster time.
+        place: The cluster time of the entry.
         whole: True if this is the first entry that ever existed, so that nothing has been removed yet.
     """
 
@@ -37,7 +37,7 @@ class Entry:
 
 
 class Log:
-    """The fact about the operation log that a feed needs: where the log begins.
+    """Finds out where the operation log begins.
 
     Args:
         source: The watched resource.
@@ -73,10 +73,10 @@ class Log:
     def first_entry(self) -> Entry | None:
         """Return the log's first entry.
 
-        None if the entry cannot be read (no access to `local`, or a `mongos`).
+        Return None if the entry cannot be read (no access to `local`, or a `mongos`).
 
         Raises:
-            PyMongoError: The network fails.
+            PyMongoError: Raised if the network fails.
         """
         if not self._readable:
             return None

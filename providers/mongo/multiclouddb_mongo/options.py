@@ -1,4 +1,4 @@
-"""Typed options that only MongoDB has: those of a change stream."""
+"""Defines the options of a change stream, which only MongoDB has."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def _stages(value: object) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return tuple(map(_mapping, value))
     raise invalid_request(
-        "MongoOptions.pipeline", f"is no list of stages but {type(value).__name__}", 'pass [{"$match": …}]'
+        "MongoOptions.pipeline",
+        f"must be a list of stages, not {type(value).__name__}",
+        'pass [{"$match": …}]',
     )
 
 
 def _exact(value: object) -> object:
-    """Return a form that only equal values share.
+    """Return a form of a value that only equal values share.
 
-    In Python, 1 equals True, and the order of names does not matter.
+    Python's own comparison is not enough, because 1 equals True, and the order of names does not matter.
     """
     if isinstance(value, Mapping):
         return dict, tuple((name, _exact(item)) for name, item in value.items())
@@ -46,36 +48,39 @@ def _exact(value: object) -> object:
 class MongoOptions(ProviderOptions):
     """Options of a change stream, named as MongoDB's drivers name them.
 
-    An option is sent only if it is given. The server checks its value: what the server refuses is
-    `INVALID_REQUEST` with its code. At most one of the three starts may be given. The start replaces `Now()`
-    and cannot be combined with another start position.
+    An option is sent only if it is given. The server checks the value. If the server refuses a value, the
+    error is `INVALID_REQUEST` with the server's code. At most one of the three starts may be given. The start
+    replaces `Now()` and cannot be combined with another start position.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a field has the wrong type, or more than one start is given.
     """
 
     full_document: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
-    """`fullDocument`: where the new document of an update comes from (`"updateLookup"`, `"whenAvailable"`,
-    `"required"`, `"default"` for none). None, the default, lets `ChangeFeedRequest.new_item_state_mode`
-    decide."""
+    """`fullDocument`: how the server finds the new document of an update (`"updateLookup"`,
+    `"whenAvailable"`, `"required"`, `"default"` for none). None, the default, lets
+    `ChangeFeedRequest.new_item_state_mode` decide."""
     full_document_before_change: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
-    """`fullDocumentBeforeChange`: where the old document comes from (`"off"`, `"whenAvailable"`,
+    """`fullDocumentBeforeChange`: whether the server sends the old document (`"off"`, `"whenAvailable"`,
     `"required"`); None lets `old_item_state_mode` decide."""
     resume_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
-    """One of MongoDB's own resume tokens, to continue after it."""
+    """A resume token of MongoDB. The feed continues after this token."""
     start_after: Mapping[str, Any] | None = attrs.field(
         default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
     )
-    """One of MongoDB's own resume tokens, to continue after it, even after an invalidate event."""
+    """A resume token of MongoDB. The feed continues after this token, even after an invalidate event."""
     start_at_operation_time: Timestamp | None = attrs.field(
         default=None, validator=is_a(Timestamp, type(None))
     )
-    """A `bson.Timestamp`: changes from this cluster time on."""
+    """A `bson.Timestamp`. The feed starts with the changes at this cluster time."""
     max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
-    """How long the server may delay an empty answer, in milliseconds; at least 1. With None, the library
-    chooses: 10 if no call waits, 500 in a long poll. A process that ends has to wait for this time."""
+    """How long the server may delay an empty answer, in milliseconds; at least 1.
+
+    With None, the library chooses: 10 if no call waits, 500 in a long poll. A process that ends may have to
+    wait for this time.
+    """
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """The maximum number of changes in one answer of the server. With None, the number is the size of a
     page, 100 to 500."""
@@ -89,13 +94,15 @@ class MongoOptions(ProviderOptions):
     )
     """How a `$match` in `pipeline` compares text."""
     comment: Any = attrs.field(default=None, hash=False)
-    """A text that `currentOp` and the profiler show; `"multiclouddb"` unless given."""
+    """A text that `currentOp` and the profiler show; the default is `"multiclouddb"`."""
     show_expanded_events: bool | None = attrs.field(
         default=None, validator=is_a(bool, type(None)), metadata={"positions": True}
     )
-    """True for `showExpandedEvents`. The option adds no events here, because the additional events are not
-    changes of documents. Tokens made with this option and tokens made without it are not
-    interchangeable."""
+    """True to send `showExpandedEvents`.
+
+    The feed returns no more events with this option, because the additional events are not changes of
+    documents. Tokens made with this option and tokens made without it are not interchangeable.
+    """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(),
         converter=_stages,
@@ -103,15 +110,20 @@ class MongoOptions(ProviderOptions):
         hash=False,
         metadata={"positions": True},
     )
-    """Further stages after `$changeStream`, as a sequence of mappings; they are passed on unchanged. An
-    event must keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need.
-    Tokens are valid only with the same pipeline."""
+    """Further stages after `$changeStream`, as a sequence of mappings; they are sent unchanged.
+
+    An event must keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need. Tokens
+    are valid only with the same pipeline.
+    """
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=is_a(str))
     """`"end"`, the default: if a collection is dropped or renamed (or a database is dropped), the feed
     ends, with notices. `"follow"`: the feed reports the same notices, and continues with whatever
     resource has that name next."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
-    """True to start on a collection or database that does not exist yet, False by default: `NOT_FOUND`."""
+    """True to allow a start on a collection or database that does not exist yet.
+
+    With False, the default, such a start raises `NOT_FOUND`.
+    """
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_await_time_ms", "batch_size"):

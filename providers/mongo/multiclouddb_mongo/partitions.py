@@ -26,7 +26,7 @@ from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 __all__ = ["PARTITION_ID", "Found", "check_provisioned", "clock", "find", "list_collections", "resolve"]
 
 PARTITION_ID: Final = "0"
-"""A deployment has one change stream, in one order."""
+"""A deployment has only one change stream, and its changes have one order."""
 
 _IMAGES: Final = (
     "enable it: db.runCommand({{collMod: {name!r}, changeStreamPreAndPostImages: {{enabled: true}}}}), or "
@@ -48,7 +48,7 @@ class Found:
         there: False if the resource does not exist.
         uuid: The collection's own id in hexadecimal form; None for a wider scope.
         images: True if the collection keeps pre- and post-images.
-        kind: Its kind: `collection`, `view`, `timeseries`.
+        kind: The kind of the resource: `collection`, `view` or `timeseries`.
         clustered: True if the collection stores its documents in the order of their `_id`, without an index.
     """
 
@@ -78,7 +78,7 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
 
 
 def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> Found:
-    """Look up a collection or database; the role `read` is sufficient.
+    """Look up a collection or database. The role `read` is sufficient.
 
     Raises:
         PyMongoError: Raised if the server refuses the request, or for a network error.
@@ -119,7 +119,7 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:
-    """Return the text of a UUID, which PyMongo decodes according to the client's codec."""
+    """Return the hexadecimal text of a UUID. Its Python type depends on the client's codec."""
     return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
 
 

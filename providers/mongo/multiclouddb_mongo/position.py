@@ -1,18 +1,19 @@
-"""Defines positions in a change stream, and their form in a token; pure.
+"""Defines positions in a change stream, and their form in a token. The functions are pure.
 
     ["e", data]    after the change with this resume token
-    ["h", data]    after everything up to a moment: a high-water mark, which is no change's token
+    ["h", data]    after everything up to a moment: a high-water mark, which is not the token of a change
     ["i", data]    after an invalidate: what comes next has the same name, but is another resource
     ["r", data]    a resume token of the application's own, for `resumeAfter`
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, its changes included
 
-Each may have one more element: the cluster time of the start (ticks), while the position is before that time.
-A collection or database that was dropped or renamed before that time was another one with the same name.
+Each form may have one more element: the cluster time of the start, in ticks. This element is present as long
+as the position is before that time. A collection or database that was dropped or renamed before that time was
+another one with the same name.
 
 `data` is the text of a resume token `{"_data": …}`, then a point and its `_typeBits` in hexadecimal if the
 server has added these, which it does for keys of some types. Any other token is written as `"b:"` and the
-base64 of its BSON. The server hardly checks which resource a token belongs to. For this reason the position
-contains a kind, and the token's envelope is checked.
+base64 of its BSON. The server hardly checks which resource a token belongs to. Therefore the position
+contains its kind, and the library checks the envelope of its own token.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ Kind: TypeAlias = Literal["e", "h", "i", "r"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 2**32 - 1
-_MOST_CHARACTERS: Final = 2**25  # a token has twice the length of the document's key, which may have 16 MB
-_TICKS: Final = slice(2, 18)  # after the byte 0x82, which says that a timestamp follows
+_MOST_CHARACTERS: Final = 2**25  # a token is twice as long as the document's key, which may have 16 MB
+_TICKS: Final = slice(2, 18)  # after the byte 0x82, which means that a timestamp follows
 _RAW: Final = "b:"
 _BITS: Final = "."
 _DATA: Final = re.compile(r"[0-9A-Za-z]+", re.ASCII)
@@ -87,7 +88,7 @@ class At:
     """The position at a cluster time.
 
     Attributes:
-        seconds: Since 1970.
+        seconds: The seconds since 1970.
         ordinal: The number of the operation within its second.
     """
 
@@ -96,7 +97,7 @@ class At:
 
     @classmethod
     def of(cls, ticks: int) -> At:
-        """Return the cluster time for ticks, which `ticks_at` returns."""
+        """Return the cluster time from ticks; the inverse of `ticks_at`."""
         return cls(ticks >> 32, ticks & _MOST)
 
     def timestamp(self) -> Timestamp:
@@ -132,7 +133,7 @@ def cursor_of(place: Place, start: int | None = None) -> Cursor:
 
     Args:
         place: The position.
-        start: The cluster time of the start, in ticks; omitted if it does not lie ahead.
+        start: The cluster time of the start, in ticks; None if it does not lie ahead.
     """
     cursor: list[JsonValue]
     match place:
@@ -153,7 +154,7 @@ def place_of(cursor: Cursor) -> Place:
 
 
 def start_of(cursor: Cursor) -> int | None:
-    """Return the cluster time of the start in a cursor, in ticks; None if that time does not lie ahead.
+    """Return the cluster time of the start in a cursor, in ticks, or None if the start does not lie ahead.
 
     Raises:
         InvalidCursor: Raised if the value is not a cursor.
@@ -204,17 +205,16 @@ def _is_time(value: int) -> bool:
 def seconds_at(place: Place) -> int | None:
     """Return the cluster time of a position in seconds since 1970.
 
-    None if the position's token does not contain the time.
+    Return None if the position's token does not contain the time.
     """
     ticks = ticks_at(place)
     return None if ticks is None else ticks >> 32
 
 
 def compare(a: Place, b: Place) -> int | None:
-    """-1, 0 or 1.
+    """Compare two positions; return -1, 0 or 1.
 
-    Compare the texts of two tokens, which sort like the events. Returns None if only the server knows the
-    order.
+    The texts of tokens sort like the events. Return None if only the server knows the order.
     """
     if isinstance(a, After) and isinstance(b, After):
         if a.data.startswith("82") and b.data.startswith("82"):
@@ -249,7 +249,7 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
 def ticks_at(place: Place) -> int | None:
     """Return a position's cluster time (seconds and ordinal) as one number.
 
-    None if the position's token does not contain it.
+    Return None if the position's token does not contain the time.
     """
     if isinstance(place, At):
         return (place.seconds << 32) | place.ordinal

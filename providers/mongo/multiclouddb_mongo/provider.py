@@ -52,32 +52,35 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "needs a replica set or a sharded cluster; an update shows the document as it is when it is "
-            "read, unless the collection keeps post-images (changeStreamPreAndPostImages)",
+            "needs a replica set or a sharded cluster; an update contains the document as it is "
+            "when it is read, unless the collection keeps post-images "
+            "(changeStreamPreAndPostImages)",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
-            _NATIVE, "the oldest change that the operation log (oplog) still holds"
+            _NATIVE, "starts at the oldest change in the operation log (oplog)"
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE,
-            "never late, and early by less than 1.1 seconds: the server counts its start in whole seconds",
+            "starts up to 1.1 seconds early, because the server accepts only whole seconds; it "
+            "never starts late",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "the server filters, and for every feed it scans its whole log"
+            _NATIVE, "the server filters the changes, but it scans its whole log for every feed"
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "convergent: shows each row as it is when it is read; needs find on the collection; reads the "
-            "collection once, by _id; the floor, 82 and a cluster time, is above every earlier change",
+            "convergent: each row is as it was when it was read; needs the privilege find on the "
+            "collection; reads the collection once, in the order of _id; the floor, 82 and a "
+            "cluster time, is higher than every earlier change",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "for collections that keep pre-images (changeStreamPreAndPostImages)"
+            _NATIVE, "needs a collection with pre-images (changeStreamPreAndPostImages)"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_NATIVE, "needs the role read on the database"),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
             _NATIVE, "needs the role readAnyDatabase on the cluster"
         ),
-        Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "passed through unmodified and never retried"),
+        Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "commands are sent unmodified and never retried"),
     }
 )
 """The capabilities of a replica set."""
@@ -89,7 +92,7 @@ _CLOSE_SECONDS: Final = 0.5
 
 
 class MongoProvider(Provider):
-    """One deployment.
+    """The provider for one MongoDB deployment.
 
     Args:
         client: PyMongo's client.
@@ -114,8 +117,8 @@ class MongoProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
         """Look up the collection, and check that it keeps the required images.
 
-        If the collection is missing when a feed is started, this is an error. After a token, the last changes
-        of the collection and its drop are read from the log.
+        A missing collection is an error at the start of a feed. With a token, the feed still reads the
+        collection's last changes and its drop from the log.
         """
         address = resolve(spec, self._database)
         fail_soon(self._client, deadline)
@@ -129,7 +132,7 @@ class MongoProvider(Provider):
         return MongoFeed(source, found, self._readers)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the collections of a database: the given one, else the connection string's, else all.
+        """Return the collections of the given database, of the connection string's, or of all databases.
 
         See `SupportsCollections`.
         """
@@ -152,9 +155,9 @@ class MongoProvider(Provider):
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel all readers, close all cursors and the library's client.
+        """Cancel all readers, and close all cursors and the library's client.
 
-        Do not wait for a hanging server.
+        The method does not wait for a server that does not answer.
         """
         self._closer.end()
         readers = list(self._readers)
@@ -166,7 +169,7 @@ class MongoProvider(Provider):
     def _close(self, readers: list[MongoReader | SegmentReader]) -> None:
         for reader in readers:
             reader.cancel()
-        # Each of them closes what it is opening, and needs a client for that.
+        # Each reader closes the stream that it is opening, and needs the client for this.
         self._closer.settle()
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()
@@ -176,7 +179,10 @@ class MongoProvider(Provider):
                 self._client.close()
 
     def _server(self) -> tuple[bool, bool]:
-        """Return whether the server splits large events, and whether it is a `mongos`; asked once."""
+        """Return whether the server splits large events, and whether it is a `mongos`.
+
+        The server is asked only once.
+        """
         if self._features is None:
             hello = retried(self._client, lambda: self._client.admin.command("hello"))
             wire = hello.get("maxWireVersion", 0)
@@ -190,12 +196,12 @@ class MongoProvider(Provider):
         except OperationFailure as error:
             if classified(classify, error).retryable:
                 raise
-            return False  # the Stable API has no such command
+            return False  # the Stable API does not include this command
         return bool(tuple(version[:3]) >= _SPLITS_SINCE)
 
 
 class MongoPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 

@@ -57,12 +57,14 @@ _CLOSE_SECONDS: Final = 0.5
 _DEAF_SECONDS: Final = 5.0
 _REFUSED_SECONDS: Final = 3.0
 _NO_SECONDS: Final = 0.001
-# PyMongo looks at the time twice a second.
+# PyMongo checks the time twice a second.
 _TELL_SECONDS: Final = 0.75
 
 
 class Closer:
-    """Closes the streams of one client. A hanging server costs one second once, not one second per stream.
+    """Closes the streams of one client.
+
+    A server that does not answer costs one second in total, not one second per stream.
 
     The server ends idle cursors by itself, after ten minutes.
     """
@@ -75,7 +77,7 @@ class Closer:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Keep the client open while a stream is opened, read or closed."""
+        """Keep the client open while a thread opens, reads or closes a stream."""
         with self._changed:
             self._at_work += 1
         try:
@@ -103,7 +105,10 @@ class Closer:
         self._over = True
 
     def settle(self) -> None:
-        """Wait at most half a second for threads that use a stream; do not wait if a server hangs."""
+        """Wait at most half a second for threads that use a stream.
+
+        If a server does not answer, do not wait.
+        """
         patience = 0.0 if time.monotonic() < self._deaf_until else _CLOSE_SECONDS
         with self._changed:
             self._changed.wait_for(lambda: not self._at_work, patience)
@@ -146,7 +151,7 @@ class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
 
 
 def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
-    """Call a command of the library like PyMongo's own reads: with one retry, unless `retryReads` is false.
+    """Run a command of the library with one retry, like PyMongo's own reads, unless `retryReads` is false.
 
     Raises:
         PyMongoError: Raised if the server refuses the request, or for a network error.
@@ -161,7 +166,7 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 
 
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
-    """If no server is known, wait for one, slightly less long than the call may take.
+    """If no server is known, wait for a server, for slightly less time than the call may take.
 
     PyMongo waits for `serverSelectionTimeoutMS` and only then reports the problem. That would be too late for
     a call with less time.
@@ -185,13 +190,14 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
 
 
 def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
-    """Do not wait for long before the first call if every server is refused or unknown.
+    """Do not wait long before the first call if every server refuses connections or is unknown.
 
-    While a primary is being elected, the other servers answer. So if no server answers, waiting helps less
-    than an error that gives the reason.
+    While a primary is being elected, the other servers answer. So if no server answers at all, an early error
+    with the reason helps more than waiting.
 
     Raises:
-        ServerSelectionTimeoutError: Raised if every server is refused or unknown; the error gives the reason.
+        ServerSelectionTimeoutError: Raised if every server refuses connections or is unknown; the error
+            contains the reason.
     """
     seconds = min(_REFUSED_SECONDS, client.options.server_selection_timeout)
     if client.topology_description.has_known_servers or deadline.remaining() < 2 * seconds:
@@ -213,7 +219,7 @@ def watch_otherwise(
     stages: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> Stream:
-    """Do the same as `watch`, with the library's own stream classes.
+    """Open a stream like `watch`, but with the library's own stream classes.
 
     Args:
         target: A collection, a database, or the database `admin` for the cluster.
@@ -238,15 +244,15 @@ def watch_otherwise(
 def buffered(stream: Stream) -> int | None:
     """Return the number of changes of the last answer that are left.
 
-    None if this PyMongo does not report the number. No public interface reports this number, and requesting
-    one change too many would wait for the server.
+    Return None if this PyMongo does not report the number. No public interface reports the number. Without
+    it, the library would request one change too many, and wait for the server.
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
 
 
 def next_answer(cursor: Rows) -> list[Any]:
-    """Return the rows of the server's next answer; a single row if this PyMongo hides how many are left."""
+    """Return the rows of the server's next answer; a single row if PyMongo hides how many are left."""
     first = next(cursor, None)
     if first is None:
         return []
@@ -255,7 +261,7 @@ def next_answer(cursor: Rows) -> list[Any]:
 
 
 def inner_cursor(stream: Stream) -> object:
-    """Return the stream's present cursor. The cursor changes when PyMongo resumes the stream.
+    """Return the stream's current cursor. The cursor changes when PyMongo resumes the stream.
 
     After such a change, an empty answer does not mean the end of the oplog.
     """
@@ -264,7 +270,7 @@ def inner_cursor(stream: Stream) -> object:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Suppress, while a client is closed, the log's traceback for each cursor of a server that hangs.
+    """Suppress the tracebacks that PyMongo logs for each cursor of a silent server while a client is closed.
 
     PyMongo logs such a traceback even if logging is not set up.
     """
@@ -273,7 +279,8 @@ def hushed() -> Iterator[None]:
     def is_no_traceback(record: logging.LogRecord) -> bool:
         return record.exc_info is None
 
-    log.addFilter(is_no_traceback)  # its own filter: other threads may be closing, and remove theirs earlier
+    # Each call has its own filter, because other threads may be closing too, and remove theirs earlier.
+    log.addFilter(is_no_traceback)
     try:
         yield
     finally:
@@ -283,8 +290,8 @@ def hushed() -> Iterator[None]:
 def interrupt(client: MongoClient[Any]) -> None:
     """End every receive of a client that is about to be closed, within half a second.
 
-    If the network drops all packets, these receives would last forever, because PyMongo's monitor, which ends
-    them, ends with the client. No public interface does the same.
+    If the network drops all packets, these receives would last forever: PyMongo's monitor would end them, but
+    the monitor ends with the client. No public interface does the same.
     """
     servers = getattr(getattr(client, "_topology", None), "_servers", {})
     for server in list(servers.values()):

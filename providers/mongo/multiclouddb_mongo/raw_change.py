@@ -24,9 +24,9 @@ __all__ = [
 ]
 
 Raw: TypeAlias = bytes | memoryview
-"""A change, undecoded; The type of received bytes; PyMongo passes large changes as views of the answer."""
+"""The type of received bytes. PyMongo passes large changes as views of the answer."""
 
-_HEAD: Final = b"\x03_id\x00"  # after the document's length: a document named _id
+_HEAD: Final = b"\x03_id\x00"  # a document named _id, which follows the length of the whole document
 _TOKEN: Final = 4 + len(_HEAD)
 _LENGTH: Final = 4
 _DATA_HEAD: Final = b"\x02_data\x00"
@@ -42,7 +42,7 @@ _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
 class RawChange(RawBSONDocument):
-    """A change that PyMongo does not decode, because reading its `_id` costs a tenth of decoding all.
+    """A change that PyMongo does not decode. Reading only its `_id` costs a tenth of decoding everything.
 
     PyMongo's own class decodes all fields when one of them is read. PyMongo's streams read the `_id` of every
     change, to keep it as the resume token. In this class, a change is its own token. PyMongo keeps the change
@@ -59,11 +59,11 @@ class RawChange(RawBSONDocument):
 
     @property
     def raw(self) -> Raw:
-        """The document's bytes."""
+        """Return the document's bytes."""
         return self._bytes
 
     def items(self) -> ItemsView[str, Any]:
-        """Its fields."""
+        """Return the document's fields."""
         return decoded(self._bytes).items() if self._is_change() else super().items()
 
     def __getitem__(self, name: str) -> Any:
@@ -100,7 +100,7 @@ def decoded(change: Raw) -> dict[str, Any]:
     """Return a change as a dict.
 
     Raises:
-        BSONError: It is damaged.
+        BSONError: Raised if the change is damaged.
     """
     return bson.decode(change, CODEC)
 
@@ -131,7 +131,7 @@ def is_before(change: Raw, text: bytes) -> bool:
 
 
 def is_untouched_change(change: Raw) -> bool:
-    """Do the same check if changes may come in parts, or a pipeline may remove required fields."""
+    """Check like `is_item_change`, for streams whose changes may come in parts or lack required fields."""
     text = bytes(change)
     return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
 

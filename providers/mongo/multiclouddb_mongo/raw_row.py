@@ -17,9 +17,9 @@ __all__ = ["ROW_CODEC", "RawRow", "bytes_of"]
 class RawRow(RawBSONDocument):
     """A row that PyMongo does not decode.
 
-    PyMongo's own class checks each document when it makes it, and so does `find_raw_batches`, which makes one
-    for each row. Making these objects takes longer than decoding the row. This class keeps only the bytes.
-    PyMongo reads the fields of the answer that contains the rows, so this class can also do that.
+    PyMongo's own class checks each document that it makes. `find_raw_batches` also makes and checks one
+    object for each row. Making these objects takes longer than decoding the row. This class keeps only the
+    bytes. PyMongo reads the fields of the answer that contains the rows, so this class can also do that.
     """
 
     __slots__ = ("_bytes", "_document", "_options")
@@ -30,11 +30,11 @@ class RawRow(RawBSONDocument):
 
     @property
     def raw(self) -> Any:
-        """The document's bytes."""
+        """Return the document's bytes."""
         return self._bytes
 
     def items(self) -> ItemsView[str, Any]:
-        """Its fields."""
+        """Return the document's fields."""
         return self._parsed().items()
 
     def __getitem__(self, name: str) -> Any:

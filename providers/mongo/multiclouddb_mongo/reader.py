@@ -47,13 +47,15 @@ _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 500
 _SHORT_AWAIT_MS: Final = 10
 _LONG_AWAIT_MS: Final = 500
-# After this many reads in a row that do not wait, a stream that waits is replaced by one that does not.
+# After this many reads in a row that do not wait, a stream with a long wait is replaced by a stream without a
+# wait.
 _HURRIED: Final = 3
 _CAREFUL_SECONDS: Final = 0.5
 _CAREFUL_LOOKS: Final = 20
-# Wall clocks and cluster time are not the same: servers with synchronised clocks differ by less than this.
+# Wall clocks and cluster time are not the same. On servers with synchronised clocks, they differ by less than
+# this.
 _CLOCKS_SECONDS: Final = 1
-# After this many answers in a row without a change of a document, a fetch returns without one.
+# After this many answers in a row without a change of a document, a fetch returns without changes.
 _LOOKS: Final = 50
 _RESUMES: Final = 3
 
@@ -69,8 +71,8 @@ class MongoReader(Reader):
         goes_on: Called after an invalidate event; returns True if reading continues with the next resource of
             this name.
         headroom: Returns the seconds until a position expires, or None.
-        check: Called if the answer contains no changes. The function raises an error if there can never be
-            any changes, because the collection does not exist.
+        check: Called if the answer contains no changes. The function raises an error if no changes can ever
+            follow, because the collection does not exist.
         batch_size: The number of changes in one answer of the server, or None for the fastest size.
     """
 
@@ -99,17 +101,18 @@ class MongoReader(Reader):
         self._cancelled = threading.Event()
 
     def outlasts(self) -> bool:
-        """Return True, because the server answers only when it has scanned its log to the end.
+        """Return True: a fetch may outlast a call, because the server first scans its log.
 
-        If a fetch were cancelled at a deadline, it would start again with the next call, and never end.
+        If each call cancelled the fetch at its deadline, the fetch would start again with the next call, and
+        never end.
         """
         return True
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next changes, from the rest of the server's last answer or from one more answer.
+        """Return the next changes: the rest of the server's last answer, or one more answer.
 
         PyMongo resumes a broken stream once; this reader does not retry. The deadline does not end a fetch;
-        see `outlasts`. One answer has at most 16 MB, whatever `max_bytes` says.
+        see `outlasts`. `max_bytes` has no effect, but one answer has at most 16 MB.
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
@@ -127,8 +130,8 @@ class MongoReader(Reader):
 
         The wait for the server's answer then ends within half a second.
 
-        While PyMongo opens a stream or looks for a server, it cannot be interrupted: this lasts until the
-        server answers, or until `serverSelectionTimeoutMS`.
+        PyMongo cannot be interrupted while it opens a stream or looks for a server. Then the fetch ends when
+        the server answers, or after `serverSelectionTimeoutMS`.
         """
         self.halt()
         stream = self._stream
@@ -150,7 +153,8 @@ class MongoReader(Reader):
 
     def _opened(self, taken: Taken, max_records: int) -> Stream:
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
-            self.close()  # PyMongo would wait for this server, but another may be primary now
+            # PyMongo would wait for this server, but another server may be the primary now.
+            self.close()
         if self._stream is None:
             self._batch_size = self._wanted_size or min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
             taken.requests += 1
@@ -158,7 +162,7 @@ class MongoReader(Reader):
                 self._look()
                 self._source.reach(self._deadline)
                 self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
-                if self._cancelled.is_set():  # it could not be closed while it was being opened
+                if self._cancelled.is_set():  # the stream could not be closed while it was being opened
                     self.close()
             self._look()
             self._taker.begin()
@@ -170,7 +174,10 @@ class MongoReader(Reader):
             raise cancelled()
 
     def _hurry(self, wait: float) -> None:
-        """Replace a stream that has a long wait, which cannot be changed, if the caller does not wait."""
+        """Replace a stream with a long wait if the caller does not wait.
+
+        The wait of an open stream cannot be changed.
+        """
         self._hurried = 0 if wait > 0 else self._hurried + 1
         if self._await_ms == _LONG_AWAIT_MS and self._hurried >= _HURRIED:
             self._exchange(_SHORT_AWAIT_MS)
@@ -211,7 +218,8 @@ class MongoReader(Reader):
                     taken.caught_up = False
                     return
                 continue
-            self._look()  # a stream that another thread closed also has nothing
+            # A stream that another thread closed also returns nothing.
+            self._look()
             taken.at_end = True
             self._check()
             if time.monotonic() >= until:
@@ -223,8 +231,8 @@ class MongoReader(Reader):
         """Take one answer, or the rest of an answer.
 
         Returns:
-            Whether the answer contained any changes, and whether PyMongo has resumed the stream for it; None
-            for a failed answer that this method has handled.
+            Whether the answer contained any changes, and whether PyMongo has resumed the stream for this
+            answer. None if the answer failed and this method has handled the failure.
         """
         try:
             stream = self._opened(taken, max_records)
@@ -241,7 +249,7 @@ class MongoReader(Reader):
             if taken.changes:
                 return None
             if error.code == OVERTAKEN and not self._overtaken:
-                self._overtaken = True  # opening it again shows the reason: 286, or none
+                self._overtaken = True  # opening the stream again shows the reason: the code 286, or no error
             elif error.code in (EVENT_TOO_LARGE, IMAGE_MISSING):
                 self._take_carefully(taken, error, max_records)
             else:
@@ -254,7 +262,7 @@ class MongoReader(Reader):
         return None
 
     def _take_carefully(self, taken: Taken, error: OperationFailure, max_records: int) -> None:
-        """Take changes one by one, because the server cannot send an answer that contains a certain change.
+        """Take changes one by one, because one of them prevents the server from sending an answer.
 
         Raises:
             RecordFault: Raised if the next change is too large.
@@ -284,7 +292,7 @@ class MongoReader(Reader):
                 return
 
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
-        """Raise the error for the change after this position, which the server cannot send."""
+        """Raise the error for a change that the server cannot send; it comes after this position."""
         if error.code == IMAGE_MISSING:
             raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,
@@ -313,7 +321,7 @@ class MongoReader(Reader):
     # -- Processing the changes
 
     def _stop_at_bound(self, taken: Taken) -> None:
-        """Stop at the bound, even if the feed ends there."""
+        """Stop at the bound, even if the feed ends at the same position."""
         if self._until is not None and (
             taken.reached or is_reached(taken.place, self._until, at_end=taken.at_end)
         ):

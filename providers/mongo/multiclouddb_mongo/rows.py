@@ -1,4 +1,4 @@
-"""Maps rows of a scanned collection to events; pure."""
+"""Maps rows of a scanned collection to events. The functions are pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["RowMapper", "rows_of"]
 _DIGEST_BYTES: Final = 6
 _DECIMAL: Final = b"\x13"
 _AS_THEY_ARE: Final = frozenset({str, int, Int64})
-# How `canonical` writes keys of these types. Nearly all keys have one of these types.
+# The form in which `canonical` writes keys of these types. Nearly all keys have one of these types.
 _SIMPLE: Final[Mapping[type, Any]] = {
     **dict.fromkeys(_AS_THEY_ARE, lambda value: value),
     ObjectId: lambda value: {"$mongo.objectid": value.binary.hex()},
@@ -64,7 +64,7 @@ class RowMapper(Mapper):
         return self.range_after(self.start, records, count).cursor()
 
     def range_after(self, start: Range, rows: Sequence[bytes], count: int) -> Range:
-        """Return the position after the first `count` rows that follow a position."""
+        """Return the position after the first `count` of the rows that come after `start`."""
         if not count:
             return start
         last = id_of(rows[count - 1])
@@ -81,7 +81,7 @@ class RowMapper(Mapper):
     def unread(self, start: Range, rows: list[bytes]) -> list[bytes]:
         """Return the rows after a position.
 
-        Rows that have the position's `_id` and were already read are omitted (see `Range.seen`).
+        Rows with the position's `_id` that were already read are omitted (see `Range.seen`).
         """
         if not start.seen:
             return rows
@@ -100,7 +100,7 @@ class RowMapper(Mapper):
         """Map rows to events.
 
         Raises:
-            RecordFault: For the first row that cannot be decoded.
+            RecordFault: Raised for the first row that cannot be decoded.
         """
         try:
             return self._events(records[start:stop])
@@ -139,7 +139,7 @@ class RowMapper(Mapper):
         return trusted_keys([portable({"_id": _own(each)}) for each in ids])
 
     def _event_ids(self, keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """Return the ids that `snapshot_event_id` makes, ten times as fast for the usual keys."""
+        """Return the same ids as `snapshot_event_id`, but ten times as fast for the usual keys."""
         plan_id = self.plan_id
         if self.start.names:
             return [snapshot_event_id(plan_id, key) for key in keys]
@@ -150,7 +150,7 @@ class RowMapper(Mapper):
         if not kinds <= _AS_THEY_ARE:
             values = [_SIMPLE[type(value)](value) for value in values]
         begin = f"{snapshot_id_of(plan_id)}:"
-        # One object that takes the common start of all texts, and a copy of it for each row.
+        # One hash object takes the common start of all texts. Each row uses a copy of this object.
         hashed = blake2b(b'[1,[["_id",', digest_size=16).copy
         ids = []
         for text in map(dumps, values):
@@ -164,7 +164,7 @@ class RowMapper(Mapper):
             try:
                 self._events(records[index : index + 1])
             except BSONError:
-                return self._fault(records, index, "it is no valid BSON, or holds text that is no UTF-8")
+                return self._fault(records, index, "it is not valid BSON, or contains text that is not UTF-8")
             except _DAMAGED as error:
                 return self._fault(records, index, f"it cannot be mapped ({type(error).__name__})")
         return self._fault(records, start, "it is not clear which row is damaged")
@@ -177,13 +177,13 @@ class RowMapper(Mapper):
 def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return rows as documents.
 
-    If a row does not contain the byte of the decimal type, it contains no decimal to replace.
+    A row without the byte of the decimal type contains no decimal to replace.
     """
     return [portable(row) if _DECIMAL in each else row for row, each in zip(rows, raw, strict=True)]
 
 
 def _own(value: Any) -> Any:
-    """Return a copy of a mutable `_id` for the key, because the document contains the same object."""
+    """Return a copy of a mutable `_id` for the key, so that key and document do not share the object."""
     return deepcopy(value) if type(value) in (dict, list) else value
 
 
@@ -205,7 +205,10 @@ def _at(row: Any, path: str) -> Any:
 
 
 def _named(wanted: str) -> str:
-    """Describe which document a row is. If the `_id` may contain personal data, only its type is shown."""
+    """Return a text that identifies a row.
+
+    If the `_id` may contain personal data, the text shows only its type.
+    """
     if wanted.startswith("07"):
         return f"the document with the _id ObjectId('{ObjectId(bytes.fromhex(wanted[2:]))}')"
     return f"a document whose _id has the BSON type {int(wanted[:2], 16)}"

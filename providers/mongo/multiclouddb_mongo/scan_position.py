@@ -1,19 +1,19 @@
-"""Defines positions in the scan of a collection, and their form in a token; pure.
+"""Defines positions in the scan of a collection, and their form in a token. The functions are pure.
 
     ["s", time, uuid, begin, end]               a segment: the keys from `begin` to `end`
     ["s", time, uuid, begin, end, names, seen]  the same in a sharded collection
-    ["p", plan, time, uuid, low, width, left, number, names]  what is not cut into segments yet
+    ["p", plan, time, uuid, low, width, left, number, names]  the part that is not divided into segments yet
 
 `time` is the cluster time at which the stream begins, as 16 hexadecimal digits. Rows are read as of that time
 or a later one. `uuid` is the UUID of the collection, or empty if the collection did not exist. An `_id` is
-written as the byte of its BSON type and its BSON value, in hexadecimal. The server therefore receives exactly
-the same bytes again, whatever the type. `begin` is `"["` and an `_id` that belongs to the segment, or `"("`
-and the `_id` of the last row that was read, or empty for the first key. `end` does not belong to the segment;
-it is empty for the last segment.
+written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server receives exactly
+the same bytes again for every type. `begin` is `"["` and an `_id` that belongs to the segment, or `"("` and
+the `_id` of the last row that was read, or empty for the first key. `end` does not belong to the segment; it
+is empty for the last segment.
 
 In a sharded collection, `names` contains the fields of the shard key. Documents on two shards may have the
-same `_id`. Therefore `begin` always belongs to the rest in this case, and `seen` contains digests of the rows
-with this `_id` that were read.
+same `_id`. Therefore `begin` always belongs to the unread rest in this case. `seen` contains digests of those
+rows with this `_id` that were already read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PLAN_ID: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
 _ID_HEAD: Final = b"_id\x00"
 _MOST: Final = 2**63
 _VALUE: Final = 9  # after the row's length, the type of its _id, and that name
-_CLOCKS_SECONDS: Final = 1  # as for watermarks: wall clocks and cluster time differ by less
+_CLOCKS_SECONDS: Final = 1  # as for watermarks, wall clocks and cluster time differ by less than this
 # BSON type → the size of a value. For other types, the number of bytes besides the length that the value
 # states.
 _FIXED: Final = {
@@ -82,7 +82,7 @@ def id_of(row: bytes) -> str:
     size = _FIXED.get(kind)
     if size is None and kind in _BESIDE_LENGTH:
         size = int.from_bytes(row[_VALUE : _VALUE + 4], "little") + _BESIDE_LENGTH[kind]
-    if size is None:  # a regular expression: the server accepts none
+    if size is None:  # the server does not accept a regular expression as an _id
         raise ValueError(f"an _id of the BSON type {kind}")
     return f"{kind:02x}{row[_VALUE : _VALUE + size].hex()}"
 
@@ -145,11 +145,14 @@ class Range:
 
     @property
     def moment(self) -> datetime:
-        """Return the time when the snapshot began. No change of the stream has an earlier time."""
+        """Return the time when the snapshot began. No change in the stream is earlier than this time."""
         return moment_of(self.time)
 
     def timestamp(self) -> Timestamp:
-        """Return the last cluster time that the stream lacks, so the rows must contain its changes."""
+        """Return the last cluster time before the stream.
+
+        The rows must include all changes up to this time.
+        """
         ticks = max(1, int(self.time, 16)) - 1
         return Timestamp(ticks >> 32, ticks & 0xFFFFFFFF)
 
@@ -184,16 +187,16 @@ class Rest:
         return ["p", self.plan_id, self.time, self.uuid, self.low, *numbers, list(self.names)]
 
     def until(self, end: str) -> Range:
-        """Return the segment from here to just before an `_id`; an empty `_id` means to the last row."""
+        """Return the segment from here to just before an `_id`. An empty `_id` means up to the last row."""
         return Range(self.time, self.uuid, f"[{self.low}" if self.low else "", end, self.names)
 
     def after(self, end: str) -> Rest:
-        """Return the rest that follows that segment."""
+        """Return the rest after the segment that ends at an `_id`."""
         return attrs.evolve(self, low=end, left=max(0, self.left - 1), number=self.number + 1)
 
 
 def floor_of(time: str) -> str:
-    """Return the floor of a snapshot: it is before all resume tokens from this cluster time on."""
+    """Return the floor of a snapshot, which sorts before all resume tokens from this cluster time on."""
     return f"82{time}"
 
 
@@ -224,7 +227,7 @@ def range_of(cursor: Cursor) -> Range:
             names, seen = more or ([], [])
             return Range(time, uuid, begin, end, _texts(names), _texts(seen))
         case _:
-            raise InvalidCursor("it is no segment of a scan")
+            raise InvalidCursor("it is not a segment of a scan")
 
 
 def rest_of(cursor: Cursor) -> Rest:
@@ -246,7 +249,7 @@ def rest_of(cursor: Cursor) -> Rest:
             width, left, number = rest
             return Rest(plan_id, time, uuid, width, left, low, number, _texts(names))
         case _:
-            raise InvalidCursor("it is no plan of a scan")
+            raise InvalidCursor("it is not a plan of a scan")
 
 
 def describe_scan(cursor: Cursor) -> Position:

@@ -30,8 +30,9 @@ _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb scan"
 _GONE: Final = (26, 175)  # NamespaceNotFound, QueryPlanKilled
 _SHORT: Final = 600
-"""The largest number of hexadecimal digits in an `_id` that may be the end of a segment: every token contains
-several such ends.
+"""The largest number of hexadecimal digits in an `_id` that may be the end of a segment.
+
+The number is limited because every token contains several such ends.
 """
 _CANDIDATES: Final = 20
 _SAMPLES: Final = 20
@@ -65,7 +66,7 @@ class ScanSource:
 
         Args:
             place: The wanted rows.
-            session: From `session`.
+            session: The result of `session`.
             batch_size: The maximum number of rows in one answer.
         """
         wanted = self._wanted(place)
@@ -84,7 +85,7 @@ class ScanSource:
         )
 
     def close(self, rows: Rows) -> None:
-        """Close a cursor, also on the server; raises no error."""
+        """Close a cursor, also on the server. This method raises no error."""
         self._source.close(rows)
 
     def _wanted(self, place: Range) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class ScanSource:
             return wanted
         components = self._key.partition_key
         if not components.keys() <= {"_id", *place.names}:
-            return {"_id": {"$in": []}}  # as in the stream, whose keys do not contain this field
+            return {"_id": {"$in": []}}  # as in the stream, where keys do not contain this field
         return {**wanted, **{name: {"$eq": to_bson(value)} for name, value in components.items()}}
 
     def _collection(self) -> Collection[dict[str, Any]]:
@@ -112,11 +113,11 @@ class ScanSource:
     def gone(self, place: Range) -> Notice | None:
         """Return what happened to a collection that no longer has its name.
 
-        None if the collection still has the name.
+        Return None if the collection still has the name.
 
         Raises:
-            ProviderFault: Raised if a sharded collection has a different UUID, it was resharded or is a
-                different collection.
+            ProviderFault: Raised if a sharded collection has a different UUID, because it was resharded or is
+                another collection.
         """
         address = self._source.address
         found = find(self.client, self._source.spec, address)
@@ -155,10 +156,11 @@ class ScanSource:
         return self._collection().estimated_document_count()
 
     def counted(self, rest: Rest) -> str | None:
-        """Return the end of the first segment of a plan; None if it is the last segment.
+        """Return the end of a plan's first segment, or None if it is the last segment.
 
         The method counts the keys in the index, without reading the documents: 100,000 keys take 0.05
-        seconds. `min` does not find the key that sorts after all others, but that key is never an end.
+        seconds. `min` does not find the key that sorts after all other keys, but this key is never the end of
+        a segment.
         """
         found = self._collection().find_raw_batches(
             {},

@@ -48,17 +48,18 @@ class SegmentReader(Reader):
         self._rows: list[bytes] = []
         self._cursor: Rows | None = None
         self._session: ClientSession | None = None
-        # There were no rows when the snapshot began, or nothing sorts after the last row.
+        # The segment is empty: the collection had no rows when the snapshot began, or nothing sorts after the
+        # last row.
         self._exhausted = not start.uuid or start.begin == f"({MAX_KEY}"
         self._outcome: Outcome = Continue()
         self._cancelled = threading.Event()
         self._requests = 0
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next rows, from the rest of the server's last answer or from one more answer.
+        """Return the next rows: the rest of the server's last answer, or one more answer.
 
-        An answer has at most 16 MB, whatever `max_bytes` says. If the cursor is lost, a new cursor is opened
-        after the last row, but only once.
+        `max_bytes` has no effect, but an answer has at most 16 MB. If the cursor is lost, a new cursor is
+        opened after the last row, but only once per fetch.
         """
         start, self._requests = self._place, 0
         rows: list[bytes] = []
@@ -134,7 +135,8 @@ class SegmentReader(Reader):
             if notice is not None:
                 self._end(notice)
                 return
-        if self._cancelled.is_set():  # it was closed meanwhile, so it is not known what is left
+        # If the cursor was closed in the meantime, it is not known whether rows are left.
+        if self._cancelled.is_set():
             self._close_cursor()
             raise cancelled()
         rows = bytes_of(answer)

@@ -86,7 +86,7 @@ def plan_scan(
     """Plan a scan whose stream has begun.
 
     Args:
-        source: The scanned collection.
+        source: The collection to scan.
         spec: The specification of the feed.
         found: The collection as it was after the stream had begun.
         seeds: The start position of the stream.
@@ -122,7 +122,7 @@ def plan_scan(
 
 
 def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
-    """Return the rows per segment, or 0 if keys are sampled; and the maximum number of segments, or 0."""
+    """Return the rows per segment (0 if keys are sampled) and the maximum number of segments (0 for none)."""
     if segments is None:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))
         width = max(width, -(-records // _MOST_SEGMENTS))

@@ -1,4 +1,4 @@
-"""Opens the change streams for the readers of one feed: the target and the options."""
+"""Opens the change streams for the readers of one feed, with their target and their options."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _SHARDED_PROBE_MS: Final = 400
 class Source:
     """The objects that the readers of one feed share: the target and the options of their streams.
 
-    No call is made under `pymongo.timeout`, because with it the driver would retry again and again until that
-    time is over. The engine itself stops waiting at its deadline.
+    No call uses `pymongo.timeout`, because the driver would then retry again and again until the time is
+    over. The engine itself stops waiting at its deadline.
 
     Args:
         client: The vendor's client.
@@ -99,13 +99,13 @@ class Source:
         reach(self.client, deadline)
 
     def close(self, stream: Stream | Rows) -> None:
-        """Close a stream or a cursor of rows, and its cursor on the server; raises no error."""
+        """Close a stream or a cursor of rows, and its cursor on the server. This method raises no error."""
         self._closer.close(stream, reachable=self.answers(stream))
 
     def answers(self, stream: Stream | Rows) -> bool:
         """Return False if the server of a stream is known to be unreachable.
 
-        The method sends nothing to find this out.
+        The method sends no request.
         """
         cursor = stream if isinstance(stream, Cursor) else inner_cursor(stream)
         address = getattr(cursor, "address", None)
@@ -121,15 +121,15 @@ class Source:
         """
         with self.opening(), self._watch(0, self._awaiting(1)) as stream:
             token = stream.resume_token
-        assert token is not None  # every supported server sends one, even with an empty batch
+        assert token is not None  # every supported server sends a token, even with an empty batch
         return After("h", token_text(token))
 
     def reaches(self, place: At) -> bool:
         """Return True if the log still contains everything from a cluster time on.
 
-        A command that may scan the log for only 50 ms finds this out: if the command is cut short, it has
-        begun to scan, because otherwise the server refuses it at once. A `mongos` gets more time, because it
-        asks the shards first.
+        The check is a command that may scan the log for only 50 ms. If the time limit ends the command, the
+        server has begun to scan; otherwise the server refuses the command at once. A `mongos` gets more time,
+        because it asks the shards first.
         """
         stage: dict[str, Any] = {"startAtOperationTime": place.timestamp()}
         if isinstance(self.spec.scope, EntireCluster):
@@ -144,7 +144,7 @@ class Source:
         }
         database = self.client[self.address.database or "admin"]
         try:
-            # Ask the member from which the streams are read: logs differ in length.
+            # Ask the member from which the streams are read, because logs differ in length.
             preference = self.client.read_preference
             with self.opening():
                 database.cursor_command(command, read_preference=preference, codec_options=CODEC).close()
@@ -204,7 +204,7 @@ class Source:
     # -- Inside
 
     def _awaiting(self, await_ms: int) -> int:
-        """Return a wait that is shorter than the connection string's time limit for each call.
+        """Return a wait time that is shorter than the connection string's time limit for each call.
 
         With a longer wait, this limit would be exceeded every time.
         """
@@ -213,7 +213,7 @@ class Source:
 
     def _watch(self, batch_size: int, await_ms: int, *, slim: bool = False, **start: Any) -> Stream:
         settings: dict[str, Any] = {
-            # Also for slim changes: the caller's pipeline may use them.
+            # Slim changes also need them, because the caller's pipeline may use them.
             "full_document": _if_there(self.full_document(), slim),
             "full_document_before_change": _if_there(self.full_document_before_change(), slim),
             "max_await_time_ms": await_ms,
@@ -241,7 +241,7 @@ class Source:
 
 
 def _start(place: Place) -> dict[str, Any]:
-    """Return the one start option of a position; PyMongo would silently drop a second one."""
+    """Return the only start option for a position. PyMongo would silently drop a second start option."""
     match place:
         case At():
             return {"start_at_operation_time": place.timestamp()}
@@ -256,7 +256,7 @@ def _match(scope: LogicalPartition) -> Stage:
     wanted: dict[str, Any] = {
         f"documentKey.{name}": {"$eq": value} for name, value in values.items() if "." not in name
     }
-    # Of a nested shard key, the whole path is one name in the change.
+    # In a change, the whole path of a nested shard key is one name.
     paths = [
         {"$eq": [{"$getField": {"field": name, "input": "$documentKey"}}, {"$literal": value}]}
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""Defines the names of BSON's own classes in the library's JSON; pure.
+"""Defines the names of BSON's own classes in the library's JSON.
 
     ObjectId         {"$mongo.objectid": "65f0…"}             24 hex digits
     Timestamp        {"$mongo.timestamp": [1700000000, 1]}    seconds, increment
@@ -8,12 +8,12 @@
     DBRef            {"$mongo.dbref": {"$map": {"$ref": …}}}  as it is stored
     DatetimeMS       {"$mongo.datetime": 253402300800000}     a date outside the years 1 to 9999
     MinKey, MaxKey   {"$mongo.minkey": 1}, {"$mongo.maxkey": 1}
-    Decimal128       {"$mongo.decimal128": "…"}               16 bytes in hex, where no Decimal is equal:
+    Decimal128       {"$mongo.decimal128": "…"}               16 bytes in hex, if no Decimal is equal:
                                                               a NaN with a payload, a padded significand
 
 The library's JSON has one kind of integer: `Int64` is written like `int` and read back as an `int`, which
-BSON stores in 32 bits if it fits. The JSON has one NaN for a `float`, whatever its bits. Values that are
-equal stay equal.
+BSON stores in 32 bits if it fits. All NaN values of a `float` have the same JSON. Values that are equal stay
+equal.
 
 Importing this module registers these types with `encode_json` and `decode_json`.
 """
@@ -46,7 +46,7 @@ _FLAGS: Final = {
 
 
 def inner_json(value: Any) -> JsonValue:
-    """Return the content of a value's JSON as orjson reads it, for inserting it into other JSON."""
+    """Return a value's JSON as Python values that orjson can write into other JSON."""
     found: JsonValue = orjson.loads(encode_json(value))
     return found
 
@@ -136,7 +136,7 @@ def _decode_dbref(inner: Any) -> DBRef:
 
 
 def dbref(fields: dict[str, Any]) -> DBRef:
-    """Make a reference from the fields in which it is stored; the fields are removed from their dict."""
+    """Make a reference from its stored fields. The fields are removed from their dict."""
     return DBRef(fields.pop("$ref"), fields.pop("$id"), fields.pop("$db", None), fields)
 
 
@@ -189,6 +189,6 @@ TYPES: Final[Mapping[type, tuple[str, Callable[[Any], JsonValue], Callable[[Any]
     MaxKey: ("mongo.maxkey", _encode_end, _decode_max_key),
     Decimal128: ("mongo.decimal128", _encode_decimal128, _decode_decimal128),
 }
-"""BSON's own classes: their names in the library's JSON, and how each is written and read."""
+"""The names of BSON's own classes in the library's JSON, with the functions that write and read them."""
 for _class, (_tag, _encoder, _decoder) in TYPES.items():
     register_type(_tag, _class, _encoder, _decoder)

@@ -1,4 +1,4 @@
-"""Converts documents quickly to text in the library's JSON; pure."""
+"""Converts documents quickly to text in the library's JSON."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MOST_DEPTH: Final = 200
 
 
 def json_text(document: dict[str, Any] | DBRef) -> bytes:
-    """Return the result of `encode_json(portable(document))`, made faster; the document is not changed.
+    """Return the same text as `encode_json(portable(document))`, but faster; the document is not changed.
 
     Args:
-        document: A value as for `portable`; its times without a zone are in UTC, because `TEXT_CODEC` decodes
-            them so.
+        document: A value as for `portable`. Its times have no zone and are in UTC, as `TEXT_CODEC` decodes
+    them.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a part of the value has no JSON form.
@@ -40,7 +40,8 @@ def json_text(document: dict[str, Any] | DBRef) -> bytes:
     try:
         return orjson.dumps(_object(document, 0), option=orjson.OPT_UTC_Z | orjson.OPT_NAIVE_UTC)
     except (LookupError, TypeError, ValueError):
-        # Nested too deeply, or not from PyMongo: encode_json knows more types and raises the right error.
+        # The document is nested too deeply, or not from PyMongo. encode_json supports more types and raises
+        # the right error.
         return encode_json(portable(deepcopy(document)))
 
 
@@ -52,7 +53,7 @@ def _object(document: dict[str, Any], depth: int) -> Any:
         kind = type(value)
         if kind not in _PLAIN:
             found[name] = _JSON[kind](value, depth + 1)
-    # One search for all names, because hardly any document has a name with a $.
+    # One search checks all names, because hardly any document has a name with a $.
     if "$" in "".join(found) and any(name.startswith("$") for name in found):
         return {"$map": found}
     return found
@@ -70,12 +71,12 @@ def _array(values: list[Any], depth: int) -> Any:
 
 
 def _json_float(value: float, _: int) -> Any:
-    # The difference is a number only if the value is finite.
+    # The difference is 0 only if the value is finite.
     return value if value - value == 0 else inner_json(value)
 
 
 def _json_datetime(value: datetime, _: int) -> Any:
-    # orjson writes the time as rfc3339 does, when it is in UTC.
+    # orjson writes a time in UTC in the same form as rfc3339.
     return {"$date": value} if value.tzinfo is None or value.tzinfo is utc else inner_json(value)
 
 
@@ -100,7 +101,7 @@ def _json_rare(value: Any, _: int) -> Any:
     return inner_json(value)
 
 
-# An Int64 too: orjson writes it like its base.
+# This includes Int64, which orjson writes like an int.
 _PLAIN: Final = frozenset({str, int, bool, type(None), Int64})
 _JSON: Final[Mapping[type, Callable[[Any, int], Any]]] = {
     **dict.fromkeys(TYPES, _json_rare),

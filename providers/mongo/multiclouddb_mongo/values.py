@@ -1,6 +1,6 @@
-"""Converts BSON's values to Python's values, and back; pure.
+"""Converts BSON's values to Python's values, and back.
 
-A document holds Python's own types where Python has them: text, numbers, truth values, None, lists, dicts,
+A document contains Python's own types if Python has them: text, numbers, truth values, None, lists, dicts,
 `bytes` (binary of subtype 0), `datetime` in UTC, `UUID` (binary of subtype 4) and `Decimal`. Other values
 keep PyMongo's classes; `tags` lists these classes and their form in JSON.
 
@@ -47,12 +47,12 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 )
 """The codec that decodes events.
 
-The codec deliberately has no type registry: with one, PyMongo's change stream decodes every event twice, the
-first time in Python. `portable` converts the decimals instead.
+The codec deliberately has no type registry: with a type registry, PyMongo's change stream decodes every event
+twice, the first time in Python. `portable` converts the decimals instead.
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)
-"""The codec for events that become text; its times are in UTC and have no zone.
+"""The codec for events that become text. Its times are in UTC and have no zone.
 
 Adding the zone would take PyMongo longer than decoding the time, and `json_text` writes the same text for
 both.
@@ -68,7 +68,7 @@ _MOST_DEPTH: Final = 200
 
 
 def portable_decimal(value: Decimal128) -> Decimal | Decimal128:
-    """Return the same number with every digit, sign and exponent.
+    """Return the number as a `Decimal` with the same digits, sign and exponent.
 
     A value that a Decimal cannot express is left unchanged.
     """
@@ -216,7 +216,7 @@ def _to_known(value: Tagged, depth: int) -> Any:
 
 
 def _no_set(_: Any, __: int) -> Any:
-    raise _refused("a set", "BSON has none: use a list, in the order that is stored")
+    raise _refused("a set", "BSON has no sets: use a list, and choose its order")
 
 
 # The first match counts: Code is also text.

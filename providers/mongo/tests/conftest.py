@@ -34,7 +34,7 @@ def three():
 
 
 def dropped(server, name):
-    """Drop the database; the driver does not retry this if another member is now the primary."""
+    """Drop the database, and retry if another member is now the primary, because the driver does not."""
     try:
         server.client().drop_database(name)
     except AutoReconnect:
@@ -72,7 +72,7 @@ def written(one, here):
 
 @pytest.fixture
 def plain(one, app):
-    """Provide a client of the driver alone, and the commands that it sends."""
+    """Provide a client of the driver without the library, and the commands that the client sends."""
     commands = Commands()
     with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
         yield client, commands
@@ -87,7 +87,7 @@ def ours(one, app):
 
 @pytest.fixture
 def warm(ours, here):
-    """Provide a feed that already has its cursor, and the commands that it sends from now on."""
+    """Provide a feed with an open cursor, and the commands that the feed sends from now on."""
     client, commands = ours
     feed = Feed(client, here)
     feed.read()

@@ -21,7 +21,7 @@ from .servers.oplog import wait_uncut
 from .servers.shared import shared
 
 COUNTER = itertools.count()
-# An oplog of 1 MB, which only `trim` fills, and password hashes that are quick to check.
+# The oplog has 1 MB and is filled only by `trim`. Password hashes are quick to check.
 SMALL = {
     "oplog_mb": 1,
     "auth": True,
@@ -44,7 +44,7 @@ def native(value):
 
 
 class MongoHarness(Harness):
-    """Writes with PyMongo, on servers that the tests of a worker share; each test has its own database."""
+    """Writes with PyMongo. The tests of a worker share the servers, but each test has its own database."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -52,9 +52,10 @@ class MongoHarness(Harness):
     precision_seconds = 1.1
     rounding = timedelta(milliseconds=1)
     can_several = can_split = can_merge = can_keys_only = False
-    can_notices = False  # every notice of a collection's feed ends the feed: test_notices.py tests the rest
+    # Every notice of a collection's feed ends the feed; test_notices.py tests other notices.
+    can_notices = False
     expiry_updates = 1
-    can_read_past_trim = False  # all collections share the oplog, so a position that stands still expires
+    can_read_past_trim = False  # all collections share the oplog, so a position that does not move expires
     value_types = frozenset(VALUES) - {"integer over 64 bit", "set"}
     key_types = frozenset(KEYS)
     secrets = (PASSWORD, quote(PASSWORD, safe=""))
@@ -71,9 +72,7 @@ class MongoHarness(Harness):
         self.disturbed = False
 
     def close(self):
-        """Close the harness after a pause, because changes in the shared oplog must not be within the
-        precision of the next test's `AtTime`.
-        """
+        """Close the harness after a pause, so that the next test's `AtTime` finds no changes of this test."""
         if self.disturbed:
             time.sleep(1.2 - time.time() % 1)
 
@@ -126,11 +125,11 @@ class MongoHarness(Harness):
         self.native[address.database].create_collection(address.collection)
 
     def announce(self, address):
-        """The feed of a database or cluster continues when one of its collections is dropped."""
+        """Drop a collection: the feed of its database or cluster continues."""
         self.native[address.database].create_collection("another").drop()
 
     def poison(self, address, key):
-        """Write a text that is not UTF-8: the server accepts it, and no driver can read it."""
+        """Write a text that is not UTF-8, which the server accepts but no driver can read."""
         bad = RawBSONDocument(bson.encode({"text": "damaged"}).replace(b"damaged", b"damage\xff"))
         self.collection(address).replace_one({"_id": native(key)}, {"inside": bad}, upsert=True)
         self.disturbed = True

@@ -25,7 +25,7 @@ STARTS = {"resumeAfter", "startAfter", "startAtOperationTime"}
 
 
 class Commands(CommandListener):
-    """Records every command; pass it to a client as one of its `event_listeners`."""
+    """Records every command of a client that has this object among its `event_listeners`."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Commands(CommandListener):
             self._log.append((word, event))
 
     def events(self, word, *only):
-        """Return the events of this kind, for all commands or those with these names."""
+        """Return the events of the given kind, for all commands or for commands with the given names."""
         with self._lock:
             log = list(self._log)
         return [event for kind, event in log if kind == word and (not only or event.command_name in only)]
@@ -95,7 +95,7 @@ class Commands(CommandListener):
     def starts(self):
         """Return the start options of each command that has one.
 
-        Without a start option it only requests the end of the oplog.
+        A command without a start option only requests the end of the oplog.
         """
         found = [{name: stage[name] for name in STARTS & set(stage)} for stage in self.streams()]
         return [start for start in found if start]
@@ -128,10 +128,10 @@ class Feed:
         self.request = ChangeFeedRequest(address, start or Now(), **asked)
 
     def read(self, seconds=20.0, wait=0.0):
-        """The next page."""
+        """Read the next page."""
         page = self.client.read_changes(self.request, OperationOptions(seconds, wait))
         options = self.request.provider_options
-        if options is not None:  # a native start is only for the first page
+        if options is not None:  # a native start is allowed only for the first page
             options = attrs.evolve(options, resume_after=None, start_after=None, start_at_operation_time=None)
         self.request = attrs.evolve(
             self.request,
@@ -144,7 +144,7 @@ class Feed:
         """Read until this many events have come, or a time limit passes."""
         found, until = [], time.monotonic() + PATIENCE
         while len(found) < count and time.monotonic() < until:
-            found += self.read().events  # a waiting read would retry after a failure
+            found += self.read().events  # a read that waits would retry after a failure
         assert len(found) == count
         return found
 
@@ -155,13 +155,14 @@ class Feed:
         return other
 
 
-AT_ONCE = 0.2  # seconds: the shortest limit of these tests is twice as long
+AT_ONCE = 0.2  # in seconds; the shortest time limit of these tests is twice as long
 
 
 def patient(call, tries=10):
     """Return the result of a call with a short time limit.
 
-    A busy machine may exceed the limit, but not every time. A call that fails at once has not exceeded it.
+    A busy machine may exceed the limit, but not every time. A call that fails at once has not exceeded the
+    limit.
     """
     for last in [*[False] * (tries - 1), True]:
         begin = time.monotonic()

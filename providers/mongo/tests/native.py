@@ -1,6 +1,4 @@
-"""Provides a native client below the library's client: `run_command` needs a native client for sessions, and
-tests observe it.
-"""
+"""Provides a native client below the library's client, for sessions and to observe its commands."""
 
 from contextlib import contextmanager
 from typing import Any
@@ -19,9 +17,9 @@ class Native:
     """The library's client on top of a native client, and the commands of both.
 
     Attributes:
-        client: Our client.
-        own: The driver's client.
-        commands: The commands since the connection was opened.
+        client: The library's client.
+        own: The native client.
+        commands: The commands that were sent since the connection was opened.
     """
 
     client: MulticloudDbClient

@@ -7,7 +7,7 @@ from bson import Binary, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectI
 
 from multiclouddb_api import BackfillDone, ChangeFeedRequest, FromContinuationToken
 
-# Every type of BSON that the server takes as an _id, some of them several times.
+# Every BSON type that the server accepts as an _id, with several values for some types.
 IDS = (
     MinKey(),
     None,

@@ -17,7 +17,7 @@ def standalone(folder):
     """Start a server in an empty folder; return its connection string."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        port.bind(("127.0.0.1", 0))  # keep it bound: mongod can bind it too
+        port.bind(("127.0.0.1", 0))  # the port stays bound, because mongod can bind it too
         host = f"127.0.0.1:{port.getsockname()[1]}"
         (folder / "data").mkdir()
         command = [str(fetch()), "--dbpath", str(folder / "data"), "--port", host.rpartition(":")[2]]

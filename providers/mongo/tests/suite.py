@@ -1,4 +1,4 @@
-"""Runs the conformance suite, with other versions of the tests in which MongoDB behaves differently."""
+"""The conformance suite, with replacements for the tests in which MongoDB behaves differently."""
 
 import pytest
 
@@ -11,7 +11,7 @@ REQUIRE = NewItemStateMode.REQUIRE
 
 
 class TestImages(us8.TestImages):
-    """A collection keeps its changes' documents only if it is configured to."""
+    """A collection keeps the documents of its changes only if it is configured to do so."""
 
     def test_require_gives_the_full_document(self, make_collection):
         images = make_collection("images", Kind.OLD_IMAGES)

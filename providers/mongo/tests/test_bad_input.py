@@ -1,4 +1,4 @@
-"""Tests mistakes of users and failures of networks: a category, a way out, no secret, and no lost event."""
+"""Tests mistakes of users and failures of networks: every error names a way out and shows no secret."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ SECRETS = (
     "my-document-key",
 )
 INVALID = ErrorCategory.INVALID_REQUEST
-# For addresses without a server; a real server may take longer.
+# The time limit for addresses without a server. A real server may take longer.
 QUICK = {"serverSelectionTimeoutMS": 300, "connectTimeoutMS": 300}
 MOST = 60
 
@@ -112,7 +112,7 @@ def guarded():
 
 
 class TestTheWay:
-    """Tests failures on the way to the server."""
+    """Tests failures of the connection to the server."""
 
     def test_nobody_listens(self):
         with client_of("mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=300") as client:
@@ -152,7 +152,7 @@ class TestTheWay:
 
 
 class TestTheIdentity:
-    """Tests that nothing is guessed and that no secret is shown."""
+    """Tests that credentials are not guessed, and that no secret is shown."""
 
     def url(self, server, user=None, **options):
         prefix, _, rest = server.uri(**options).partition("://")[2].rpartition("@")
@@ -309,8 +309,7 @@ WRONG = [
 
 
 class TestOptions:
-    """Tests option values that the server checks. The server's message is shown, without the values that it
-    may quote."""
+    """Tests option values that the server refuses. The error shows its message without quoted values."""
 
     @pytest.mark.parametrize(
         "options", WRONG, ids=[f"{name} {at}" for at, option in enumerate(WRONG) for name in option]
@@ -414,7 +413,7 @@ class TestPipelines:
 
 
 class TestTokens:
-    """The provider checks tokens that the server does not check well."""
+    """Tests that the provider refuses tokens that the server does not check well."""
 
     def token(self, client, address, **asked):
         return read(client, address, Now(), **asked).continuation_token
@@ -485,7 +484,7 @@ class TestTokens:
 
 
 class TestPoison:
-    """Documents that the server accepts but no driver can read."""
+    """Tests documents that the server accepts but no driver can read."""
 
     def damaged(self, collection, document):
         raw = bson.encode(document)

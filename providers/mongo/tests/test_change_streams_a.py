@@ -1,6 +1,4 @@
-"""Tests change streams, row by row of MongoDB's specification: CS-1 to CS-26, resumable errors and
-commands.
-"""
+"""Tests rows CS-1 to CS-26 of MongoDB's change stream specification: resumable errors and commands."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -55,10 +53,10 @@ def refused(category=ErrorCategory.INVALID_REQUEST, code=None):
 
 
 class TestResumable:
-    """Tests which errors of a `getMore` cause another `aggregate`."""
+    """Tests after which errors of a `getMore` the stream is opened again with an `aggregate`."""
 
     def test_cs_01_an_older_server_is_not_talked_to(self):
-        """Only the label decides, whatever a server reports about itself later."""
+        """Only the label of an error decides, even if a server reports a different version later."""
         with OldServer(8) as server, watched(server.uri) as (client, commands):
             with pytest.raises(MulticloudDbError) as caught:
                 Feed(client, ResourceAddress("shop", "orders")).read()
@@ -119,7 +117,7 @@ class TestResumable:
 
     @pytest.mark.parametrize("code", [6, 63, 234, FINAL])
     def test_cs_04_an_error_without_the_label(self, one, app, warm, written, code):
-        """This includes errors that were resumable on older servers."""
+        """An error without the label is not resumed, even if it was resumable on older servers."""
         feed, commands = warm
         with (
             fail_command(one, commands=["getMore"], app_name=app, errorCode=code),
@@ -132,7 +130,7 @@ class TestResumable:
         assert keys(feed.events()) == [1]
 
     def test_cs_06_an_aggregate_is_not_resumed(self, one, app, here, ours):
-        """Another rule applies to the opening read: it is retried once."""
+        """The `aggregate` that opens a stream is not resumed, but it is retried once as a read."""
         client, commands = ours
         failure = {"errorCode": 6, **RESUMABLE}
         with (
@@ -157,7 +155,10 @@ class TestEvents:
     """Tests events that the server sends now or may send in the future."""
 
     def test_cs_07_an_operation_that_nobody_knows_yet(self, ours, here, written):
-        """The event is the server's own, with another name."""
+        """An event with an unknown operation type is skipped.
+
+        The test renames the operation in a server's event.
+        """
         client, _ = ours
         strange = {"$cond": ["$fullDocument.strange", "zzz", "$operationType"]}
         feed = Feed(client, here, **asked(pipeline=[{"$addFields": {"operationType": strange}}]))
@@ -230,7 +231,10 @@ class TestEvents:
         assert [set(native) & {"updateDescription"} for native in (insert, replace, delete)] == [set()] * 3
 
     def test_cs_09_the_document_of_an_update_that_is_gone_is_null(self, ours, here, written):
-        """The document was looked up too late: it is unavailable, which does not mean a delete."""
+        """If the document was deleted before the lookup, it is unavailable.
+
+        This does not turn the update into a delete.
+        """
         client, _ = ours
         feed = Feed(client, here, include_native=True)
         feed.read()
@@ -367,7 +371,10 @@ class TestOptions:
         assert all("collation" not in event.command for event in commands.opening())
 
     def test_cs_14_the_driver_by_itself_drops_it(self, plain, here):
-        """If this fails, PyMongo has fixed it, and `_Collated` in `stream.py` can be removed."""
+        """The driver drops the collation.
+
+        If this test fails, PyMongo has fixed this, and `_Collated` can be removed.
+        """
         client, commands = plain
         client[here.database]["c"].watch(collation={"locale": "en"}).close()
         assert all("collation" not in event.command for event in commands.opening())
@@ -394,7 +401,7 @@ class TestOptions:
         client, commands = ours
         feed = Feed(client, here, **asked(show_expanded_events=value), include_native=True)
         feed.read()
-        written.create_index("name")  # a separate event that is no change
+        written.create_index("name")  # a separate event that is not a change of a document
         written.insert_one({"_id": 1})
         (event,) = feed.events()
         assert ("collectionUUID" in event.native) is bool(value)

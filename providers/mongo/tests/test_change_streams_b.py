@@ -1,6 +1,4 @@
-"""Tests change streams, row by row of MongoDB's specification: CS-27 to CS-52, the life and resume of a
-stream.
-"""
+"""Tests rows CS-27 to CS-52 of MongoDB's change stream specification: the life and resume of a stream."""
 
 import contextlib
 import inspect
@@ -131,7 +129,7 @@ class TestLife:
         assert commands.tries() == ["succeeded"]
 
     def test_cs_30_so_would_the_driver(self, plain, here):
-        """The test simulates a server that accepts the option, because 6.0 itself refuses it."""
+        """The test simulates a server that accepts the option, because MongoDB 6.0 refuses it."""
         client, _ = plain
         nameless = {"operationType": "insert"}
         with client[here.database]["c"].watch() as stream:
@@ -157,7 +155,10 @@ class TestLife:
         assert commands.tries() == []
 
     def test_cs_31_a_resume_that_fails_is_not_repeated(self, breaks, warm, written):
-        """Two attempts of the `aggregate` are its own retry; the next call continues from the same token."""
+        """The `aggregate` is sent twice, because it is retried once as a read.
+
+        The next call continues from the same token.
+        """
         feed, commands = warm
         with breaks("getMore", "aggregate", times=None, errorCode=6, **RESUMABLE):
             with pytest.raises(MulticloudDbError) as caught:
@@ -208,7 +209,7 @@ class TestLife:
             with fail_command(three, commands=["getMore"], app_name=app, closeConnection=True):
                 collection.insert_one({"_id": 1})
                 assert keys(feed.events()) == [1]
-            # The oplog's first entry is asked of the same member, because oplogs differ in length.
+            # The same member is asked for the oplog's first entry, because oplogs differ in length.
             assert len(Feed(client, ResourceAddress(database, "c"), Beginning()).events(2)) == 2
             opened = commands.opening()
             assert "failed" in commands.ends("getMore")
@@ -223,7 +224,7 @@ class TestLife:
             with pytest.raises(MulticloudDbError, match="replica set") as caught:
                 Feed(client, ResourceAddress("shop", "orders")).read()
             assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
-            assert caught.value.detail.native_code == "40573"  # the server's own
+            assert caught.value.detail.native_code == "40573"  # the server's own token
             assert commands.tries() == ["failed"]
 
 
@@ -271,7 +272,10 @@ class TestStarts:
         assert {len(start) for start in commands.starts()} == {1}
 
     def test_cs_35_the_driver_by_itself_drops_all_but_one(self, plain, here, written):
-        """If this fails, PyMongo has fixed it, and the page on the specifications needs a change."""
+        """The driver sends only one of several start options.
+
+        If this test fails, PyMongo has fixed this, and the page on the specifications needs a change.
+        """
         client, commands = plain
         collection = client[here.database]["c"]
         with collection.watch() as stream:
@@ -281,8 +285,7 @@ class TestStarts:
         assert commands.starts() == [{"startAfter": token}]
 
     def test_cs_36_the_time_of_the_first_answer_is_kept(self, breaks, plain, here, written):
-        """The test simulates a server without `postBatchResumeToken`, because every server that PyMongo
-        supports sends one."""
+        """The time of the first answer is kept if a (simulated) server sends no `postBatchResumeToken`."""
         client, commands = plain
         with tokenless(), client[here.database]["c"].watch(max_await_time_ms=20) as stream:
             kept = commands.events("succeeded", "aggregate")[0].reply["operationTime"]
@@ -376,7 +379,10 @@ class TestStarts:
         assert event.command["lsid"] == commands.bodies("getMore")[0]["lsid"]
 
     def test_cs_40_a_lost_connection_takes_another_implicit_one(self, breaks, warm, written):
-        """The difference does no harm. If this fails, PyMongo has fixed it."""
+        """After a lost connection, the driver takes another implicit session, which does no harm.
+
+        If this test fails, PyMongo has changed this.
+        """
         feed, commands = warm
         with breaks("getMore", closeConnection=True):
             written.insert_one({"_id": 1})
@@ -396,7 +402,7 @@ def invalidated(client, collection):
 
 
 def tokenless():
-    """Remove `postBatchResumeToken` from answers, as if the server was older than 4.0.7."""
+    """Remove `postBatchResumeToken` from answers, as if the server were older than 4.0.7."""
     first = ChangeStream._process_result
 
     def processed(stream, result, *others):
@@ -436,9 +442,9 @@ class TestResume:
         assert commands.names("killCursors") == []
 
     def test_cs_42_after_a_lost_connection_the_driver_does_not_try(self, one, breaks, warm):
-        """The server itself ends the old cursor.
+        """After a lost connection, the driver does not close the old cursor, and the server ends it.
 
-        If this fails, PyMongo has fixed it, and the row is wrong.
+        If this test fails, PyMongo has changed this, and the row in the table is wrong.
         """
         feed, commands = warm
         feed.read()
@@ -545,7 +551,7 @@ class TestTokens:
         numbers = itertools.count(1)
 
         def farther():
-            """Return an answer whose position is later than its last change."""
+            """Change an answer so that its position is later than its last change."""
             number = next(numbers)
             written.insert_one({"_id": number})
             written.database["other"].insert_one({"_id": number})
@@ -591,9 +597,7 @@ class TestPages:
     """Tests every token that a stream returns."""
 
     def test_cs_49_an_iterator_gives_every_token(self, warm, written):
-        """The iterator returns them as the page about the specifications says: through its pages, including
-        empty ones.
-        """
+        """The iterator gives every token through its pages, including empty pages."""
         feed, _ = warm
         tokens = set()
         settings = {"idle_backoff_seconds": 0.01, "max_idle_backoff_seconds": 0.02}
@@ -612,7 +616,7 @@ class TestLimits:
     """Tests limits on time and size."""
 
     def gives_up_in_time(self, read):
-        """Check that the call ends before the server's answer, which takes 2.5 seconds each time."""
+        """Check that the call ends before the server answers. Each answer takes 2.5 seconds."""
 
         def attempt():
             begin = time.monotonic()
@@ -645,9 +649,7 @@ class TestLimits:
         with watched(one.uri(appName=app, timeoutMS=1000)) as (client, _):
 
             def waited():
-                """The test waits three times in succession, because reopening a stream could hide every
-                second failure.
-                """
+                """Wait three times in a row, because reopening a stream could hide every second failure."""
                 feed = Feed(client, here, **asked(max_await_time_ms=10_000))
                 for _ in range(3):
                     assert feed.read(wait=1).events == ()
@@ -701,7 +703,7 @@ class TestLimits:
 
 
 class TestProse:
-    """The specification's own tests, through `read_changes`; the numbers are the specification's."""
+    """The prose tests of the specification, with its numbers, run through `read_changes`."""
 
     def test_cs_52_prose_1_the_token_of_every_page_is_the_last_one(self, one, app, ours, here, written):
         client, _ = ours

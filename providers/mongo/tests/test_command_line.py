@@ -1,4 +1,4 @@
-"""Tests the command line on MongoDB: real processes that are killed and started again."""
+"""Tests the command line on MongoDB with real processes that are killed and started again."""
 
 import re
 from datetime import UTC, datetime
@@ -31,8 +31,7 @@ def tail_of(where, folder, start="now"):
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, one, orders, where, tmp_path):
-        """A writer runs; the command is killed seven times: at once, in the middle of a page, and after
-        failures."""
+        """During writes, the command is killed seven times: at once, within a page, and after failures."""
         orders.insert_one({"_id": "before"})
         tail = tail_of(where, tmp_path)
         writer = Writer(lambda key: orders.insert_one({"_id": key, "secret": "a document"}), pause=0.003)
@@ -65,8 +64,8 @@ class TestTail:
         keys = [f"o-{number:04}" for number in range(3000)]
         tail = tail_of(where, tmp_path, "beginning")
         for life in range(2):
-            # Each process gets its own changes, because the one before may have read everything before the
-            # kill.
+            # Each process gets its own changes, because the previous process may have read everything before
+            # it was killed.
             orders.insert_many([{"_id": key} for key in keys[1500 * life : 1500 * (life + 1)]])
             with tail.running() as came:
                 came.get(timeout=SOON)
@@ -175,9 +174,7 @@ FAILURES = {
 
 
 class TestFailures:
-    """Each failure prints one line on stderr, with the exit code of the category, a way out, and no
-    secret.
-    """
+    """Each failure prints one line with a way out and no secret; the exit code shows its category."""
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET])

@@ -1,4 +1,4 @@
-"""Tests how a deployment is configured, the errors for a wrong name, and the resulting MongoClient."""
+"""Tests the configuration of a deployment, the errors for wrong names, and the resulting MongoClient."""
 
 import functools
 import socket
@@ -38,7 +38,7 @@ def made():
 
 
 def everything_said(error):
-    """Return everything that a log could show of an error: its text, its causes, and their texts."""
+    """Return everything that a log could show about an error: its text, its causes, and their texts."""
     seen = []
     while error is not None:
         seen += [str(error), repr(error), repr(getattr(error, "detail", None))]
@@ -215,7 +215,7 @@ class TestSecrets:
         error = caught.value
         assert error.category == ErrorCategory.INVALID_REQUEST
         assert SECRET not in everything_said(error)
-        # `from None` would hide it only from a traceback.
+        # `from None` would hide the cause only from a traceback.
         assert error.__cause__ is None
         assert error.__context__ is None
 

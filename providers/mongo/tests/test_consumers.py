@@ -1,4 +1,4 @@
-"""Tests many consumers of one feed in one client: each keeps its own cursor."""
+"""Tests that many consumers of one feed in one client each keep their own cursor."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ROUNDS = 4
 
 
 class Consumers:
-    """Consumers at different positions that each read a page in turn."""
+    """Several consumers at different positions, which read one page each in turn."""
 
     def __init__(self, client, address, collection, count):
         self._client, self._address = client, address

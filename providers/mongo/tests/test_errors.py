@@ -1,6 +1,6 @@
-"""Tests the meaning of each failure of PyMongo and of the server.
+"""Tests the category of each failure of PyMongo and of the server.
 
-No document and no secret in it is shown.
+No message shows a document or a secret.
 """
 
 import pickle
@@ -132,7 +132,7 @@ CODES = [
     (2, f"Executor error during getMore :: caused by :: {KEY}", INVALID, False, "fails on a document"),
     (None, "it is so", PERMANENT, False, "list of error codes"),
 ]
-# PyMongo's own → category, retryable, a part of the way out.
+# PyMongo's own exceptions → category, retryable, a part of the way out.
 EXCEPTIONS = [
     (vendor.ConnectionFailure("a:27017: connection closed"), TRANSIENT, True, "try again"),
     (vendor.AutoReconnect("a:27017: [Errno 104] reset"), TRANSIENT, True, "Errno 104"),

@@ -1,6 +1,4 @@
-"""Tests three members, one of which always has a fault: nothing is lost, and no consumer gets an event
-twice.
-"""
+"""Tests three members, one of which always has a fault: no event is lost, and no consumer gets one twice."""
 
 import logging
 import queue
@@ -57,12 +55,12 @@ def proxied(tmp_path_factory):
 
 
 def url(cluster, **options):
-    """Return a URL whose options end a call to a silent member after one second, not after twenty."""
+    """Return a URL with options that end a call to a silent member after one second instead of twenty."""
     return cluster.uri(connectTimeoutMS=1000, **options)
 
 
 def crowd(cluster, database):
-    """Make applications of many kinds, all started before the first change."""
+    """Make applications of many kinds, which all start before the first change."""
 
     def one(name, size, consumer=None, **others):
         request = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -98,7 +96,7 @@ def lagging(consumer):
 def load(cluster, database):
     """Run a writer, and applications that read in the meantime.
 
-    In the end each application has every change.
+    At the end, check that each application has received every change.
     """
     with MongoClient(url(cluster, appName=NATIVE)) as client:
         writer = Writer(client, database, pause=0.005)
@@ -128,7 +126,7 @@ def load(cluster, database):
 
 @contextmanager
 def killed(cluster):
-    """Kill the present primary; in the end all members run again."""
+    """Kill the current primary. At the end, all members run again."""
     member = cluster.wait_primary()
     cluster.kill(member)
     try:
@@ -140,7 +138,7 @@ def killed(cluster):
 
 @contextmanager
 def paused(cluster):
-    """Pause the present primary; it continues in the end."""
+    """Pause the current primary. At the end, it continues."""
     member = cluster.wait_primary()
     cluster.pause(member)
     try:
@@ -181,14 +179,14 @@ def test_a_primary_that_hangs_stops_nobody(proxied, database):
         with paused(proxied):
             writer.wait_for(30)
             go_on(writer, applications)
-        # It had not noticed the new election.
+        # The former primary had not noticed the election.
         writer.wait_for(30)
         go_on(writer, applications)
 
 
 @pytest.mark.parametrize("trouble", ["cut", "drop"])
 def test_a_network_that_fails_loses_nothing(proxied, database, trouble):
-    """Connections are reset, or stay open and lose everything; the writer is not affected."""
+    """Connections are reset, or stay open and lose all bytes. Nothing is lost. The writer is not affected."""
     with load(proxied, database) as (writer, applications):
         for _ in range(3):
             for proxy in proxied.proxies.values():
@@ -201,7 +199,7 @@ def test_a_network_that_fails_loses_nothing(proxied, database, trouble):
 
 @pytest.mark.parametrize("size", [7, 0], ids=["small pages", "large pages"])
 def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, size):
-    """The kill happens in the middle of a server batch that is partly returned; no call fails."""
+    """The primary is killed when a batch of the server is only partly returned. No call fails."""
     writer, events = Writer(three.client(), database), []
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:
         start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -225,7 +223,7 @@ def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, si
 
 @pytest.mark.parametrize("trouble", ["cut", "drop"])
 class TestOutage:
-    """Tests that no member answers: connections are reset, or stay open and lose everything."""
+    """Tests an outage of all members: connections are reset, or stay open and lose all bytes."""
 
     @pytest.fixture
     def client(self, proxied):
@@ -242,7 +240,7 @@ class TestOutage:
         return proxied.client()[database].create_collection(COLLECTION)
 
     def begin(self, proxied, client, items, trouble):
-        """Return a request in the middle of a feed; after it, no member answers."""
+        """Return a request in the middle of a feed, and let no member answer from then on."""
         start = ChangeFeedRequest(ResourceAddress(items.database.name, COLLECTION), Now())
         token = client.read_changes(start).continuation_token
         items.insert_one({})
@@ -269,7 +267,7 @@ class TestOutage:
         page = client.read_changes(request, OperationOptions(CALL, CALL))
         assert [event.key.components["_id"] for event in page.events] == [2]
 
-    @pytest.mark.usefixtures("client")  # it heals what this leaves
+    @pytest.mark.usefixtures("client")  # the fixture heals the members at the end
     def test_does_not_hold_up_a_close(self, proxied, items, trouble):
         before = set(threading.enumerate())
 
@@ -295,7 +293,7 @@ class TestOutage:
             return took
 
         assert_prompt(3.0, attempt, at_most=1.0 + MARGIN)
-        # A thread that the program's end does not wait for.
+        # The end of the program does not wait for this thread.
         wait_until(lambda: not [each for each in self.ours() if each not in before], 30.0)
 
     def ours(self):
@@ -329,7 +327,7 @@ def deaf(member):
 
 
 def test_a_change_that_is_rolled_back_is_never_seen(three, database):
-    """For a while, only a primary without a connection to the other members has the change."""
+    """The change is never seen, because only a primary without a connection to the other members has it."""
     items = three.client()[database].create_collection(COLLECTION, write_concern=MAJORITY)
     start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now())
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:

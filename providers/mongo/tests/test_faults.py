@@ -1,6 +1,4 @@
-"""Tests MongoDB with faults: reads that take longer than a call, heads, and the server's decision on old
-tokens.
-"""
+"""Tests faults of MongoDB: reads longer than a call, heads, and the server's decision on old tokens."""
 
 import pytest
 
@@ -28,7 +26,10 @@ def config(one, app):
 
 
 def test_an_answer_slower_than_every_call_is_read_by_a_later_one(config, here, written):
-    """A fetch that was stopped at each deadline would start again forever."""
+    """The fetch continues after the deadline of a call.
+
+    If each deadline ended it, it would start again forever.
+    """
     plugin = FaultyPlugin(PLUGIN, Slow(1.0))
     with open_client(plugin, config) as client:
         token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
@@ -83,7 +84,7 @@ def test_a_bounded_read_is_planned_by_heads(config, here, written):
         planner = Planner(provider, feed)
         start = planner.start(Beginning(), deadline)
         step = planner.advance(start, None, deadline)
-        assert provider.happened == 0  # nothing was read for it
+        assert provider.happened == 0  # nothing was read to find the head
         assert isinstance(feed.heads({"0": start.cursor("0")}, None, deadline)["0"].outcome, Continue)
         (part,) = step.ranges()
         events = [

@@ -81,7 +81,7 @@ class World:
         return self.at.cursor("0")
 
     def plan(self, most=None, target=None):
-        """Plan the next step; `commands` contains what the server received."""
+        """Plan the next step. Afterwards, `commands` contains the commands that the server received."""
         self.commands.clear()
         return self.planner.advance(self.at, most, soon(), target)
 
@@ -160,9 +160,7 @@ class TestCost:
         assert world.changes_sent() == MANY
 
     def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
-        """The test plans like Spark's `availableNow`: the target, the step to the target, and an empty
-        step.
-        """
+        """The test plans like Spark's `availableNow`: a target, the step to the target, and an empty step."""
         world = make()
         world.start()
         world.write(*range(MANY))
@@ -266,9 +264,7 @@ class TestHead:
 
     @pytest.mark.parametrize("far", [0, 1, 2])
     def test_a_mark_right_behind_the_start_is_left_to_reading(self, make, monkeypatch, far):
-        """A lagging member has no changes at the start, which looks the same as no changes before the
-        mark.
-        """
+        """A lagging member sends no changes at the start, as if there were none before the mark."""
         world = make()
         cursor = world.start()
         begin = ticks_at(place_of(cursor))
@@ -282,7 +278,7 @@ class TestHead:
         assert world.heads(cursor) == expected
 
     def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
-        """The member that was asked for the end lags behind the member that sent the change."""
+        """The last change is the head if the member that was asked for the end does not have it yet."""
         world = make()
         cursor = world.start()
         before = world.feed._source.now()
@@ -386,7 +382,7 @@ class TestEnds:
         assert world.read(step.ranges()) == [1, 2]
 
     def test_a_collection_that_went_and_came_back_is_told_by_the_read(self, make):
-        """No cheap request distinguishes such a collection from one that existed all the time."""
+        """Only reading shows that a collection was dropped and recreated; no cheap request shows it."""
         world = make()
         world.start()
         world.write(*range(20))
@@ -443,7 +439,7 @@ class TestEverything:
             assert world.read(parts) == read
 
     def test_one_by_one(self, make):
-        """Each plan has one change to find, and the cluster's clock has moved by one."""
+        """Each plan finds one change, and the cluster's clock has moved by one tick."""
         world = make()
         world.start()
         for number in range(40):
@@ -474,7 +470,7 @@ class TestEverything:
 
 
 class TestLaggingMember:
-    """The range is read from a member that has not replicated up to this point yet."""
+    """Tests ranges that are read from a member that has not replicated them completely."""
 
     @pytest.fixture
     def late(self, three, database, monkeypatch):

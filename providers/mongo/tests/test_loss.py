@@ -1,6 +1,4 @@
-"""Tests that nothing is lost, wherever a consumer is killed, under everything that a server can do to a
-reader.
-"""
+"""Tests that nothing is lost when a consumer is killed anywhere, whatever a server does to the reader."""
 
 import itertools
 from contextlib import contextmanager
@@ -54,7 +52,7 @@ class World:
         if len(writes) == 1:
             self._write(*writes[0], None)
             return
-        # It is retried when a restart has cut its connection.
+        # The call is retried if a restart has cut its connection.
         with self.client.start_session() as session:
             session.with_transaction(
                 lambda session: [self._write(key, document, session) for key, document in writes]
@@ -64,11 +62,11 @@ class World:
         if document is None:
             self.items.delete_one({"_id": key}, session=session)
         else:
-            # The event of an update would have a later document.
+            # The event of an update would contain a later version of the document.
             self.items.replace_one({"_id": key}, document, upsert=True, session=session)
 
     def noise(self):
-        """Make changes that are in the oplog but not in the feed."""
+        """Write changes that appear in the oplog but not in the feed."""
         self.client[f"{self.name}-beside"].others.insert_many([{} for _ in range(50)])
 
     def fail(self, command, **how):
@@ -101,9 +99,7 @@ RESTART = Act("kill -9, and a restart", World.restart)
 
 
 def life(*, restarts):
-    """Return a script with transactions larger than a page, and failures of the stream in its middle, at its
-    end or start.
-    """
+    """Return a random script with transactions larger than a page, and stream failures at any place."""
     write = Author(keys=KEYS).write
     return [
         write(2), Read(1), NOISE, write(1), write(5), Read(1), NO_CURSORS, write(3), Read(2),
@@ -112,7 +108,7 @@ def life(*, restarts):
         NO_CURSORS, write(3), ReadUntilIdle(), fail("getMore", errorCode=UNREACHABLE, errorLabels=[LABEL]),
         write(2), ReadUntilIdle(), RESTART if restarts else NO_CURSORS, write(6), Read(1),
         fail("aggregate", closeConnection=True), NO_CURSORS, write(2), NOISE, ReadUntilIdle(), write(1),
-        # Without the label PyMongo does not resume, so the caller reads again from its token.
+        # Without the label PyMongo does not resume the stream, so the caller reads again from its token.
         fail("getMore", errorCode=TIME_LIMIT), write(4),
     ]  # fmt: skip
 

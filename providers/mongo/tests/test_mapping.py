@@ -1,6 +1,6 @@
 """Tests that change documents become events and Arrow rows with equal content.
 
-The first unmappable one is named.
+If a change cannot be mapped, the error names the first such change.
 """
 
 import copy
@@ -39,7 +39,7 @@ NOON = datetime(2026, 1, 31, 12, 0, 0, 123000, tzinfo=UTC)
 SECONDS = 1_763_634_171
 NAMES = [("_id",), ("customer", "_id"), ("country", "customer", "_id")]
 
-patiently = settings(deadline=None)  # a slow machine is no defect
+patiently = settings(deadline=None)  # a slow machine must not fail the test
 moments = st.integers(0, 4_102_444_800_000).map(lambda number: EPOCH + timedelta(milliseconds=number))
 stamps = st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 
@@ -110,7 +110,7 @@ def changes(draw, number):
 
 @st.composite
 def pages(draw):
-    """Return changes, with the way in which each is read."""
+    """Generate changes, and how each of them is read."""
     found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
     address = draw(st.sampled_from([ADDRESS, ResourceAddress("shop"), ResourceAddress()]))
     flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}
@@ -366,7 +366,7 @@ class TestPoison:
 
     @pytest.mark.parametrize("change", [POISON, raw(one(1) | {"documentKey": 1})], ids=["text", "key"])
     def test_behind_it_the_start_is_still_known(self, mapping, change):
-        """Earlier ends belong to another collection with the same name."""
+        """An end before the start belongs to an earlier collection with the same name."""
         view = View(ADDRESS, "p", start=2**64 - 1)
         with pytest.raises(RecordFault) as caught:
             mapping([change], 0, 1, view)
@@ -401,7 +401,7 @@ class TestReferences:
 
 
 class TestPlace:
-    """The position of a change is read only from its bytes."""
+    """Tests that the position of a change is read from its bytes, without decoding the change."""
 
     @patiently
     @given(changes(3))

@@ -28,7 +28,7 @@ RUNS = 40
 class Reading:
     """Reads one feed page by page.
 
-    Each page is returned as a list of ids and notices, in the promised order.
+    It returns each page as a list of ids and notices, in the promised order.
     """
 
     def __init__(self, uri, address, size=0, **asked):
@@ -41,12 +41,15 @@ class Reading:
         return [event.key.components["_id"] for event in page.events], list(page.notices), page
 
     def begin(self):
-        """Return a token from before the first write."""
+        """Return a token that was made before the first write."""
         with connect(self.uri) as client:
             return self.page(client, Now())[2].continuation_token
 
     def pages(self, token, *, restart=False):
-        """Return the pages that are not empty, each with the token before it, up to the first idle page."""
+        """Read up to the first idle page.
+
+        Return the pages that are not empty, each with the token before it.
+        """
         found, client = [], connect(self.uri)
         try:
             for _ in range(200):
@@ -69,7 +72,7 @@ def in_order(pages):
 
 
 def check_every_token(reading, pages):
-    """Check that a new process that starts before any page gets the rest, in the same order."""
+    """Check that a new process that starts from any token gets the rest in the same order."""
     for number, (token, *_) in enumerate(pages):
         assert in_order(reading.pages(token)) == in_order(pages[number:])
 
@@ -128,7 +131,7 @@ class TestEnd:
 
 
 class TestPlanned:
-    """Ranges in the form in which Spark reads them contain only events, and all of them."""
+    """Ranges, in the form in which Spark reads them, contain all events and nothing else."""
 
     @pytest.mark.parametrize("most", [None, 1, 2, 100])
     def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):

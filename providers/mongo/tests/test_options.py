@@ -139,8 +139,9 @@ class TestValue:
         ids=["truth", "float", "falsehood", "order", "inside"],
     )
     def test_what_the_server_tells_apart_is_not_equal(self, one, other):
-        """A client uses one stream for equal requests, so otherwise the filter of the other request would be
-        used.
+        """Options that the server distinguishes must not be equal.
+
+        A client uses one stream for equal requests, so a request could get the filter of another request.
         """
         assert one == other
         assert MongoOptions(pipeline=[{"$match": {"a": one}}]) != MongoOptions(

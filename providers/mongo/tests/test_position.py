@@ -32,7 +32,7 @@ MARK = "2B0229296E04"  # the end of a high-water mark of the server
 CHANGE = "2B022C0100296E5A1004D8A1D840830C4F4FB169DC2CD309027D461E5F6964002B"
 OURS = 40  # bytes of a cursor in addition to the server's own
 
-patiently = settings(deadline=None)  # a slow machine is no defect
+patiently = settings(deadline=None)  # a slow machine must not fail the test
 times = st.integers(0, 2**32 - 1)
 ticks = st.integers(0, 2**64 - 1)
 tails = st.sampled_from([MARK, CHANGE + "0204", CHANGE + "0304", CHANGE + "02"])
@@ -151,7 +151,7 @@ class TestForm:
 
 
 class TestTokens:
-    """The server gets back exactly the token that it sent."""
+    """Tests that the server gets back exactly the token that it sent."""
 
     @pytest.mark.parametrize(
         "token",
@@ -257,7 +257,7 @@ class TestBound:
         assert is_reached(place, until, at_end=at_end) is reached
 
     def test_a_mark_one_tick_ahead_of_the_end_of_the_log_is_reached_there(self):
-        """`Now` is the time of an operation that has not happened yet."""
+        """A mark at the end of the log contains the time of an operation that has not happened yet."""
         assert is_reached(change(5, 1), mark(5, 2), at_end=True)
         assert not is_reached(change(5, 1), mark(5, 2), at_end=False)
         assert not is_reached(change(5, 1), mark(5, 3), at_end=True)

@@ -64,7 +64,7 @@ def app():
 
 
 class Room:
-    """One database, which is written natively and read through the library's clients."""
+    """One database. Native clients write to it, and the library's clients read it."""
 
     def __init__(self, server, database, app):
         self.server, self.database = server, database
@@ -114,7 +114,7 @@ def read(client, address, place=None, size=0, *, timeout=30.0, wait=0.0, **asked
 
 
 def walk(client, address, place=None, size=0, **asked):
-    """Return the pages up to the first idle one."""
+    """Return the pages up to the first idle page."""
     for _ in range(MANY_PAGES):
         page = read(client, address, place, size, **asked)
         yield page
@@ -154,10 +154,9 @@ class TestStarts:
         numbers = itertools.count()
 
         def in_a_second():
-            """Return a change and a later moment of the same second; None if a busy machine was too slow."""
-            time.sleep(
-                1.15 - time.time() % 1
-            )  # after the turn of a second, when a change may get a late timestamp
+            """Return a change and a later moment in the same second; None if the machine was too slow."""
+            # Not directly after the start of a second, when a change may get a late timestamp.
+            time.sleep(1.15 - time.time() % 1)
             now, number = datetime.now(UTC), next(numbers)
             moment = now + timedelta(milliseconds=300)
             collection.insert_one({"_id": number})
@@ -266,7 +265,7 @@ class TestPartition:
 
 class TestRecreated:
     def ended(self, room, client, **asked):
-        """Return a feed that a client read to its end, and whose collection was recreated."""
+        """Return a feed that a client has read to its end; its collection was recreated after that."""
         collection = room.collection()
         page = read(client, room.address(), Now(), **asked)
         collection.insert_one({"_id": "old"})
@@ -318,8 +317,10 @@ class TestRecreated:
         assert seen == [1, 2, 3]
 
     def test_nor_is_it_behind_a_gap(self, room):
-        """Where an expired position continues (SkipToOldest), the oplog may still have the end of an earlier
-        collection."""
+        """After SkipToOldest, the oplog may still contain the end of an earlier collection.
+
+        The feed does not report it.
+        """
         room.collection().insert_one({"_id": 1})
         room.native["c"].drop()
         room.collection().insert_one({"_id": 2})
@@ -371,7 +372,7 @@ class TestRecreated:
         assert seen == expected
 
     def test_renamed_away_and_back_is_an_end(self, room):
-        """Changes in between were written under another name and are not in this feed."""
+        """Changes that were written under another name are not in this feed."""
         collection = room.collection()
         client = room.client()
         token = read(client, room.address(), Now()).continuation_token
@@ -480,7 +481,7 @@ class TestPositions:
 
 
 class TestRanges:
-    """The range between two positions is always the same, whatever is written in the meantime."""
+    """The range between two positions always gives the same events, even during writes."""
 
     @pytest.fixture
     def world(self, room):
@@ -667,7 +668,10 @@ class TestStreams:
         wait_until(lambda: not room.cursors())
 
     def test_a_long_look_at_the_log_is_not_begun_anew(self, room, app):
-        """A filter may have to scan the whole oplog; a call that does not wait for this loses nothing."""
+        """A filter may have to scan the whole oplog.
+
+        A call that does not wait for this does not restart the scan.
+        """
         collection = room.collection()
         scope = {"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}
         with watched(room.uri) as (client, commands):
@@ -725,13 +729,13 @@ class TestStreams:
             wait_until(lambda: len(room.cursors()) == 3)
             began = time.monotonic()
             client.close()
-            assert time.monotonic() - began < 10  # of 20; the conformance suite is stricter
+            assert time.monotonic() - began < 10  # of 20 polls; the conformance suite is stricter
             assert [each.result(10) for each in polls] == [ErrorCategory.TRANSIENT_FAILURE] * 3
         if pool > 1:  # with one connection, a poll may delay the command that would end the others
             wait_until(lambda: not room.cursors())
 
     def test_what_could_not_be_closed_at_once_is_closed_at_the_end(self, room, app):
-        """PyMongo remembers unclosed cursors; an interrupted client finds no server."""
+        """Cursors that could not be closed at once are closed at the end, because PyMongo remembers them."""
         room.collection()
         uri = room.server.uri(appName=app, heartbeatFrequencyMS=10_000)
         provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri}), None)
@@ -742,7 +746,10 @@ class TestStreams:
         wait_until(lambda: not room.cursors())
 
     def test_nothing_is_opened_any_more_once_it_is_closed(self, room):
-        """The application's client stays open, and so would everything that is opened late."""
+        """After `close`, no more streams are opened.
+
+        The application's client stays open, so a late stream would stay open too.
+        """
         room.collection()
         deadline = Deadline.after(30)
         with MongoClient(room.uri) as own:
@@ -761,7 +768,10 @@ class TestStreams:
             assert not room.cursors()
 
     def test_closing_beside_a_server_that_hangs_says_nothing(self, room, caplog):
-        """PyMongo would print a traceback for each cursor in a terminal if logging is not set up."""
+        """Nothing is printed.
+
+        Without the provider, PyMongo would print a traceback for each cursor if logging is not set up.
+        """
         client = room.client()
         for number in range(3):
             room.collection(f"c{number}")
@@ -829,7 +839,7 @@ class TestNativeClient:
                 (event,) = events
                 assert event.key == MulticloudDbKey({"_id": key})
                 assert event.new_item_state == {"_id": key, "at": noon, "text": "text"}
-            # The application owns it, so we do not close it.
+            # The application owns the client, so the library does not close it.
             found.client.close()
             assert found.own.admin.command("ping")["ok"] == 1
 
@@ -977,8 +987,7 @@ def test_a_fault_is_a_fault_of_ours(room):
 
 
 def test_commands_of_a_feed_are_few(room):
-    """Opening a feed asks whether the collection exists, what the server is, where the oplog ends, and opens
-    the stream."""
+    """Opening a feed asks for the collection, the kind of server and the oplog's end, and opens a stream."""
     room.collection()
     commands = Commands()
     with (

@@ -1,4 +1,7 @@
-"""Tests reads of one stream: a script decides what the server sends, where it cuts, and where it breaks."""
+"""Tests reads of one stream.
+
+A script decides what the server sends, where answers end, and where the stream breaks.
+"""
 
 import contextlib
 import copy
@@ -43,7 +46,7 @@ ITEMS = ("insert", "update", "replace", "delete")
 KINDS = ["change", "parts", "other", "drop", "rename", "unknown"]
 OVERTAKEN, TOO_LARGE, NO_IMAGE, EXPIRED = 136, 10334, 47, 286
 
-patiently = settings(deadline=None)  # a slow machine is no defect
+patiently = settings(deadline=None)  # a slow machine must not fail the test
 
 
 def soon():
@@ -70,7 +73,7 @@ class Entry:
     """One operation of the oplog.
 
     Attributes:
-        text: Its resume token.
+        text: The resume token of the operation.
         change: The change that a stream sends for this operation; None for an operation that no stream
             contains.
         refused: The code with which a server refuses to send the operation, or None.
@@ -83,9 +86,7 @@ class Entry:
     closes: bool = False
 
     def is_whole(self):
-        """Return True if a reader may resume after this operation, which is not possible in the middle of a
-        change.
-        """
+        """Return True if a reader may resume after this operation; False in the middle of a change."""
         split = (self.change or {}).get("splitEvent", {"fragment": 1, "of": 1})
         return split["fragment"] == split["of"]
 
@@ -98,7 +99,7 @@ class Log:
         self.numbers = itertools.count(1)
 
     def add(self, operation="insert", *, shown=True, parts=1, refused=None, closes=False, **more):
-        """Add one operation in this many parts, and return its number."""
+        """Add one operation in the given number of parts, and return its number."""
         number = next(self.numbers)
         whole = {
             "operationType": operation,
@@ -140,7 +141,7 @@ class Log:
 
 
 class Cursor:
-    """The part of the driver's cursor that a reader uses."""
+    """Simulates the part of the driver's cursor that a reader uses."""
 
     address = None
 
@@ -165,7 +166,7 @@ class Stream:
         self._answer()
 
     def _answer(self):
-        """Return the changes that fit in one answer, or raise the error that is due."""
+        """Return the changes that fit in one answer, or raise the error at this place in the script."""
         server, log = self.server, self.server.log
         server.asked += 1
         if server.failures:
@@ -217,7 +218,7 @@ class Stream:
 
 
 class Secretive:
-    """The stream of a driver that does not report how much of an answer is left."""
+    """Simulates the stream of a driver that does not report how many changes of an answer are left."""
 
     def __init__(self, *given_):
         self._stream = Stream(*given_)
@@ -229,7 +230,7 @@ class Secretive:
 
 
 class Server:
-    """The part of a feed that a reader uses: it opens streams on an oplog and remembers them."""
+    """Simulates the part of a feed that a reader uses: it opens streams on an oplog and remembers them."""
 
     def __init__(self, log, *, splits=False, sharded=False, stream=Stream, sizes=(), eager=False, **options):
         self.log, self.splits, self.sharded, self.stream = log, splits, sharded, stream
@@ -294,7 +295,7 @@ def keys_of(batch):
 
 
 def batches(reader, records=1000):
-    """Return everything that exists, batch by batch."""
+    """Return all changes, batch by batch."""
     pages = itertools.chain(records, itertools.repeat(records[-1])) if isinstance(records, list) else None
     while True:
         batch = fetch(reader, next(pages) if pages else records)
@@ -406,7 +407,7 @@ class TestNothingLost:
 
 
 class TestParts:
-    """A change that the server sends in parts is one change; no position is in the middle of it."""
+    """Tests that a change sent in parts is one change, without a position in the middle."""
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 10])
     @pytest.mark.parametrize("page", [1, 2, 10])
@@ -600,7 +601,7 @@ class TestEnd:
 
 
 class TestAltered:
-    """A caller's pipeline may do many things; if it does a forbidden one, the error names it."""
+    """Tests pipelines that alter events: if a required field is missing, the error names the field."""
 
     @pytest.mark.parametrize("name", ["operationType", "ns", "documentKey"])
     def test_what_nobody_can_do_without(self, log, name):

@@ -1,4 +1,4 @@
-"""Tests the reasons that a caller sees: why no server answers, error codes, ways out; and second attempts."""
+"""Tests the reasons in errors (why no server answers, error codes, ways out), and second attempts."""
 
 import socket
 
@@ -33,7 +33,7 @@ def failure(client, request, options=SHORT):
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """Make one of the library's commands fail this many times.
+    """Make one of the library's commands fail the given number of times.
 
     The driver's monitors send `hello` as before.
     """
@@ -55,7 +55,7 @@ def refuse(monkeypatch):
 
 
 class TestNoServer:
-    """The call has less time than `serverSelectionTimeoutMS`, which is 15 s by default."""
+    """Tests calls that have less time than `serverSelectionTimeoutMS`, which is 15 s by default."""
 
     @pytest.mark.parametrize("member", ["read_changes", "plan_partitions", "list_physical_partitions"])
     def test_a_port_that_refuses(self, member):
@@ -119,7 +119,7 @@ class TestSecondTry:
         assert len(asked) == 1
 
     def test_what_the_server_does_not_have_is_not_missed(self, one, here, refuse):
-        """The Stable API has no `buildInfo`."""
+        """The provider works with the Stable API, which does not include `buildInfo`."""
         asked = refuse("buildinfo", 9, OperationFailure("not in API Version 1", 323))
         with connect(one.uri()) as client:
             assert client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
@@ -186,7 +186,7 @@ class TestWaysOut:
         assert "viewOn" in message
 
     def test_of_a_token_whose_collection_is_gone_is_to_follow(self, one, here, written):
-        """The token is after the end of everything that the oplog contains of the collection."""
+        """The token lies after everything that the oplog contains for the collection."""
         token = self.behind_the_end(one, here, written)
         with connect(one.uri()) as client:
             error = failure(client, ChangeFeedRequest(here, FromContinuationToken(token)))

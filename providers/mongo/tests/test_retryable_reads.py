@@ -68,7 +68,7 @@ def here(one, database):
 
 @pytest.fixture
 def plain(one, app):
-    """Provide a client of the driver alone, and the commands that it sends."""
+    """Provide a client of the driver without the library, and the commands that the client sends."""
     commands = Commands()
     with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
         client.admin.command("ping")
@@ -146,12 +146,12 @@ class TestErrors:
         assert commands.ends("find") == ["failed", "succeeded"]
 
     def test_rr_03_a_pool_that_another_thread_cleared(self, one, app, here):
-        """The second thread may sleep until the connection exists again, and then read."""
+        """A second thread that waits for a connection can read once the connection exists again."""
         assert any(cleared_under_a_waiter(one, app, here) for _ in range(8))
 
 
 def cleared_under_a_waiter(server, app, here):
-    """Two threads wait for one connection: the first one's failure closes it before the second gets it.
+    """Two threads use one connection: the first thread's failure closes it before the second thread gets it.
 
     Both reads succeed. Return whether the second thread met a cleared pool.
     """
@@ -165,7 +165,7 @@ def cleared_under_a_waiter(server, app, here):
         ]
         slowly = {"blockConnection": True, "blockTimeMS": 300}
         with fail_command(server, commands=["find"], app_name=app, errorCode=91, **slowly):
-            for count, reader in enumerate(readers, 2):  # the first was the ping's
+            for count, reader in enumerate(readers, 2):  # the first connection was used by the ping
                 reader.start()
                 pool.wait_for("checkout started", count)
             for reader in readers:
@@ -227,7 +227,7 @@ class TestHandshake:
         "failure", [{"closeConnection": True}, {"errorCode": 91}], ids=["lost connection", "code 91"]
     )
     def test_rr_04_a_failing_login_of_a_new_connection(self, guarded, app, failure):
-        """The `ping` closes the only connection, so the read opens a new one and logs in."""
+        """The failed `ping` closes the only connection, so the read opens a new connection and logs in."""
         address = guarded.uri(appName=app)
         with watched(address) as (client, commands):
             refused = {"commands": ["ping", "saslContinue"], "app_name": app, "times": 2, **failure}
@@ -507,7 +507,7 @@ class TestTries:
         assert back.server_type_name == "RSPrimary"
 
     def test_rr_20_no_server_for_the_retry(self, one, app, here):
-        """The driver waits for its next check of the server, which comes too late."""
+        """There is no server for the retry: the driver's next check of the server comes too late."""
         uri = one.uri(appName=app, serverSelectionTimeoutMS=1000, **SLOW_HEARTBEAT)
         commands = Commands()
         with MongoClient(uri, event_listeners=[commands]) as client:
@@ -544,7 +544,7 @@ class TestTries:
     def test_rr_22_the_driver_raises_its_own_second_error_too(self, one, app, here, plain):
         """The retry gets no connection in this test.
 
-        If this fails, PyMongo has fixed it, and the row is wrong.
+        If this test fails, PyMongo has changed this, and the row in the table is wrong.
         """
         client, commands = plain
         checkout = driver_pool.Pool.checkout
@@ -640,9 +640,7 @@ class TestTries:
         assert commands.tries() == ["failed"] * 3
 
     def test_rr_28_a_getmore_too(self, one, app, here, ours):
-        """The cursor is the same, because an overloaded server that refused the command has not started
-        it.
-        """
+        """The cursor stays the same, because an overloaded server refuses the command before it starts it."""
         client, commands = ours
         token = read(client, here).continuation_token
         commands.clear()
@@ -685,7 +683,7 @@ class States(ServerListener):
 
 
 class Next(CommandListener):
-    """After a command has failed, the next one fails in another way."""
+    """Makes the next command fail in another way after a command has failed."""
 
     def __init__(self, server, app):
         self._server, self._app = server, app

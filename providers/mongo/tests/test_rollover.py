@@ -1,6 +1,4 @@
-"""Tests that the oplog rolls over: an expired position is an error, a moving one is safe, and no read jumps
-silently.
-"""
+"""Tests that the oplog rolls over: an expired position is an error, and no read jumps silently."""
 
 import itertools
 import re
@@ -35,7 +33,7 @@ from .test_command_line import run
 
 NOTE = "x" * 100_000
 LONG = 180.0
-"""Seconds: a server cuts its oplog once a second, and a busy server less often."""
+"""The time limit in seconds. A server truncates its oplog once a second, and a busy server less often."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +69,9 @@ class World:
         return [entry["ts"] for entry in entries]
 
     def roll_over(self, fill=None, *, wholly=True):
-        """Fill the oplog until its present entries are gone; with `wholly`, until it is no longer truncated.
+        """Fill the oplog until its current entries are gone.
+
+        With `wholly`, wait until it is no longer truncated.
 
         By default the oplog is filled with notes, which no change stream contains.
         """
@@ -140,7 +140,7 @@ class TestStoredToken:
                 time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(oldest)) in error.detail.oldest_position
                 for oldest in range(before, after + 1)
             )
-            # The error repeats: it is not forgotten, and there is no silent jump.
+            # The error is raised again at the next read, and there is no silent jump.
             expired(client, world.request(token))
 
     def test_goes_on_with_the_oldest_there_is_when_asked_to(self, world, token):
@@ -186,7 +186,7 @@ class TestStoredToken:
 
 
 class TestLiveReader:
-    """The oplog now starts after the position of an open stream."""
+    """Tests an open stream when the oplog already starts after its position."""
 
     def overtaken(self, world, client, **others):
         """Return a request after two of six changes.
@@ -234,7 +234,7 @@ class TestLiveReader:
         assert [place for place, each in enumerate(found) if isinstance(each, Gap)] == [4]
 
     def test_that_is_too_slow_never_jumps_in_silence(self, world):
-        """The reader reads a few changes between two rollovers. If a change is missing, a gap is reported."""
+        """The reader reads a few changes between two rollovers. If changes are missing, a gap is reported."""
         written, found = 0, [0]
 
         def write_more():
@@ -263,7 +263,7 @@ class TestLiveReader:
 
 
 class TestIdleFeed:
-    """Nothing happens in the collection, but much happens outside of it."""
+    """Tests a collection without changes while the server has many other changes."""
 
     def fill(self, world):
         world.others.insert_one({"note": NOTE})
@@ -283,7 +283,7 @@ class TestIdleFeed:
             world.roll_over(fill_and_read)
             world.write(1)
             assert keys(read(client, world.request(tokens[-1]))) == [1]
-            # This was needed: its first position has expired.
+            # This proves that the position had to move: its first position has expired.
             expired(client, world.request(tokens[0]))
 
     def test_has_its_place_saved_by_an_iterator(self, world, tmp_path):
@@ -308,7 +308,10 @@ class TestIdleFeed:
 
 class TestStart:
     def test_at_a_time_before_the_log_begins_has_expired(self, world):
-        """A start at that time must not be treated as a start at the beginning."""
+        """A start at a time before the log begins has expired.
+
+        It must not be treated as a start at the beginning.
+        """
         world.write(1)
         moment = world.ends()[1].as_datetime()
         world.roll_over()
@@ -318,7 +321,7 @@ class TestStart:
     def test_at_the_beginning_is_where_the_log_begins(self, world):
         world.write(1)
         world.roll_over()
-        # Within the second in which the oplog begins.
+        # The time lies within the second in which the oplog begins.
         world.write(2)
         with world.connect() as client:
             assert keys(read(client, world.request(Beginning()))) == [2]
@@ -326,7 +329,7 @@ class TestStart:
     def test_at_the_beginning_jumps_over_nothing_while_the_log_is_cut(self, world):
         """While the oplog is truncated, its first entry changes all the time.
 
-        This change alone does not prove a loss.
+        A changed first entry alone does not prove a loss.
         """
         with world.connect() as client:
             for number in range(4):

@@ -1,6 +1,6 @@
-"""Tests "Run Command", row by row of MongoDB's specification: RC-1 to RC-17, which concern every command.
+"""Tests rows RC-1 to RC-17 of MongoDB's "Run Command" specification, which concern every command.
 
-The driver's own monitoring shows the commands. test_run_cursor_command.py tests the rows on cursors.
+The driver's own monitoring shows the commands. test_run_cursor_command.py tests the rows about cursors.
 """
 
 import copy
@@ -125,7 +125,7 @@ class TestTheCommandIsTheCallers:
         mine = {"id": Binary(b"0" * 16, 4)}
         command = {"ping": 1, "lsid": mine}
         assert db.run(database, command)["ok"] == 1
-        # The specification does not define it, so the driver's default applies.
+        # The specification does not define this, so the driver's default applies.
         assert db.body("ping")["lsid"] != mine
         assert command == {"ping": 1, "lsid": mine}
 
@@ -170,7 +170,7 @@ class TestReadPreference:
             write = {"insert": "c", "documents": [{}]}
             error = refused(db.run, database, write, read_preference=ReadPreference.SECONDARY)
             assert db.nodes("insert")[0] in set(three.members) - {three.wait_primary()}
-        # The secondary reports this, not our code.
+        # The secondary reports this error, not the library.
         assert (error.category, error.detail.native_code) == (TRANSIENT, "10107")
 
     def test_rc_08_a_secondary_answers(self, three, database):
@@ -246,8 +246,8 @@ class TestSessions:
         assert "level" not in db.body("find").get("readConcern", {})
 
     def test_rc_13_the_read_preference_comes_from_the_transaction(self, three, database):
-        # The server requires the primary, and the driver checks that before it sends anything. If the
-        # call's own default applied, this would have worked.
+        # The transaction requires another server, and the driver checks this before it sends the command. If
+        # the call's own default applied, the command would have worked.
         with native(three.uri()) as db, db.own.start_session() as session:
             session.start_transaction(read_preference=ReadPreference.SECONDARY)
             error = refused(db.run, database, {"find": "c"}, session=session)

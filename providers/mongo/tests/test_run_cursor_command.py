@@ -1,6 +1,7 @@
-"""Tests "Run Command", row by row of MongoDB's specification: RC-18 to RC-29, which concern cursors.
+"""Tests rows RC-18 to RC-29 of MongoDB's "Run Command" specification, which concern cursors.
 
-RC-22, a connection that is pinned to a load balancer, has no test: the test server cannot act as one.
+RC-22, a connection that is pinned to a load balancer, has no test, because the test server cannot act as a
+load balancer.
 """
 
 import copy
@@ -366,7 +367,7 @@ class TestClose:
 
 
 class TestTimeouts:
-    """CSOT: Tests MongoDB's "Client Side Operations Timeout", to which the specification refers."""
+    """Tests timeouts after MongoDB's specification "Client Side Operations Timeout" (CSOT)."""
 
     def test_rc_28_the_server_is_told_the_time_that_is_left(self, db, database):
         list(db.cursor(database, {"find": "c", "batchSize": 2, "maxTimeMS": 77}, timeout_ms=60_000))
@@ -407,7 +408,7 @@ class TestTimeouts:
             )
             assert next(cursor) == {"_id": 0}
             time.sleep(1.05)
-            # Documents that have arrived are returned, however late it is.
+            # Documents that have arrived are returned even after the time limit.
             assert [next(cursor), next(cursor)] == [{"_id": 1}, {"_id": 2}]
             error = refused(next, cursor)
             assert (error.category, error.retryable) == (TRANSIENT, True)
@@ -501,7 +502,8 @@ class TestTimeouts:
         for _ in range(2):
             next(cursor)
         began = time.monotonic()
-        error = refused(next, cursor)  # many getMore commands, or one that waits
+        # Many getMore commands, or a single getMore that waits.
+        error = refused(next, cursor)
         assert 2.9 < time.monotonic() - began < SOON + 2
         assert error.category == TRANSIENT
 

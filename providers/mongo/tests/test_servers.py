@@ -31,10 +31,10 @@ SOON = 30.0
 
 
 def is_gone(pid):
-    """Return True if a process has ended; a process that was not waited for is a zombie."""
+    """Return True if a process has ended. Until its parent waits for it, such a process is a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # also if it ends during the read
+    except OSError:  # also if the process ends during the read
         return True
     return status.rpartition(")")[2].split()[0] == "Z"
 
@@ -62,7 +62,7 @@ def test_a_replica_set_of_one_node_has_change_streams_and_transactions(one, data
 
 def test_a_password_is_asked_for_and_the_connection_string_has_it(tmp_path):
     with ReplicaSet(tmp_path, auth=True) as servers:
-        assert PASSWORD not in servers.uri()  # it needs quoting
+        assert PASSWORD not in servers.uri()  # the name needs quoting
         with client(servers) as user, MongoClient(servers.members[0], directConnection=True) as nobody:
             assert user.admin.command("connectionStatus")["authInfo"]["authenticatedUserRoles"]
             with pytest.raises(OperationFailure, match="requires authentication"):
@@ -168,7 +168,7 @@ def test_a_cut_breaks_connections_and_new_ones_until_it_is_healed(proxied):
         for _ in range(2):
             with pytest.raises(AutoReconnect):
                 reader.admin.command("ping")
-        # Neither the test's writer nor the set itself is affected.
+        # Neither the test's writer nor the set itself is affected by the fault.
         proxied.client().test.documents.insert_one({})
         proxied.wait_healthy()
         for proxy in proxied.proxies.values():

@@ -1,4 +1,4 @@
-"""Tests snapshots of real collections: every row comes, whatever its key, and whichever process continues."""
+"""Tests snapshots of real collections: every row comes, with any type of key and in any process."""
 
 import json
 import subprocess
@@ -87,7 +87,7 @@ def as_text(found):
 
 
 class TestKeys:
-    """No type of key is lost, wherever a segment begins and a page ends."""
+    """Tests that rows with keys of every type come, wherever a segment begins or a page ends."""
 
     @pytest.mark.parametrize("segments", [None, 1, 3, 26])
     @pytest.mark.parametrize("size", [1, 0])
@@ -200,7 +200,7 @@ def rest(url, database, tokens):
 
 
 class TestLoad:
-    """Check that the target equals the source."""
+    """Tests snapshots during writes: the target equals the source."""
 
     @pytest.mark.parametrize("order", list(SnapshotOrder))
     def test_changes_of_every_type_of_key_during_the_scan(self, client, mixed, order):
@@ -285,7 +285,7 @@ def _scans(items):
 
 
 class TestReads:
-    """What is sent."""
+    """Tests the commands that a scan sends."""
 
     def test_rows_are_never_older_than_the_start_of_the_stream(self, one, many, app):
         address, _ = many
@@ -328,7 +328,7 @@ class TestReads:
 
 
 class TestAuto:
-    """The stream is read again before the log loses its position."""
+    """Tests the order `AUTO`: the stream is read again before the log loses its position."""
 
     def test_auto_becomes_interleaved_when_half_of_the_log_is_used(self, client, many, monkeypatch):
         address, _ = many
@@ -353,9 +353,7 @@ class TestAuto:
 
 
 class TestGone:
-    """If a collection is dropped during the scan, this is detected, and rows of another collection never
-    come.
-    """
+    """Tests that a drop during the scan is detected, and that rows of another collection never come."""
 
     @pytest.mark.parametrize("restarted", [False, True])
     @pytest.mark.parametrize("what", ["dropped", "renamed", "recreated", "swapped"])
@@ -423,7 +421,7 @@ def _read_on(client, address, token, options, found):
 
 
 class TestPoison:
-    """A row that cannot be decoded is named, and can be skipped."""
+    """Tests that a row that cannot be decoded is named and can be skipped."""
 
     @pytest.mark.parametrize("key", [ObjectId("6b019d9fd29d1122ca89d32f"), "secret"])
     def test_it_is_named_and_skipped(self, client, one, database, key):
@@ -453,7 +451,7 @@ def _until_refused(client, address, seen):
 
 
 class TestRefusals:
-    """Tests what a snapshot refuses, and the way out."""
+    """Tests which requests a snapshot refuses, and which way out the error names."""
 
     @pytest.mark.parametrize(
         ("options", "named"),
@@ -489,8 +487,7 @@ def _refused(client, address, **settings):
 
 
 class TestSharded:
-    """Tests keys with a shard key, on a server that claims to be a `mongos`, because the tests have no real
-    `mongos`."""
+    """Tests keys with a shard key, on a server that only claims to be a `mongos`."""
 
     @pytest.mark.parametrize("size", [1, 0])
     def test_a_row_has_the_shard_key_before_its_id(self, one, database, size, monkeypatch):

@@ -1,6 +1,4 @@
-"""Tests that Spark reads a collection during writes: the result equals the collection, and each change came
-once.
-"""
+"""Tests that Spark reads a collection during writes: each change comes once, and the sink equals it."""
 
 import random
 import threading
@@ -36,7 +34,7 @@ def write(collection, count, seed=0):
 
 
 def run(spark, one, address, folder, **options):
-    """Run a query that ends by itself; the next one continues where it stopped."""
+    """Run a query that ends by itself. The next query continues where the previous query stopped."""
     options |= {"url": one.uri(), "database": address.database, "collection": address.collection}
     query = (
         spark.readStream.format("multiclouddb")

@@ -1,4 +1,4 @@
-"""Tests a snapshot and its changes in a Delta table, from MongoDB, with a query that is killed."""
+"""Tests a query that copies a snapshot and later changes from MongoDB into a Delta table, and is killed."""
 
 import runpy
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Tests that Spark reads a collection that was dropped between two queries: its last changes come, then its
-end.
-"""
+"""Tests that Spark reads the last changes and the end of a collection that was dropped between queries."""
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -12,7 +10,7 @@ from .test_spark import run
 
 
 def rows(spark, folder):
-    """Return the keys and types that the query has written, in order."""
+    """Return the keys and types of the rows that the query has written, in order."""
     frame = spark.read.parquet(str(folder / "rows")).orderBy("order_key")
     return [(row.key, row.type) for row in frame.collect()]
 

@@ -50,7 +50,10 @@ def fill(world, megabytes):
 
 
 def cut(world, moment):
-    """Fill the oplog slowly until it is truncated after a given time; the server checks once a second."""
+    """Fill the oplog slowly until its first entry is later than a given time.
+
+    The server truncates once a second.
+    """
     while world.ends()[0] <= moment:
         fill(world, 0.1)
         world.admin.command("fsync")
@@ -60,9 +63,7 @@ def cut(world, moment):
 
 
 def test_checkpoint_moves_along_and_survives(spark, world, tmp_path):
-    """Each night, the writes to other collections are smaller than the oplog, but together they are
-    larger.
-    """
+    """Each night, other writes fill less than the whole oplog, but together they fill more than the oplog."""
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     assert run(spark, world, checkpoint) == []
     world.write(1)
@@ -80,7 +81,7 @@ def test_checkpoint_moves_along_and_survives(spark, world, tmp_path):
 
     world.write(2)
     assert run(spark, world, checkpoint) == ['{"_id":2}']
-    # This was needed: the position of the first night has expired.
+    # This proves that the position had to move: the position of the first night has expired.
     with pytest.raises(StreamingQueryException) as caught:
         run(spark, world, kept)
     assert error_from_query(caught.value) == ErrorCategory.CHECKPOINT_EXPIRED

@@ -47,7 +47,7 @@ def lonely():
 
 @pytest.fixture
 def make(lonely, monkeypatch):
-    """Make sources; the watch calls are recorded and not sent."""
+    """Make sources whose calls of `watch` are recorded and not sent."""
 
     def make(scope=None, client=lonely, *, images=False, splits=False, asked=None, **options):
         spec = FeedSpec(
@@ -130,7 +130,7 @@ class TestStages:
         assert stage[1] == {"$match": {}}
 
     def test_and_by_one_that_is_nested(self, one, database, make):
-        """The key in the document's change is then `{"at.zip": 1}`: one name that contains a dot."""
+        """With a nested shard key, the key in a change is `{"at.zip": 1}`: one name that contains a dot."""
         key = MulticloudDbKey({"country": "de", "at.zip": "$1", "_id": 1}, 2)
         stage = make(LogicalPartition(key)).pipeline()[0]
         kept = [
@@ -189,7 +189,7 @@ class TestImages:
         assert watched(source)[1]["full_document"] == "whenAvailable"
 
     def test_a_change_that_is_only_named_has_the_same_filter_and_no_document(self, make):
-        """The caller's filter may use the documents."""
+        """Changes without documents use the same filter, because the caller's filter may need documents."""
         source = make(asked=REQUIRED, pipeline=[{"$match": {"fullDocument.a": 1}}], splits=True)
         stages, settings = watched(source, slim=True)
         assert stages[0] == {"$match": {"fullDocument.a": 1}}
@@ -200,7 +200,7 @@ class TestImages:
 
 
 class TestStart:
-    """Only one start option is sent, because the driver would silently drop one of two."""
+    """Tests that only one start option is sent, because the driver would silently drop one of two."""
 
     @pytest.mark.parametrize(
         ("place", "expected"),
@@ -268,7 +268,7 @@ class TestTarget:
 
 
 class Stubborn:
-    """A stream that takes long to close."""
+    """A stream that takes a long time to close."""
 
     def __init__(self, seconds=0.0, error=None):
         self.seconds, self.error, self.closed, self.allowed = seconds, error, 0, []
@@ -346,7 +346,7 @@ def test_of_two_clients_that_are_closed_neither_is_heard_before_both_are(caplog)
 
 
 class TestLooks:
-    """If a driver does not report some facts, the provider does not need them."""
+    """Tests that the provider also works with a driver that does not report some internal facts."""
 
     def test_how_much_of_an_answer_is_left(self):
         class Cursor:
@@ -396,13 +396,13 @@ class TestRealServer:
         seconds = ticks_at(now) >> 32
         assert source.reaches(At(seconds, 1))
         assert source.reaches(At(seconds + 5, 1))
-        assert source.reaches(At(0, 1))  # it has never been cut
+        assert source.reaches(At(0, 1))  # the oplog has never been truncated
 
     @pytest.mark.parametrize(("sharded", "longest"), [(False, 50), (True, 400)], ids=["members", "mongos"])
     def test_a_mongos_may_look_for_longer(self, one, here, app, sharded, longest):
-        """`mongos` asks the shards first.
+        """A `mongos` gets more time, because it asks the shards first.
 
-        If the `mongos` were stopped before it asked the shards, it would seem to contain everything.
+        If the time limit ended the command before that, the log would seem to contain everything.
         """
         commands = Commands()
         with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:

@@ -1,4 +1,8 @@
-"""Runs the conformance suite through `EntireCluster()`, on a server without other writers."""
+"""Runs what depends on the scope through `EntireCluster()`, on a server without other writers.
+
+A feed of a cluster is that of a database with one more option of the change stream. test_us8_database.py runs
+the whole suite: what an event holds, its sizes and its refusals are the same there.
+"""
 
 import pytest
 
@@ -7,11 +11,50 @@ from multiclouddb_conformance import us8
 from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import MongoHarness
-from .suite import *  # noqa: F403
+from .suite import (
+    TestAtTime,
+    TestCapabilities,
+    TestCheckpoint,
+    TestEventIdentity,
+    TestForeignTokens,
+    TestIdle,
+    TestLongPoll,
+    TestLoss,
+    TestNotices,
+    TestNow,
+    TestPoison,
+    TestRecreated,
+    TestSharing,
+    TestTransactions,
+    TestTrimmedOnTheWay,
+    TestTrouble,
+    TestWatermark,
+)
+
+__all__ = [
+    "TestAtTime",
+    "TestBeginning",
+    "TestCapabilities",
+    "TestCheckpoint",
+    "TestEventIdentity",
+    "TestForeignTokens",
+    "TestIdle",
+    "TestLongPoll",
+    "TestLoss",
+    "TestNotices",
+    "TestNow",
+    "TestPoison",
+    "TestRecreated",
+    "TestSharing",
+    "TestTransactions",
+    "TestTrimmedOnTheWay",
+    "TestTrouble",
+    "TestWatermark",
+]
 
 
 class ClusterHarness(MongoHarness):
-    """test_us8_one.py tests the cases about one collection, a partition or a key."""
+    """A harness for a cluster. Cases about a collection, a partition or a key are in test_us8_one.py."""
 
     servers_name = "us8 cluster"
     scope = EntireCluster()

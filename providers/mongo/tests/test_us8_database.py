@@ -1,4 +1,4 @@
-"""Runs the conformance suite through `EntireDatabase()`; every test has its own database."""
+"""Runs the conformance suite through `EntireDatabase()`. Every test has its own database."""
 
 from multiclouddb_api import EntireDatabase
 from multiclouddb_spi.continuation.token import decode_token
@@ -8,7 +8,7 @@ from .suite import *  # noqa: F403
 
 
 class DatabaseHarness(MongoHarness):
-    """test_us8_one.py tests the cases about one collection, a partition or a key."""
+    """A harness for a database. test_us8_one.py tests cases about one collection, a partition or a key."""
 
     scope = EntireDatabase()
     can_alone = False

@@ -1,11 +1,61 @@
-"""Runs the whole conformance suite on a replica set of three nodes."""
+"""Runs what depends on replication on a replica set of three nodes: starts, positions, waiting, trouble,
+snapshots and loss. test_us8_one.py runs the whole conformance suite.
+"""
 
 from .harness import MongoHarness
-from .suite import *  # noqa: F403
+from .suite import (
+    TestAtTime,
+    TestBeginning,
+    TestCheckpoint,
+    TestDeadline,
+    TestEndlessTrouble,
+    TestEveryStart,
+    TestIdle,
+    TestLongPoll,
+    TestLoss,
+    TestNotices,
+    TestNow,
+    TestRecreated,
+    TestReleasing,
+    TestResnapshot,
+    TestSecrets,
+    TestSharing,
+    TestSnapshot,
+    TestSnapshotUnderLoad,
+    TestTransactions,
+    TestTrimmedOnTheWay,
+    TestTrouble,
+    TestWatermark,
+)
+
+__all__ = [
+    "TestAtTime",
+    "TestBeginning",
+    "TestCheckpoint",
+    "TestDeadline",
+    "TestEndlessTrouble",
+    "TestEveryStart",
+    "TestIdle",
+    "TestLongPoll",
+    "TestLoss",
+    "TestNotices",
+    "TestNow",
+    "TestRecreated",
+    "TestReleasing",
+    "TestResnapshot",
+    "TestSecrets",
+    "TestSharing",
+    "TestSnapshot",
+    "TestSnapshotUnderLoad",
+    "TestTransactions",
+    "TestTrimmedOnTheWay",
+    "TestTrouble",
+    "TestWatermark",
+]
 
 
 class ThreeHarness(MongoHarness):
-    """A write is on at least two nodes before it appears in a feed."""
+    """A harness with three nodes. A write is on at least two of them before it appears in a feed."""
 
     servers_name = "us8 three"
     members = 3

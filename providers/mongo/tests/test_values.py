@@ -1,6 +1,4 @@
-"""Tests that BSON values become Python values and JSON and back: every type, in examples and in random
-tests.
-"""
+"""Tests that every BSON type becomes Python values and JSON and back, with examples and random values."""
 
 import functools
 import re
@@ -60,7 +58,7 @@ def text(value):
 refused = functools.partial(refusals.refused, ErrorCategory.INVALID_REQUEST)
 
 
-# A value as the application stores it, what the event holds, its JSON.
+# Each row: a value as the application stores it, the value in the event, and its JSON.
 VALUES = [
     ("text", "text", b'"text"'),
     (True, True, b"true"),
@@ -155,7 +153,7 @@ class TestEveryType:
             assert decode_json(json_text(found)) == document
 
     def test_the_application_s_own_json_of_it_is_the_same_in_every_process(self):
-        # Golden: tokens and tables hold these texts.
+        # These texts must not change, because tokens and tables contain them.
         document = {"t": Timestamp(5, 6), "r": DBRef("c", OID, "d"), "c": Code("f", {"$x": OID})}
         assert json_text(decoded(document)) == (
             b'{"t":{"$mongo.timestamp":[5,6]},'
@@ -184,7 +182,7 @@ class TestEveryType:
 
 class TestCodec:
     def test_has_no_type_registry(self):
-        # PyMongo's change stream decodes twice with one.
+        # With a type registry, PyMongo's change stream decodes twice.
         assert not CODEC.type_registry._decoder_map
         assert CODEC.type_registry == CodecOptions().type_registry
 
@@ -497,13 +495,13 @@ _values = st.recursive(
     max_leaves=12,
 )
 _documents = st.dictionaries(_names, _values, max_size=6).map(
-    # PyMongo turns documents that look like a DBRef into one, so such a document must be one.
+    # PyMongo turns documents that look like a DBRef into a DBRef, so such a document must be a DBRef.
     lambda document: ({name: value for name, value in document.items() if name not in ("$ref", "$id", "$db")})
 )
 
 
 def plain(value):
-    """Return the part of a value that the library's JSON keeps: one kind of integer, one NaN."""
+    """Return a value as the library's JSON keeps it: with one kind of integer and one NaN."""
     if type(value) is Int64:
         return int(value)
     if type(value) is float and value != value:
@@ -521,7 +519,7 @@ def plain(value):
 
 
 def decodable(document):
-    """Return the document in the form of an event; None if PyMongo cannot decode it."""
+    """Return the document in the form of an event, or None if PyMongo cannot decode it."""
     try:
         return bson.decode(bson.encode(document, codec_options=CODEC), CODEC)
     except InvalidBSON:

@@ -1,8 +1,8 @@
 """Provides a writer that survives failures, applications that crash repeatedly, and checks of their events.
 
-One writer makes changes one after another, each acknowledged by a majority before the next begins.
-So the list of these changes is the truth. After a token, an application must receive exactly the rest of the
-list, in order, and nothing twice in one run.
+A single writer makes the changes one after another. A majority acknowledges each change before the next
+change begins, so the list of changes is exact. From a token, an application must receive exactly the rest of
+the list, in order, and no change twice in one run.
 """
 
 import random
@@ -23,15 +23,17 @@ COLLECTION = "items"
 KEYS = 12
 MAJORITY = pymongo.WriteConcern(w="majority")
 LONG = 90.0
-"""The number of seconds after which nothing more can happen, because every outage of these tests is
-shorter."""
+"""The number of seconds to wait before a test fails. Every outage in these tests is shorter."""
 STUCK = 60.0
-"""The allowed seconds without progress while every server works; longer than any backoff."""
+"""The number of seconds that may pass without progress while every server works.
+
+It is longer than any backoff.
+"""
 
 
 @attrs.frozen
 class Change:
-    """One change, as the writer makes it and as an application must receive it."""
+    """One change, which the writer makes and an application must receive."""
 
     type: ChangeType
     key: str
@@ -41,7 +43,7 @@ class Change:
 
 
 def seen(event):
-    """Return the change in an event."""
+    """Return the change that an event contains."""
     state = event.new_item_state
     return Change(event.type, event.key.components["_id"], None if state is None else state["n"])
 
@@ -50,9 +52,9 @@ class Writer:
     """Creates, replaces and deletes documents in its own thread, sometimes three in one transaction.
 
     If the answer to a write is lost, the writer checks whether the write was made, and repeats it if not. The
-    lost write may still arrive at a busy server. Each write contains the version that it changes, so the
-    later one of the two changes nothing. The writer replaces documents and does not update them, because the
-    event of a replacement contains the document of that moment, not the document at the time of reading.
+    lost write may still arrive later at a busy server. Each write names the version that it changes, so the
+    later of the two writes changes nothing. The writer replaces documents and does not update them, because
+    the event of a replacement contains the document of that moment, not the document at the time of reading.
 
     Attributes:
         truth: The changes in order; all of them are acknowledged.
@@ -104,7 +106,7 @@ class Writer:
         until, unsure = time.monotonic() + LONG, False
         while True:
             try:
-                # With a short limit, because a stopped node would block for ever.
+                # The time limit is short, because a stopped node would block forever.
                 with pymongo.timeout(3):
                     if not unsure or not self._is_made(changes[0]):
                         self._make_all(changes)
@@ -155,7 +157,7 @@ class Life:
 
     Attributes:
         start: The number of changes before the application's first token.
-        events: Its events.
+        events: The events that the application received.
     """
 
     def __init__(self, start):
@@ -163,7 +165,7 @@ class Life:
 
     @property
     def end(self):
-        """Return the number of changes before the application's present position."""
+        """Return the number of changes before the application's current position."""
         return self.start + len(self.events)
 
 
@@ -176,7 +178,7 @@ class Application:
     """Reads in its own thread; after a crash a new client continues from an earlier token.
 
     Attributes:
-        lives: All its lives.
+        lives: All runs of the application.
         tokens: Every token that the application stored, each with the number of changes before it.
         goal: The total number of changes, once known; the application ends after them.
         failures: The retryable errors that the application got.
@@ -206,7 +208,7 @@ class Application:
 
     @property
     def place(self):
-        """Return the number of changes before the application's present position."""
+        """Return the number of changes before the application's current position."""
         return self.lives[-1].end if self.lives else self.tokens[0][0]
 
     @property
@@ -214,7 +216,7 @@ class Application:
         return sum(len(life.events) for life in self.lives)
 
     def join(self):
-        """Wait until it has reached its goal and a page is idle."""
+        """Wait until the application has reached its goal and a page is idle."""
         place, until = self.place, time.monotonic() + STUCK
         while self._thread.is_alive():
             self._thread.join(0.1)
@@ -225,7 +227,7 @@ class Application:
                 break
 
     def resumed(self, count):
-        """Start new applications that read large pages from this many of its tokens, evenly chosen."""
+        """Start the given number of new applications from evenly chosen tokens. They read large pages."""
         last = len(self.tokens) - 1
         numbers = sorted({round(number * last / (count - 1)) for number in range(count)})
         request = attrs.evolve(self.request, max_page_size=0)
@@ -244,7 +246,7 @@ class Application:
             self.error = error
 
     def _live(self):
-        """One life; Return True if the goal is reached."""
+        """Run until a crash; return True if the goal is reached."""
         position, token = self._dice.choice(self.tokens[-self._far :])
         life = Life(position)
         self.lives.append(life)
@@ -280,7 +282,7 @@ def finish(applications, goal):
 
 
 def assert_kept(truth, applications):
-    """Check that each application got the right events, and all of them the same ones."""
+    """Check that each application got the right events, and that all applications got the same events."""
     found = [text for application in applications for text in _of_one(truth, application)]
     found = found or _identities(applications)
     if found:
@@ -306,7 +308,7 @@ def _of_one(truth, application):
 
 
 def _identities(applications):
-    """Check that a change has one event id for all, and that order keys are in the order of the changes."""
+    """Check that each change has the same event id everywhere, and that order keys sort like changes."""
     known, found = {}, []
     for life in (life for application in applications for life in application.lives):
         for place, event in enumerate(life.events, life.start):

@@ -15,27 +15,27 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spanner.client import Calls
+from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.config import STREAM_NAME
-from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.statements import how_to_alter, how_to_create, how_to_watch
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 
 __all__ = [
-    "Found",
+    "ChangeStreamInfo",
     "check_address",
     "check_provisioned",
     "columns_at",
     "find",
-    "how_to_alter",
-    "how_to_create",
     "is_whole",
+    "retention_of",
 ]
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
 _DEFAULT_CAPTURE: Final = "OLD_AND_NEW_VALUES"
 _WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
-# With the last option, the writer may keep a transaction out of the stream.
+# With the last option, a writer can exclude a transaction from the stream.
 _EXCLUDES: Final = (
     "exclude_insert",
     "exclude_update",
@@ -43,14 +43,15 @@ _EXCLUDES: Final = (
     "exclude_ttl_deletes",
     "allow_txn_exclusion",
 )
-_DEFAULT_SCHEMAS: Final = ("", "public")
+_PUBLIC: Final = "public"
+_DEFAULT_SCHEMAS: Final = ("", _PUBLIC)
 _SYSTEM_SCHEMAS: Final = ("information_schema", "pg_catalog", "spanner_sys")
 
 _Row: TypeAlias = Sequence[Any]
 
 
 @attrs.frozen
-class Found:
+class ChangeStreamInfo:
     """A table and the change stream that watches it.
 
     Attributes:
@@ -73,16 +74,20 @@ class Found:
 
 
 def find(
-    calls: Calls, address: ResourceAddress, configured: str | None, deadline: Deadline, hold: Hold
-) -> Found:
+    client: DatabaseClient,
+    address: ResourceAddress,
+    configured: str | None,
+    deadline: Deadline,
+    scope: CancelScope,
+) -> ChangeStreamInfo:
     """Find the table of an address and its change stream.
 
     Args:
-        calls: The database.
+        client: The database.
         address: The table.
         configured: The change stream that the configuration names, or None.
         deadline: The time limit.
-        hold: The caller.
+        scope: Through it, another thread can cancel the call.
 
     Raises:
         ProviderFault: `NOT_FOUND` if the table or stream does not exist, `INVALID_REQUEST` if several streams
@@ -91,18 +96,18 @@ def find(
     """
     table = str(address.collection)
     schema, _, name = table.rpartition(".")
-    postgres = _is_postgres(calls, deadline, hold)
-    key_names = _key_names(calls, schema, name, deadline, hold)
+    postgres = _is_postgres(client, deadline, scope)
+    if postgres and schema == _PUBLIC:
+        table, schema = name, ""  # records name a table of the default schema without it
+    key_names = _key_names(client, schema, name, deadline, scope, postgres=postgres)
     if not key_names:
         raise _no_table(address)
-    watching = _watching(calls, schema, name, deadline, hold, postgres=postgres)
-    options = _options(calls, deadline, hold)
-    if configured is not None and postgres:
-        configured = configured.lower()
+    watching = _watching(client, schema, name, deadline, scope, postgres=postgres)
+    options = _options(client, deadline, scope)
     stream = _chosen(table, watching, options, configured, postgres=postgres)
     settings = options.get(stream, {})
     _check_mode(stream, settings)
-    return Found(
+    return ChangeStreamInfo(
         stream,
         table,
         key_names,
@@ -113,13 +118,13 @@ def find(
     )
 
 
-def table_names(calls: Calls, deadline: Deadline, hold: Hold) -> list[str]:
+def table_names(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> list[str]:
     """Return the tables of a database, with their schema unless it is the default one."""
-    rows = calls.rows(
+    rows = client.rows(
         "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",
         2,
         deadline,
-        hold,
+        scope,
     )
     return [
         name if schema in _DEFAULT_SCHEMAS else f"{schema}.{name}"
@@ -144,52 +149,64 @@ def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
         )
 
 
-def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:
-    """Return True if a change stream now watches all columns of its table."""
-    schema, _, name = found.table.rpartition(".")
-    watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres)
-    return watching.get(found.stream, False)
+def is_whole(
+    client: DatabaseClient,
+    info: ChangeStreamInfo,
+    deadline: Deadline,
+    scope: CancelScope,
+    at: int | None = None,
+) -> bool:
+    """Return True if a change stream watches all columns of its table.
+
+    Args:
+        client: The database.
+        info: The table and the stream.
+        deadline: The time limit.
+        scope: Through it, another thread can cancel the call.
+        at: The time of the answer, in microseconds since 1970; None for the present.
+    """
+    schema, _, name = info.table.rpartition(".")
+    watching = _watching(client, schema, name, deadline, scope, postgres=info.postgres, at=at)
+    return watching.get(info.stream, False)
 
 
-def columns_at(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
+def retention_of(
+    client: DatabaseClient, info: ChangeStreamInfo, deadline: Deadline, scope: CancelScope
+) -> int:
+    """Return the seconds for which a change stream keeps changes now."""
+    return _retention(_options(client, deadline, scope).get(info.stream, {}).get("retention_period", ""))
+
+
+def columns_at(
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, deadline: Deadline, scope: CancelScope
+) -> list[str]:
     """Return the columns a table had at a given time, limited to those its changes contain.
 
     Generated columns are not included.
 
     Args:
-        calls: The database.
-        found: The table.
+        client: The database.
+        info: The table.
         at: The given time, in microseconds since 1970.
         deadline: The time limit.
-        hold: The caller.
+        scope: Through it, another thread can cancel the call.
     """
-    schema, _, table = found.table.rpartition(".")
-    rows = calls.rows(
+    schema, _, table = info.table.rpartition(".")
+    rows = client.rows(
         "SELECT table_schema, table_name, column_name, is_generated FROM information_schema.columns "
         "ORDER BY ordinal_position",
         4,
         deadline,
-        hold,
+        scope,
         at=at,
     )
-    here = [row[2:] for row in rows if _is_here(row[0], schema) and row[1] == table]
-    rest = (name for name, generated in here if generated != "ALWAYS" and name not in found.key_names)
-    return [*found.key_names, *rest] if here else []
+    default = _default(postgres=info.postgres)
+    here = [row[2:] for row in rows if row[0] == (schema or default) and row[1] == table]
+    rest = (name for name, generated in here if generated != "ALWAYS" and name not in info.key_names)
+    return [*info.key_names, *rest] if here else []
 
 
-def how_to_create(table: str, *, postgres: bool) -> str:
-    """Return the statement that creates a change stream of a table."""
-    return f"CREATE CHANGE STREAM {_plain(table)}_stream FOR {table} {_images(postgres=postgres)}"
-
-
-def how_to_alter(stream: str, *, postgres: bool) -> str:
-    """Return the statement that makes a change stream contain whole rows."""
-    if postgres:
-        return f"ALTER CHANGE STREAM {stream} SET (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
-    return f"ALTER CHANGE STREAM {stream} SET OPTIONS (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
-
-
-def check_provisioned(found: Found, spec: FeedSpec) -> None:
+def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
     """Refuse a request for rows that the records of the stream do not contain.
 
     Raises:
@@ -201,80 +218,93 @@ def check_provisioned(found: Found, spec: FeedSpec) -> None:
     if spec.old_item_state_mode is OldItemStateMode.REQUIRE:
         wanted.append(("old_item_state_mode", _WITH_ROW[1:]))
     for field, captures in wanted:
-        if not found.whole:
+        if not info.whole:
             raise unsupported(
-                f"{field}=REQUIRE: change stream {found.stream!r} does not watch all columns of "
-                f"{found.table!r}",
-                f"watch the whole table: ALTER CHANGE STREAM {found.stream} SET FOR {found.table}, or read "
-                "with INCLUDE_IF_AVAILABLE",
+                f"{field}=REQUIRE: change stream {info.stream!r} does not watch all columns of "
+                f"{info.table!r}",
+                f"watch the whole table: {how_to_watch(info.stream, info.table, postgres=info.postgres)}, "
+                "or read with INCLUDE_IF_AVAILABLE",
             )
-        if found.capture not in captures:
+        if info.capture not in captures:
             raise unsupported(
-                f"{field}=REQUIRE: change stream {found.stream!r} has value_capture_type {found.capture}, "
+                f"{field}=REQUIRE: change stream {info.stream!r} has value_capture_type {info.capture}, "
                 "without whole rows",
-                f"{how_to_alter(found.stream, postgres=found.postgres)}, or read with INCLUDE_IF_AVAILABLE",
+                f"{how_to_alter(info.stream, postgres=info.postgres)}, or read with INCLUDE_IF_AVAILABLE",
             )
 
 
 # -- The information schema
 
 
-def _is_postgres(calls: Calls, deadline: Deadline, hold: Hold) -> bool:
-    rows = calls.rows(
+def _is_postgres(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> bool:
+    rows = client.rows(
         "SELECT option_value FROM information_schema.database_options WHERE option_name = 'database_dialect'",
         1,
         deadline,
-        hold,
+        scope,
     )
     return any(value == "POSTGRESQL" for (value,) in rows)
 
 
-def _key_names(calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
-    rows = calls.rows(
+def _key_names(
+    client: DatabaseClient, schema: str, table: str, deadline: Deadline, scope: CancelScope, *, postgres: bool
+) -> tuple[str, ...]:
+    rows = client.rows(
         "SELECT table_schema, table_name, column_name FROM information_schema.index_columns "
         "WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
         3,
         deadline,
-        hold,
+        scope,
     )
-    return tuple(column for where, name, column in rows if _is_here(where, schema) and name == table)
+    place = [schema or _default(postgres=postgres), table]
+    return tuple(column for *where, column in rows if where == place)
 
 
-def _is_here(where: str, schema: str) -> bool:
-    return where in _DEFAULT_SCHEMAS if schema in _DEFAULT_SCHEMAS else where == schema
+def _default(*, postgres: bool) -> str:
+    """Return the name of the default schema."""
+    return _PUBLIC if postgres else ""
 
 
 def _watching(
-    calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold, *, postgres: bool
+    client: DatabaseClient,
+    schema: str,
+    table: str,
+    deadline: Deadline,
+    scope: CancelScope,
+    *,
+    postgres: bool,
+    at: int | None = None,
 ) -> dict[str, bool]:
     """Return the change streams that watch a table, each with True if it watches all columns."""
     everything = '"all"' if postgres else "`ALL`"
-    rows = calls.rows(
+    rows = client.rows(
         f"SELECT change_stream_name, {everything} FROM information_schema.change_streams",
         2,
         deadline,
-        hold,
+        scope,
+        at=at,
     )
     found = {name: True for name, of_all in rows if of_all in (True, "YES")}
-    rows = calls.rows(
+    rows = client.rows(
         "SELECT change_stream_name, table_schema, table_name, all_columns "
         "FROM information_schema.change_stream_tables",
         4,
         deadline,
-        hold,
+        scope,
+        at=at,
     )
     for stream, where, name, columns in rows:
-        if _is_here(where, schema) and name == table:
+        if name == table and where == (schema or _default(postgres=postgres)):
             found[stream] = columns in (True, "YES")
     return found
 
 
-def _options(calls: Calls, deadline: Deadline, hold: Hold) -> dict[str, dict[str, str]]:
-    rows = calls.rows(
+def _options(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> dict[str, dict[str, str]]:
+    rows = client.rows(
         "SELECT change_stream_name, option_name, option_value FROM information_schema.change_stream_options",
         3,
         deadline,
-        hold,
+        scope,
     )
     found: dict[str, dict[str, str]] = {}
     for stream, name, value in rows:
@@ -300,14 +330,16 @@ def _chosen(
 ) -> str:
     names = sorted(name for name in watching if STREAM_NAME.fullmatch(name))
     if configured is not None:
-        named = [name for name in names if name.lower() == configured.lower()]
-        if named:
-            return named[0]
-        raise ProviderFault.of(
-            ErrorCategory.NOT_FOUND,
-            f"connection.change_stream: no change stream {configured!r} watches table {table!r}; name one "
-            f"that does ({_listed(names)}), or leave it out",
-        )
+        same = [name for name in names if name.lower() == configured.lower()]
+        if configured in same or len(same) == 1:
+            return configured if configured in same else same[0]
+        if not same:
+            raise ProviderFault.of(
+                ErrorCategory.NOT_FOUND,
+                f"connection.change_stream: no change stream {configured!r} watches table {table!r}; name "
+                f"one that does ({_listed(names)}), or leave it out",
+            )
+        names = same
     if not names:
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
@@ -346,15 +378,6 @@ def _check_complete(
 
 def _listed(names: Collection[str]) -> str:
     return ", ".join(map(repr, names)) if names else "there is none"
-
-
-def _plain(table: str) -> str:
-    return table.rpartition(".")[2]
-
-
-def _images(*, postgres: bool) -> str:
-    word = "WITH" if postgres else "OPTIONS"
-    return f"{word} (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
 
 
 def check_address(address: ResourceAddress) -> str:

@@ -1,4 +1,4 @@
-"""The calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
+"""Makes the calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
 
 The vendor library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore
 queries use the transport of the vendor's client directly, with the same channel, credentials and
@@ -23,19 +23,20 @@ from google.cloud.spanner_v1 import (
     TypeCode,
 )
 
+from multiclouddb_spanner.cancel_scope import CancelScope, late
 from multiclouddb_spanner.clock import Clock
 from multiclouddb_spanner.errors import is_lost_session
-from multiclouddb_spanner.hold import Hold, late
 from multiclouddb_spanner.records import rows_of
 from multiclouddb_spi import Deadline
 
-__all__ = ["INT64", "STRING", "TIMESTAMP", "Answer", "Calls", "Hold", "Parameter"]
+__all__ = ["INT64", "STRING", "TIMESTAMP", "Answer", "CancelScope", "DatabaseClient", "Parameter"]
 
 INT64: Final = int(TypeCode.INT64)
 STRING: Final = int(TypeCode.STRING)
 TIMESTAMP: Final = int(TypeCode.TIMESTAMP)
 
-_SESSION_SECONDS: Final = 20 * 3600  # the service keeps a session for 28 days, and asks for a new one weekly
+# The service keeps a session for 28 days, and asks for a new session every week.
+_SESSION_SECONDS: Final = 20 * 3600
 _LOOK_SECONDS: Final = 0.1
 _DELETE_SECONDS: Final = 0.5
 
@@ -57,32 +58,32 @@ class Answer:
     """The answer to a query, one message after another.
 
     Args:
-        calls: The database.
+        client: The database.
         call: The gRPC call.
         session: The session in which the query runs.
         expires: The value of `time.monotonic()` at which gRPC ends the call.
     """
 
-    def __init__(self, calls: Calls, call: Any, session: str, expires: float) -> None:
-        self._calls, self._call, self._session, self.expires = calls, call, session, expires
+    def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float) -> None:
+        self._client, self._call, self._session, self.expires = client, call, session, expires
 
     def __iter__(self) -> Iterator[PartialResultSet]:
         try:
             yield from self._call
         except grpc.RpcError as error:
             if is_lost_session(error):
-                self._calls.forget(self._session)
+                self._client.forget(self._session)
             raise
         finally:
-            self._calls.over(self._call)
+            self._client.over(self._call)
 
     def cancel(self) -> None:
-        """Cancel the call; idempotent, from any thread."""
+        """Cancel the call. Any thread may call this, even twice."""
         self._call.cancel()
-        self._calls.over(self._call)
+        self._client.over(self._call)
 
 
-class Calls:
+class DatabaseClient:
     """One database.
 
     Args:
@@ -112,7 +113,7 @@ class Calls:
         sql: str,
         parameters: Mapping[str, Parameter],
         deadline: Deadline,
-        hold: Hold,
+        scope: CancelScope,
         *,
         read_timestamp: bool = False,
         at: int | None = None,
@@ -121,14 +122,14 @@ class Calls:
 
         Args:
             sql: The query.
-            parameters: Name → value.
+            parameters: Maps each name to its value.
             deadline: The time at which gRPC ends the call.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
             read_timestamp: True if the answer must contain the time of the read.
             at: The time of the data to read, in microseconds since 1970.
         """
-        session = self._open_session(deadline, hold)
-        hold.check()
+        session = self._open_session(deadline, scope)
+        scope.check()
         request = ExecuteSqlRequest.pb()(session=session, sql=sql)
         options = request.transaction.single_use.read_only
         if at is None:
@@ -141,52 +142,59 @@ class Calls:
                 request.params.fields[name].null_value = 0
             else:
                 request.params.fields[name].string_value = parameter.text
-        return self._answer(self._transport.execute_streaming_sql, request, deadline, hold)
+        return self._answer(self._transport.execute_streaming_sql, request, deadline, scope)
 
-    def read(self, request: Any, deadline: Deadline, hold: Hold) -> Answer:
+    def read(self, request: Any, deadline: Deadline, scope: CancelScope) -> Answer:
         """Begin to read rows.
 
         Args:
             request: A `ReadRequest` of protobuf that names no session.
             deadline: The time at which gRPC ends the call.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
         """
-        request.session = self._open_session(deadline, hold)
-        hold.check()
-        return self._answer(self._transport.streaming_read, request, deadline, hold)
+        request.session = self._open_session(deadline, scope)
+        scope.check()
+        return self._answer(self._transport.streaming_read, request, deadline, scope)
 
-    def partition_read(self, request: Any, deadline: Deadline, hold: Hold) -> Any:
+    def partition_read(self, request: Any, deadline: Deadline, scope: CancelScope) -> Any:
         """Ask the service how it would divide a read into parts.
 
         Args:
             request: A `PartitionReadRequest` of protobuf that names no session.
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
         """
-        request.session = self._open_session(deadline, hold)
+        request.session = self._open_session(deadline, scope)
         metadata = self._metadata("session", request.session)
-        return self._waited(self._transport.partition_read, request, metadata, deadline, hold)
+        return self._waited(self._transport.partition_read, request, metadata, deadline, scope)
 
     def _waited(
-        self, method: Any, request: Any, metadata: list[tuple[str, str]], deadline: Deadline, hold: Hold
+        self,
+        method: Any,
+        request: Any,
+        metadata: list[tuple[str, str]],
+        deadline: Deadline,
+        scope: CancelScope,
     ) -> Any:
         call = method.future(request, timeout=deadline.remaining(), metadata=metadata)
         self._begun(call)
-        hold.take(call)
+        scope.take(call)
         try:
             return call.result()
         except grpc.FutureCancelledError:
-            hold.check()
+            scope.check()
             raise late() from None
         finally:
             self.over(call)
 
-    def _answer(self, method: Callable[..., Any], request: Any, deadline: Deadline, hold: Hold) -> Answer:
+    def _answer(
+        self, method: Callable[..., Any], request: Any, deadline: Deadline, scope: CancelScope
+    ) -> Answer:
         session = request.session
         # A call whose deadline has passed is also sent, because gRPC then raises its own error.
         call = method(request, timeout=deadline.remaining(), metadata=self._metadata("session", session))
         self._begun(call)
-        hold.take(call)
+        scope.take(call)
         return Answer(self, call, session, deadline.at)
 
     def rows(
@@ -194,26 +202,26 @@ class Calls:
         sql: str,
         columns: int,
         deadline: Deadline,
-        hold: Hold,
+        scope: CancelScope,
         parameters: Mapping[str, Parameter] | None = None,
         at: int | None = None,
     ) -> list[list[Any]]:
-        """Return all rows of a query; a value is a text, a bool or None.
+        """Return all rows of a query. A value is a text, a bool or None.
 
         Args:
             sql: The query.
             columns: The number of columns in a row.
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
             parameters: Name → value.
             at: As in `query`.
         """
-        answer = self.query(sql, parameters or {}, deadline, hold, at=at)
+        answer = self.query(sql, parameters or {}, deadline, scope, at=at)
         return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
 
-    def _ask_time(self, deadline: Deadline, hold: Hold) -> int:
+    def _ask_time(self, deadline: Deadline, scope: CancelScope) -> int:
         found = 0
-        for message in self.query("SELECT 1", {}, deadline, hold, read_timestamp=True):
+        for message in self.query("SELECT 1", {}, deadline, scope, read_timestamp=True):
             moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
             found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
         return found
@@ -251,17 +259,17 @@ class Calls:
 
     # -- Sessions
 
-    def _open_session(self, deadline: Deadline, hold: Hold) -> str:
+    def _open_session(self, deadline: Deadline, scope: CancelScope) -> str:
         session = self._session
         if session is not None and time.monotonic() - session[2] < _SESSION_SECONDS:
             return session[0]
         while not self._creating.acquire(timeout=_LOOK_SECONDS):
-            hold.check()
+            scope.check()
             if deadline.passed():
                 raise late()
         try:
             if self._session is session:
-                made = self._create(deadline, hold)
+                made = self._create(deadline, scope)
                 if session is not None and not session[1]:
                     self._delete(session[0])
                 with self._lock:
@@ -276,16 +284,15 @@ class Calls:
         finally:
             self._creating.release()
 
-    def _create(self, deadline: Deadline, hold: Hold) -> tuple[str, bool, float]:
+    def _create(self, deadline: Deadline, scope: CancelScope) -> tuple[str, bool, float]:
         """Create a session.
 
-        If the server supports it, the session is multiplexed, for many
-        queries at the same time.
+        If the server supports this, the session is multiplexed, so many queries can use it at the same time.
         """
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
         metadata = self._metadata("database", self._name)
-        made = self._waited(self._transport.create_session, request, metadata, deadline, hold)
+        made = self._waited(self._transport.create_session, request, metadata, deadline, scope)
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:

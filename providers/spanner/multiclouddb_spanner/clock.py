@@ -9,14 +9,15 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.hold import Hold, late
+from multiclouddb_spanner.cancel_scope import CancelScope, late
 from multiclouddb_spi import Deadline
 
 __all__ = ["Clock"]
 
 _LOOK_SECONDS: Final = 0.1
 _KEPT_SECONDS: Final = 600.0
-# How much faster than this machine's clock the service's may run, and how far commits may be ahead of it.
+# The factor by which the service's clock may run faster than this machine's clock, and the microseconds by
+# which commits may be ahead of it.
 _DRIFT: Final = 1.0001
 _AHEAD: Final = 5_000
 
@@ -31,51 +32,51 @@ class _Turn:
 class Clock:
     """The service's clock.
 
-    The service's clock: no commit that was acknowledged before a request is later than the answer. Threads
-    that ask while a call is running share the next call.
+    No commit that was acknowledged before a request is later than the answer. Threads that ask while a call
+    is running share the next call.
 
     Args:
         asked: A function that asks the service; it returns microseconds since 1970.
     """
 
-    def __init__(self, asked: Callable[[Deadline, Hold], int]) -> None:
+    def __init__(self, asked: Callable[[Deadline, CancelScope], int]) -> None:
         self._asked = asked
         self._lock, self._busy = threading.Lock(), threading.Lock()
         self._waiting: _Turn | None = None
         self._answer: tuple[int, float] | None = None
 
-    def now(self, deadline: Deadline, hold: Hold) -> int:
+    def now(self, deadline: Deadline, scope: CancelScope) -> int:
         """Ask the service for its time, in microseconds since 1970.
 
         Args:
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
         """
         with self._lock:
             turn, leads = self._waiting, self._waiting is None
             if turn is None:
                 turn = self._waiting = _Turn()
         if leads:
-            self._lead(turn, deadline, hold)
+            self._lead(turn, deadline, scope)
         else:
             while not turn.done.wait(_LOOK_SECONDS):
-                hold.check()
+                scope.check()
                 if deadline.passed():
                     raise late()
         if turn.error is not None:
             raise turn.error
         return turn.found
 
-    def _lead(self, turn: _Turn, deadline: Deadline, hold: Hold) -> None:
+    def _lead(self, turn: _Turn, deadline: Deadline, scope: CancelScope) -> None:
         acquired = False
         try:
             while not (acquired := self._busy.acquire(timeout=_LOOK_SECONDS)):
-                hold.check()
+                scope.check()
                 if deadline.passed():
                     raise late()
             with self._lock:
                 self._waiting = None
-            turn.found = self._ask(deadline, hold)
+            turn.found = self._ask(deadline, scope)
         except BaseException as error:
             turn.error = error
             raise
@@ -86,9 +87,9 @@ class Clock:
                 self._busy.release()
             turn.done.set()
 
-    def _ask(self, deadline: Deadline, hold: Hold) -> int:
+    def _ask(self, deadline: Deadline, scope: CancelScope) -> int:
         sent = time.monotonic()
-        found = self._asked(deadline, hold)
+        found = self._asked(deadline, scope)
         self._answer = (found, sent)
         return found
 
@@ -100,9 +101,9 @@ class Clock:
     def ahead(self) -> int | None:
         """Return a time slightly ahead of the service's clock, without a call.
 
-        None if the last answer is too old. The answer of a call is the service's time at some point after the
-        call was sent. This machine's clock stops while the machine sleeps. A caller that waits for the
-        returned time detects this.
+        Return None if the last answer is too old. The answer of a call is the service's time at some point
+        after the call was sent. This machine's clock stops while the machine sleeps. A caller that waits for
+        the returned time detects this.
         """
         answer = self._answer
         if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:

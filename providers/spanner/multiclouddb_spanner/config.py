@@ -1,4 +1,4 @@
-"""The configuration of a Spanner instance, and the vendor's client that is made from it."""
+"""The configuration of a Spanner instance. The vendor's client is made from it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ __all__ = ["STREAM_NAME", "SpannerConfig"]
 
 _OPTIONS: Final = ("change_stream", "emulator_host", "instance", "project", "url")
 _IN_URL: Final = ("change_stream", "emulator_host")
-_URL: Final = "write spanner://PROJECT/INSTANCE, and ?change_stream=NAME where a table has several"
+_URL: Final = (
+    "write spanner://PROJECT/INSTANCE, and add ?change_stream=NAME if several change streams watch the table"
+)
 _SECRET: Final = ("key", "secret", "token", "password", "credential")
 _CHAIN: Final = "credentials come from Google's own chain (gcloud auth application-default login)"
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-"""A pattern of the names that Spanner allows for a change stream; the name becomes part of a query's text."""
+"""A pattern of the names that Spanner allows for a change stream. A query contains the name as text."""
 
 _PATTERNS: Final = {
     "project": (re.compile(r"[a-z][a-z0-9.:-]*", re.ASCII), "my-project"),

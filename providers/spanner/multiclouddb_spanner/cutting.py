@@ -2,8 +2,8 @@
 
 For a small table, the keys are counted and divided evenly. A large table is divided where the service would
 divide a read: at the first key of each part. The parts themselves are bound to a transaction, but a segment
-must be valid for days. Therefore only those first keys are used. Whatever these keys are, the ranges between
-them contain every key exactly once.
+must be valid for days. Therefore only the first keys of the parts are used. The ranges between any chosen
+keys contain every key exactly once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import grpc
 import orjson
 from google.cloud.spanner_v1 import PartitionReadRequest, ReadRequest
 
-from multiclouddb_spanner.catalog import Found
-from multiclouddb_spanner.client import Calls
+from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.catalog import ChangeStreamInfo
+from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.errors import status_of
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.records import plain_value, rows_of
 from multiclouddb_spi import Deadline
 
@@ -61,20 +61,25 @@ def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int
 
 
 def bounds_of(
-    calls: Calls, found: Found, at: int, segments: int | None, deadline: Deadline, hold: Hold
+    client: DatabaseClient,
+    info: ChangeStreamInfo,
+    at: int,
+    segments: int | None,
+    deadline: Deadline,
+    scope: CancelScope,
 ) -> tuple[list[str], int | None]:
     """Return the last key of each segment ("" for the last segment), and the number of rows if it is known.
 
     Args:
-        calls: The database.
-        found: The table.
+        client: The database.
+        info: The table.
         at: The time of the data that is scanned.
         segments: The number of segments that the application requests, or None.
         deadline: The time limit.
-        hold: The caller.
+        scope: Through it, another thread can cancel the call.
     """
-    request = range_read(found.table, found.key_names, "", "", at, _SMALL + 1)
-    keys = list(_keys(calls, request, len(found.key_names), deadline, hold))
+    request = range_read(info.table, info.key_names, "", "", at, _SMALL + 1)
+    keys = list(_keys(client, request, len(info.key_names), deadline, scope))
     count = min(segments or (1 if len(keys) <= _SMALL else _SEGMENTS), _MOST_SEGMENTS)
     if len(keys) <= _SMALL:
         size = max(1, -(-len(keys) // count))
@@ -82,15 +87,17 @@ def bounds_of(
     if count == 1:
         return [""], None
     try:
-        return [*_thinned(_cuts(calls, found, at, count, deadline, hold), count - 1), ""], None
+        return [*_thinned(_cuts(client, info, at, count, deadline, scope), count - 1), ""], None
     except grpc.RpcError as error:
         if status_of(error) not in _REFUSED:
             raise
         return [""], None
 
 
-def _keys(calls: Calls, request: Any, width: int, deadline: Deadline, hold: Hold) -> Iterator[str]:
-    answer = calls.read(request, deadline, hold)
+def _keys(
+    client: DatabaseClient, request: Any, width: int, deadline: Deadline, scope: CancelScope
+) -> Iterator[str]:
+    answer = client.read(request, deadline, scope)
     try:
         for rows in rows_of(answer, width):
             yield from map(key_text, rows)
@@ -98,24 +105,31 @@ def _keys(calls: Calls, request: Any, width: int, deadline: Deadline, hold: Hold
         answer.cancel()
 
 
-def _cuts(calls: Calls, found: Found, at: int, count: int, deadline: Deadline, hold: Hold) -> list[str]:
+def _cuts(
+    client: DatabaseClient,
+    info: ChangeStreamInfo,
+    at: int,
+    count: int,
+    deadline: Deadline,
+    scope: CancelScope,
+) -> list[str]:
     """Return the first keys of the parts of the table, in table order.
 
     If there are many parts, only some of their first keys are returned.
     """
     half = time.monotonic() + deadline.remaining() / 2
-    asked = PartitionReadRequest.pb()(table=found.table, columns=found.key_names)
+    asked = PartitionReadRequest.pb()(table=info.table, columns=info.key_names)
     asked.transaction.begin.read_only.read_timestamp.FromMicroseconds(at)
     asked.key_set.all_ = True
     asked.partition_options.max_partitions = count
-    told = calls.partition_read(asked, deadline, hold)
+    told = client.partition_read(asked, deadline, scope)
     first: dict[str, None] = {}
     for part in _thinned(told.partitions, _PROBES * count):
-        request = ReadRequest.pb()(table=found.table, columns=found.key_names)
+        request = ReadRequest.pb()(table=info.table, columns=info.key_names)
         request.transaction.id = told.transaction.id
         request.key_set.all_ = True
         request.partition_token = part.partition_token
-        for key in _keys(calls, request, len(found.key_names), deadline, hold):
+        for key in _keys(client, request, len(info.key_names), deadline, scope):
             first[key] = None
             break
         if time.monotonic() > half:
@@ -123,12 +137,12 @@ def _cuts(calls: Calls, found: Found, at: int, count: int, deadline: Deadline, h
     if len(first) < 2:
         return []
     # The service sorts the keys, because rows are returned in table order, whatever their keys are.
-    request = ReadRequest.pb()(table=found.table, columns=found.key_names)
+    request = ReadRequest.pb()(table=info.table, columns=info.key_names)
     request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
     for key in first:
         request.key_set.keys.add().extend(orjson.loads(key))
     # Nothing lies before the first key.
-    return list(_keys(calls, request, len(found.key_names), deadline, hold))[1:]
+    return list(_keys(client, request, len(info.key_names), deadline, scope))[1:]
 
 
 def _thinned(items: Sequence[Any], most: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Returns the meaning of an error of gRPC, of Google's libraries or of the service; pure."""
+"""Maps each error of gRPC, of Google's libraries or of the service to its category."""
 
 from __future__ import annotations
 

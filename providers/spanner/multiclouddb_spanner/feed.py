@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_past
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
-from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, place_of
+from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import DataRecord
 from multiclouddb_spanner.segment_reader import SegmentReader
@@ -55,13 +55,13 @@ class SpannerFeed(Feed):
     def __init__(self, source: Source, spec: FeedSpec) -> None:
         self.spec = spec
         self._source = source
-        self._hold = Hold()
+        self._scope = CancelScope()
         self._scans = Scans(source, spec)
-        name = f"{source.calls.name}/changeStreams/{source.found.stream}"
+        name = f"{source.client.name}/changeStreams/{source.info.stream}"
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """Return the present time of the service."""
+        """Return the current time of the service."""
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
@@ -86,10 +86,10 @@ class SpannerFeed(Feed):
                     names = self._alive_before(at, deadline)
                     place = Place.at(at if names is None else at - 1, wanted)
                 case Beginning():
-                    at, names = self._source.oldest(now, deadline, self._hold)
+                    at, names = self._source.oldest(now, deadline, self._scope)
                     place = Place.at(at)
             if names is None:
-                names = self._source.partitions(at, deadline, self._hold)
+                names = self._source.partitions(at, deadline, self._scope)
         except Exception as error:
             raise self._refused(error, at, deadline) or error from error
         seeds = [Seed(name, (), cursor_of(place)) for name in names if partition_id in (None, name)]
@@ -100,10 +100,10 @@ class SpannerFeed(Feed):
     def _alive_before(self, at: int, deadline: Deadline) -> list[str] | None:
         """Return the partitions that were alive just before a time.
 
-        None if the stream keeps no changes that old.
+        Return None if the stream no longer keeps changes of that time.
         """
         try:
-            return self._source.partitions(at - 1, deadline, self._hold)
+            return self._source.partitions(at - 1, deadline, self._scope)
         except Exception as error:
             if not is_past(error):
                 raise
@@ -111,11 +111,11 @@ class SpannerFeed(Feed):
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
         """Return the seed of a partition that is not alive at the start: it begins later or has ended."""
-        interval = self._source.interval(name, now, deadline, self._hold)
+        interval = self._source.interval(name, now, deadline, self._scope)
         if interval is None:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
-                f"partition {name[:12]}… does not belong to change stream {self._source.found.stream!r}: it "
+                f"partition {name[:12]}… does not belong to change stream {self._source.info.stream!r}: it "
                 "belongs to another one, or to an earlier one that was recreated under the same name; list "
                 "the open ones with client.list_physical_partitions(address)",
             )
@@ -125,7 +125,7 @@ class SpannerFeed(Feed):
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """Return the partitions that are alive now.
 
-        The service does not report their parents, nor partitions that have ended.
+        The service reports neither their parents nor partitions that have ended.
         """
         names = self._listed(self._now(deadline), deadline)
         return [Partition(name, (), PartitionState.OPEN) for name in names]
@@ -133,21 +133,21 @@ class SpannerFeed(Feed):
     def longest_wait(self) -> float:
         """Return how long a query waits in the service until its window ends.
 
-        A long wait means few queries, at no cost.
+        A long wait needs fewer queries and costs nothing.
         """
         return 5.0
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """Open a reader of one partition, or of one segment of a snapshot."""
-        spec, found = self.spec, self._source.found
+        spec, info = self.spec, self._source.info
         view = View(
             spec.address,
             self.public_id(partition_id),
-            found.key_names,
+            info.key_names,
             with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
             with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
             native=spec.include_native,
-            whole=self._source.whole,
+            whole=info.whole,
         )
         if plan_id_of(partition_id) is not None:
             return SegmentReader(self._scans, view, span_of(cursor))
@@ -162,18 +162,18 @@ class SpannerFeed(Feed):
         )
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """See `SupportsSnapshot.snapshot`."""
+        """Plan a snapshot (see `SupportsSnapshot.snapshot`)."""
         seeds = self.start(Now(), None, deadline)
-        return plan_scan(self._scans, seeds, segments, deadline, self._hold)
+        return plan_scan(self._scans, seeds, segments, deadline, self._scope)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Return the next segments; the plan contains their bounds."""
+        """Return the next segments. The plan contains their bounds."""
         return cut(cursor, count)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the present end of each partition that is alive now.
+        """Return the current end of each partition that is alive now.
 
         The service cannot count or limit records. Therefore a head with a limit on its records, and the end
         of a partition, can only be found by reading, which the planner does. Without a limit, the partitions
@@ -212,31 +212,31 @@ class SpannerFeed(Feed):
         if not tracked.keys() <= set(names):
             return None
         missed = [name for name in names if name not in tracked]
-        return seeds_of_missed(self._source, missed, at, bound, deadline, self._hold) if missed else []
+        return seeds_of_missed(self._source, missed, at, bound, deadline, self._scope) if missed else []
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return the time until the position becomes older than the retention period."""
         if is_segment(cursor):
             return None
-        left = place_of(cursor).first / _SECOND + self._source.found.retention - now.timestamp()
+        left = place_of(cursor).first / _SECOND + self._source.info.retention - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare commit timestamps, and if they are equal, the changes that were delivered."""
+        """Compare commit timestamps. If they are equal, compare which of their changes were delivered."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return the remaining part of these partitions.
+        """Return the positions at which reading of the given partitions can resume.
 
         For a partition that no longer exists, the result is all partitions that are alive at the oldest
         readable time.
 
-        The service does not tell which of them are descendants. Reading a partition that is not a descendant
-        repeats changes, but leaving out a descendant would lose changes.
+        The service does not report which of them are descendants. Reading a partition that is not a
+        descendant repeats changes, but leaving out a descendant would lose changes.
         """
-        return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._hold)
+        return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._scope)
 
     def describe(self, cursor: Cursor) -> Position:
         """Return the commit timestamp of a position."""
@@ -244,21 +244,17 @@ class SpannerFeed(Feed):
             return Position("a part of the table", None)
         return describe(place_of(cursor))
 
-    def close(self) -> None:
-        """Cancel the calls of this feed."""
-        self._hold.cancel()
-
     def _now(self, deadline: Deadline) -> int:
-        return self._source.calls.now(deadline, Hold())
+        return self._source.client.now(deadline, CancelScope())
 
     def _listed(self, at: int, deadline: Deadline) -> list[str]:
         try:
-            return self._source.partitions(at, deadline, Hold())
+            return self._source.partitions(at, deadline, CancelScope())
         except Exception as error:
             raise self._refused(error, at, deadline) or error from error
 
     def _refused(self, error: Exception, at: int, deadline: Deadline) -> Exception | None:
-        return self._source.translated(error, at, deadline, Hold())
+        return self._source.translated(error, at, deadline, CancelScope())
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
         """Return True if there is a change between a position and the present time.
@@ -273,7 +269,7 @@ class SpannerFeed(Feed):
         return False
 
     def _has_change_until(self, name: str, place: Place, start: int, end: int, deadline: Deadline) -> bool:
-        window = self._source.window(name, start, end, deadline, Hold())
+        window = self._source.window(name, start, end, deadline, CancelScope())
         try:
             while (items := window.next()) is not None:
                 if any(isinstance(item, DataRecord) and _is_after(item, place) for item in items):
@@ -288,7 +284,7 @@ class SpannerFeed(Feed):
 def _is_after(record: DataRecord, place: Place) -> bool:
     if record.at < place.since:
         return False
-    mark = (record.sequence, len(record.mods))
+    mark = (ordered(record.sequence), len(record.mods))
     return not place.cut.has(record.at, record.transaction, mark)
 
 

@@ -1,4 +1,4 @@
-"""Maps changes of rows to events and to Arrow; pure."""
+"""Maps changes of rows to events and to Arrow. The functions are pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import orjson
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
-from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of
+from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of, ordered
 from multiclouddb_spanner.records import DataRecord, Mod
 from multiclouddb_spanner.values import Converter
 from multiclouddb_spi import Cursor, Mapper, RecordFault
@@ -34,7 +34,7 @@ _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, Attribut
 
 
 class Change(NamedTuple):
-    """One change of a row, which is one record of the contract.
+    """One change of a row. Each change becomes one event.
 
     Attributes:
         record: The service's record that contains the change.
@@ -88,12 +88,12 @@ class View:
 
 
 def has_new(record: DataRecord) -> bool:
-    """Return True if a record contains the whole new rows, and for a delete, which has no new row."""
+    """Return True if a record contains the whole new rows, or is a delete, which has no new row."""
     return record.kind != "UPDATE" or record.capture in _WITH_ROW
 
 
 def has_old(record: DataRecord) -> bool:
-    """Return True if a record contains the whole old rows, and for an insert, which has no old row."""
+    """Return True if a record contains the whole old rows, or is an insert, which has no old row."""
     if record.kind == "UPDATE":
         return record.capture == "NEW_ROW_AND_OLD_VALUES"
     return record.kind == "INSERT" or record.capture in _WITH_OLD
@@ -105,7 +105,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
     Args:
         begin: The position before the first change.
         changes: The changes that follow this position.
-        count: At least one.
+        count: The number of changes, at least one.
     """
     at = changes[count - 1].record.at
     delivered = dict(begin.cut.delivered) if begin.cut.at == at else {}
@@ -113,7 +113,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
     index = count - 1
     while index >= 0 and changes[index].record.at == at:
         record, last = changes[index]
-        mark = (record.sequence, last + 1)
+        mark = (ordered(record.sequence), last + 1)
         marks[record.transaction] = max(mark, marks.get(record.transaction, mark))
         index = _first_of(changes, index) - 1
     return Place(Cut(at, {**delivered, **marks}))
@@ -122,7 +122,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
 def _first_of(changes: Sequence[Change], index: int) -> int:
     """Return the first of these changes in the same record.
 
-    Earlier changes of the record may have been delivered.
+    Earlier changes of the record may already have been delivered.
     """
     record, nth = changes[index]
     return bisect_left(changes, True, max(0, index - nth), index, key=lambda each: each.record is record)
@@ -132,7 +132,7 @@ def _first_of(changes: Sequence[Change], index: int) -> int:
 
 
 def _loaded(texts: Any) -> dict[str, Any]:
-    """Return the values of a row by column; the result is a copy if the service sent the values parsed."""
+    """Return the values of a row by column. If the service sent the values parsed, the result is a copy."""
     found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
     if type(found) is not dict:
         raise TypeError("no row")
@@ -155,7 +155,7 @@ def _key(mod: Mod, view: View, converters: Mapping[str, Converter]) -> dict[str,
 def _new_row(
     record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
 ) -> dict[str, Any] | None:
-    if record.kind == "DELETE" or not has_new(record):
+    if record.kind == "DELETE" or not (record.shape.whole and has_new(record)):
         return None
     return {**key, **_converted(_loaded(mod.new), converters)}
 
@@ -163,12 +163,12 @@ def _new_row(
 def _old_row(
     record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
 ) -> dict[str, Any] | None:
-    if record.kind == "INSERT" or not has_old(record):
+    if record.kind == "INSERT" or not (record.shape.whole and has_old(record)):
         return None
     old = _converted(_loaded(mod.old), converters)
     if record.kind == "DELETE":
         return {**key, **old}
-    # For a column that has not changed, the new row contains the value.
+    # If a column has not changed, only the new row contains its value.
     return {**key, **_converted(_loaded(mod.new), converters), **old}
 
 
@@ -191,14 +191,14 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
         if record is not previous:
             previous, commit = record, fixed_text(record.commit)
             head = f"{commit}|{record.transaction}|{record.sequence}|"
-            order = f"{commit}|{record.sequence}|"
+            order = f"{commit}|{ordered(record.sequence)}|"
         ids.append(f"{head}{index}")
         orders.append(f"{order}{index:06}")
     return ids, orders
 
 
 def _moments(changes: Iterable[Change]) -> list[datetime]:
-    """Return the times of changes; the changes of a record share one object."""
+    """Return the times of changes. The changes of a record share one object."""
     previous: int | None = None
     moments: list[datetime] = []
     for record, _ in changes:
@@ -212,7 +212,7 @@ def _moments(changes: Iterable[Change]) -> list[datetime]:
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # By column, with one call per event and no call for data that the request leaves out.
+    # The events are made by column, with one call per event and no call for data that the request leaves out.
     ids, orders = _names(changes)
     mods = list(_mods(changes))
     keys = [_key(mod, view, record.shape.python) for record, mod in mods]

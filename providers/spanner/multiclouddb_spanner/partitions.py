@@ -1,12 +1,12 @@
-"""Finds start positions for partitions that no parent has named: missed ones, and those left by retention."""
+"""Finds start positions for partitions that no parent has named: missed or left after expiry."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.errors import is_past
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Children
 from multiclouddb_spanner.source import Source
@@ -18,11 +18,12 @@ _MOST_ANCESTORS: Final = 10_000
 
 
 def seeds_of_missed(
-    source: Source, missed: Sequence[str], at: int, since: int, deadline: Deadline, hold: Hold
+    source: Source, missed: Sequence[str], at: int, since: int, deadline: Deadline, scope: CancelScope
 ) -> list[Seed]:
     """Return where to start the partitions that an audit found, and their ancestors since the feed started.
 
-    If a parent had been read, it would have named them, so their ancestors were missed as well.
+    If a parent had been read, it would have named the missed partitions. So their ancestors were missed as
+    well.
 
     Args:
         source: The change stream.
@@ -30,39 +31,41 @@ def seeds_of_missed(
         at: A time at which the partitions are alive.
         since: Changes older than this time are not needed.
         deadline: The time limit.
-        hold: The caller.
+        scope: Through it, another thread can cancel the call.
     """
-    now = source.calls.now(deadline, hold)
-    bound = max(since, source.earliest(now, deadline, hold))
+    now = source.client.now(deadline, scope)
+    bound = max(since, source.earliest(now, deadline, scope))
     seeds: dict[str, Seed] = {}
     pending = list(missed)
     while pending and len(seeds) < _MOST_ANCESTORS:
         name = pending.pop()
         if name in seeds:
             continue
-        begin, _ = source.interval(name, now, deadline, hold) or (at, at)
-        parents = _parents(source, name, begin, deadline, hold) if begin > bound else ()
+        begin, _ = source.interval(name, now, deadline, scope) or (at, at)
+        parents = _parents(source, name, begin, deadline, scope) if begin > bound else ()
         seeds[name] = Seed(name, parents, cursor_of(Place.at(max(begin, bound))))
         pending += parents
     return list(seeds.values())
 
 
-def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
+def _parents(
+    source: Source, name: str, begin: int, deadline: Deadline, scope: CancelScope
+) -> tuple[str, ...]:
     """Return the parents of a partition, from the record of a partition that ended where it started.
 
     The result is empty if this record has expired.
     """
     try:
-        before = source.partitions(begin - 1, deadline, hold)
+        before = source.partitions(begin - 1, deadline, scope)
     except Exception as error:
         if not is_past(error):
             raise
         return ()
-    after = set(source.partitions(begin, deadline, hold))
+    after = set(source.partitions(begin, deadline, scope))
     for candidate in before:
         if candidate in after:
             continue
-        window = source.window(candidate, begin - 1, begin, deadline, hold)
+        window = source.window(candidate, begin - 1, begin, deadline, scope)
         try:
             while (items := window.next()) is not None:
                 for item in items:
@@ -73,7 +76,9 @@ def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Ho
     return ()
 
 
-def oldest_left(source: Source, names: Sequence[str], now: int, deadline: Deadline, hold: Hold) -> list[Seed]:
+def oldest_left(
+    source: Source, names: Sequence[str], now: int, deadline: Deadline, scope: CancelScope
+) -> list[Seed]:
     """Return the positions from which partitions with expired positions can be read again.
 
     Args:
@@ -81,9 +86,9 @@ def oldest_left(source: Source, names: Sequence[str], now: int, deadline: Deadli
         names: The partitions.
         now: The service's time.
         deadline: The time limit.
-        hold: The caller.
+        scope: Through it, another thread can cancel the call.
     """
-    earliest, alive = source.oldest(now, deadline, hold)
+    earliest, alive = source.oldest(now, deadline, scope)
     # Later changes that expire before they are read form a new gap, which is reported.
     start = cursor_of(Place.at(earliest))
     seeds = {name: Seed(name, (), start) for name in names if name in alive}
@@ -91,7 +96,7 @@ def oldest_left(source: Source, names: Sequence[str], now: int, deadline: Deadli
     for name in names:
         if name in seeds:
             continue
-        interval = source.interval(name, now, deadline, hold)
+        interval = source.interval(name, now, deadline, scope)
         if interval is None or interval[1] < earliest:
             gone = True
         else:

@@ -1,7 +1,7 @@
-"""Defines positions in a partition, and their form in a token; pure.
+"""Defines positions in a partition, and their form in a token. The functions are pure.
 
-    [at]                    at a commit timestamp, its changes included
-    [at, {name: mark}]      the same, after some of the changes at it (`multiclouddb_spi.cut`)
+    [at]                    at a commit timestamp, before its changes
+    [at, {name: mark}]      the same, after some of its changes (`multiclouddb_spi.cut`)
     [at, since]             at a moment `at`; changes committed before `since` are not wanted
 
 `at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps. The changes
@@ -30,6 +30,7 @@ __all__ = [
     "fixed_text",
     "micros_of",
     "moment_of",
+    "ordered",
     "place_of",
     "text_at",
 ]
@@ -37,6 +38,7 @@ __all__ = [
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 253_402_300_799_999_999  # the end of the year 9999
 _MOST_SEQUENCE: Final = 64
+_SEQUENCE_DIGITS: Final = 8
 _WHOLE: Final = len("2026-01-31T12:00:00")
 
 
@@ -70,7 +72,7 @@ def cursor_of(place: Place) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Return the position that was passed to `cursor_of`.
+    """Return the position from its stored form; the inverse of `cursor_of`.
 
     Raises:
         InvalidCursor: Raised if the cursor is not a position in a change stream.
@@ -107,11 +109,26 @@ def _from(place: Place) -> Cut:
 
 def describe(place: Place) -> Position:
     """Return a position as readable text."""
-    moment = moment_of(place.first)
-    text = f"commit timestamp {text_at(place.first)}"
-    if place.cut.delivered:
-        text += ", after a part of what was committed then"
-    return Position(text, moment)
+    return _described(place.first, is_inside=bool(place.cut.delivered))
+
+
+@lru_cache(maxsize=1024)
+def _described(at: int, *, is_inside: bool) -> Position:
+    # Each page asks for the time of each partition, and most partitions have not moved.
+    rest = ", after a part of what was committed then" if is_inside else ""
+    return Position(f"commit timestamp {text_at(at)}{rest}", moment_of(at))
+
+
+def ordered(sequence: str) -> str:
+    """Return a record sequence as a text that sorts like the number.
+
+    The service writes eight digits. A longer number gets a letter in front, because letters sort after
+    digits, and the letter grows with the number of digits.
+    """
+    more = len(sequence) - _SEQUENCE_DIGITS
+    if more <= 0:
+        return sequence if more == 0 else sequence.rjust(_SEQUENCE_DIGITS, "0")
+    return f"{chr(ord('a') + min(more, 26) - 1)}{sequence}"
 
 
 # -- Moments
@@ -156,7 +173,7 @@ def text_at(micros: int) -> str:
 
     All such texts have the same length, so they sort by time.
     """
-    return f"{moment_of(micros):%Y-%m-%dT%H:%M:%S.%f}Z"
+    return f"{moment_of(micros).isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
 
 
 def fixed_text(text: str) -> str:

@@ -18,12 +18,12 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import check_address, check_provisioned, find, table_names
-from multiclouddb_spanner.client import Calls
+from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.source import Slots, Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 
@@ -44,25 +44,29 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE,
-            "the oldest change that the stream's retention_period keeps, a day by default; for a stream that "
-            "is older than that, a minute later, because changes expire while the first reads are made",
+            "starts at the oldest change within the stream's retention_period, one day by default; "
+            "for an older stream it starts one minute later, because changes expire during the "
+            "first reads",
         ),
-        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_NATIVE, "exact, to the microsecond"),
+        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
+            _NATIVE, "the start is exact to the microsecond"
+        ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,
-            "a change stream has no partition keys; read EntireCollection() and keep the events whose "
-            "event.key is wanted",
+            "a change stream has no partition keys; read EntireCollection() and keep the events "
+            "with the event.key that you want",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "point in time: all rows as they were at one moment T, which is the floor, for as long as the "
-            "database keeps that moment (version_retention_period, an hour by default); a scan that takes "
-            "longer continues at a later moment, convergent: the stream has every change since T. Each row "
-            "is read once, with spanner.databases.read; with spanner.databases.partitionRead too, a large "
-            "table is read in parts at the same time",
+            "point in time: all rows are as they were at one moment T, which is the floor. If the "
+            "scan takes longer than the database keeps T (version_retention_period, one hour by "
+            "default), it continues at a later moment and is convergent, because the stream "
+            "contains every change since T. Each row is read once, with spanner.databases.read; "
+            "with spanner.databases.partitionRead too, the parts of a large table are read in "
+            "parallel",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-            _NATIVE, "for streams with value_capture_type NEW_ROW_AND_OLD_VALUES"
+            _NATIVE, "needs a stream with value_capture_type NEW_ROW_AND_OLD_VALUES"
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
@@ -75,7 +79,7 @@ CAPABILITIES: Final = CapabilitySet(
 
 
 class SpannerProvider(Provider):
-    """One instance.
+    """The provider for one Spanner instance.
 
     Args:
         client: The vendor's client.
@@ -89,7 +93,7 @@ class SpannerProvider(Provider):
         self._client, self._config, self._ours = client, config, ours
         self._slots = Slots(_KEPT_ANSWERS)
         self._lock = threading.Lock()
-        self._databases: dict[str, Calls] = {}
+        self._databases: dict[str, DatabaseClient] = {}
         self._sources: WeakSet[Source] = WeakSet()
         self._closed = False
         self._admin: Any = None
@@ -100,20 +104,20 @@ class SpannerProvider(Provider):
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
         """Find the table and its change stream, and check which rows the stream's records contain."""
-        calls = self._calls(check_address(spec.address))
-        found = find(calls, spec.address, self._config.change_stream, deadline, Hold())
-        check_provisioned(found, spec)
-        source = Source(calls, found, self._slots)
+        database = self._database(check_address(spec.address))
+        info = find(database, spec.address, self._config.change_stream, deadline, CancelScope())
+        check_provisioned(info, spec)
+        source = Source(database, info, self._slots)
         self._sources.add(source)
         return SpannerFeed(source, spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the tables of a database, or of all databases of the instance; see `SupportsCollections`."""
+        """Return the tables of a database, or of all databases of the instance: see `SupportsCollections`."""
         names = self._database_names(deadline) if database is None else [database]
         return [
             ResourceAddress(name, table)
             for name in names
-            for table in table_names(self._calls(name), deadline, Hold())
+            for table in table_names(self._database(name), deadline, CancelScope())
         ]
 
     def _database_names(self, deadline: Deadline) -> list[str]:
@@ -138,28 +142,28 @@ class SpannerProvider(Provider):
         with self._lock:
             self._closed = True
             databases, self._databases = list(self._databases.values()), {}
-        for calls in databases:
-            calls.close()
+        for database in databases:
+            database.close()
         if self._ours and self._admin is not None:
             self._admin.transport.close()
 
     def open_calls(self) -> int:
         """Return the number of calls that are running or kept open."""
         with self._lock:
-            return sum(calls.open_calls() for calls in self._databases.values())
+            return sum(database.open_calls() for database in self._databases.values())
 
-    def _calls(self, database: str) -> Calls:
+    def _database(self, name: str) -> DatabaseClient:
         with self._lock:
-            calls = self._databases.get(database)
-            if calls is None:
+            database = self._databases.get(name)
+            if database is None:
                 instance = self._client.instance(self._config.instance)
-                calls = Calls(instance.database(database), ours=self._ours)
-                self._databases[database] = calls
-            return calls
+                database = DatabaseClient(instance.database(name), ours=self._ours)
+                self._databases[name] = database
+            return database
 
 
 class SpannerPlugin(ProviderPlugin):
-    """The plugin under the provider's entry point."""
+    """The plugin to which the provider's entry point refers."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 

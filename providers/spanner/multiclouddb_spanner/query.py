@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from multiclouddb_spanner.catalog import Found
-from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, Calls, Parameter
-from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.catalog import ChangeStreamInfo
+from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, DatabaseClient, Parameter
 from multiclouddb_spanner.position import text_at
 from multiclouddb_spanner.records import Children, Item, Shapes, parse_rows, rows_of
 from multiclouddb_spi import Deadline, collector_paused
@@ -20,25 +20,24 @@ _HEARTBEAT_MS: Final = "60000"
 
 
 def begin_query(
-    calls: Calls,
-    found: Found,
+    client: DatabaseClient,
+    info: ChangeStreamInfo,
     token: str | None,
     start: int,
     end: int | None,
     deadline: Deadline,
-    hold: Hold,
+    scope: CancelScope,
 ) -> Answer:
     """Start the query for a partition, or for the list of partitions.
 
     Args:
-        calls: The database.
-        found: The change stream.
-        token: The partition; The partition to read; The partition to read; None for the list of the
-            partitions that are alive at `start`.
+        client: The database.
+        info: The change stream.
+        token: The partition to read; None to list the partitions that are alive at `start`.
         start: The time from which to read.
         end: The time up to which to read.
         deadline: The time at which gRPC ends the call.
-        hold: The caller.
+        scope: Through it, another thread can cancel the call.
     """
     values = [
         Parameter(TIMESTAMP, text_at(start)),
@@ -46,37 +45,39 @@ def begin_query(
         Parameter(STRING, token),
         Parameter(INT64, _HEARTBEAT_MS),
     ]
-    if found.postgres:
-        sql = f'SELECT * FROM spanner."read_json_{found.stream}"($1, $2, $3, $4, NULL)'
+    if info.postgres:
+        sql = f'SELECT * FROM spanner."read_json_{info.stream}"($1, $2, $3, $4, NULL)'
         names = ("p1", "p2", "p3", "p4")
     else:
         sql = (
-            f"SELECT ChangeRecord FROM READ_{found.stream}(start_timestamp => @s, end_timestamp => @e, "
+            f"SELECT ChangeRecord FROM READ_{info.stream}(start_timestamp => @s, end_timestamp => @e, "
             "partition_token => @t, heartbeat_milliseconds => @h)"
         )
         names = ("s", "e", "t", "h")
-    return calls.query(sql, dict(zip(names, values, strict=True)), deadline, hold)
+    return client.query(sql, dict(zip(names, values, strict=True)), deadline, scope)
 
 
-def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
+def list_partitions(
+    client: DatabaseClient, info: ChangeStreamInfo, at: int, deadline: Deadline, scope: CancelScope
+) -> list[str]:
     """Return the tokens of the partitions that are alive at a given time.
 
     Raises:
         Exception: The error that gRPC raised; `is_past` is True if the stream no longer keeps changes of that
             time.
     """
-    answer = begin_query(calls, found, None, at, None, deadline, hold)
+    answer = begin_query(client, info, None, at, None, deadline, scope)
     shapes = Shapes()
     tokens: dict[str, None] = {}
     for rows in rows_of(answer):
-        for item in parse_rows(rows, found.table, shapes):
+        for item in parse_rows(rows, info.table, shapes):
             if isinstance(item, Children):
                 tokens.update(dict.fromkeys(item.parents))
     return list(tokens)
 
 
 def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
-    """The items of one message. They consist of many objects, and none of them can be garbage yet."""
+    """Return the items of one message. None of their many objects can be garbage yet."""
     with collector_paused():
         return list(parse_rows(rows, table, shapes))
 
@@ -85,7 +86,7 @@ class Window:
     """A query of one partition between two times, both included.
 
     Args:
-        answer: Its answer.
+        answer: The answer to the query.
         table: The table whose changes are requested.
         shapes: The columns of the feed's records, with their converters.
         end: All changes up to this time are returned.
@@ -107,9 +108,9 @@ class Window:
         return self._answer.expires
 
     def next(self) -> list[Item] | None:
-        """Return the records of the next message; None after the last message.
+        """Return the records of the next message, or None after the last message.
 
-        The method blocks until there is a message.
+        The method waits until a message arrives.
 
         Raises:
             Exception: The error that gRPC raised for the query.
@@ -117,5 +118,5 @@ class Window:
         return next(self._messages, None)
 
     def cancel(self) -> None:
-        """End the call; idempotent."""
+        """End the call. A second call does nothing."""
         self._answer.cancel()

@@ -8,13 +8,13 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.catalog import how_to_alter
-from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
-from multiclouddb_spanner.position import Place, cursor_of, moment_of
+from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
 from multiclouddb_spanner.query import Window
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
 from multiclouddb_spanner.source import Source
+from multiclouddb_spanner.statements import how_to_alter, how_to_watch
 from multiclouddb_spi import (
     Batch,
     Child,
@@ -38,8 +38,8 @@ _LEAST_SPAN: Final = _SECOND
 _MOST_SPAN: Final = 24 * 3600 * _SECOND
 _FEW: Final = 256
 _SPARE_SECONDS: Final = 0.25
-# Each small page of one partition would query all others again. Therefore an idle partition pauses for ten
-# times the duration of its query.
+# Otherwise each small page of one partition would query all other partitions again. Therefore an idle
+# partition pauses for ten times the duration of its query.
 _LEAST_PAUSE: Final = 0.05
 _MOST_PAUSE: Final = 1.0
 _REST: Final = 10
@@ -74,7 +74,7 @@ class SpannerReader(Reader):
         self._place, self._since = place, place.since
         self._bound, self._until = until, None if until is None else _from(until)
         self._require_new, self._require_old = require_new, require_old
-        self._hold = Hold()
+        self._scope = CancelScope()
         self._window: Window | None = None
         self._kept = False
         # The state of the window: its start, the items that were received but not yet taken, and the number
@@ -90,12 +90,12 @@ class SpannerReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Return the next changes up to the service's present time, or up to `wait` seconds later.
+        """Return the next changes up to the service's current time, or up to `wait` seconds later.
 
         An answer with more changes than requested stays open for the next call, as long as its deadline
         allows.
         """
-        self._hold.check()
+        self._scope.check()
         begin, began = self._place, time.monotonic()
         self._requests = 0
         if self._until is not None and _from(begin).compare(self._until) in (0, 1):
@@ -112,7 +112,7 @@ class SpannerReader(Reader):
             if taken or self._place != begin:
                 # The next fetch raises the error if it persists.
                 return self._batch(begin, taken, 0, caught_up=False)
-            ours = self._source.translated(error, begin.cut.at, deadline, self._hold, self._token)
+            ours = self._source.translated(error, begin.cut.at, deadline, self._scope, self._token)
             if ours is None:
                 raise
             raise ours from error
@@ -124,7 +124,7 @@ class SpannerReader(Reader):
 
     def cancel(self) -> None:
         """Cancel the running call, so that the fetch ends at once."""
-        self._hold.cancel()
+        self._scope.cancel()
 
     def close(self) -> None:
         """Cancel the answer that is still open."""
@@ -138,13 +138,13 @@ class SpannerReader(Reader):
         window = self._window
         if window is None:
             return
-        left = (window.end - (self._source.calls.ahead() or 0)) / _SECOND
+        left = (window.end - (self._source.client.ahead() or 0)) / _SECOND
         late = window.expires > deadline.at or window.expires - time.monotonic() < _SPARE_SECONDS
         if late or (window.waits and left > wait):
             self._end_window()
 
     def _end_window(self) -> None:
-        """End the window; its changes that were not taken are requested again."""
+        """End the window. Changes that were not taken are requested again later."""
         window, self._window = self._window, None
         if window is not None:
             window.cancel()
@@ -165,27 +165,27 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _open_window(self, wait: float, deadline: Deadline) -> Window:
-        calls, start = self._source.calls, self._place.cut.at
+        client, start = self._source.client, self._place.cut.at
         last = start + self._span if self._until is None else min(start + self._span, _last_of(self._until))
         waits, current = 0.0, False
-        if last <= calls.passed():
+        if last <= client.passed():
             end = last
         elif wait > 0:
-            ahead = calls.ahead()
+            ahead = client.ahead()
             if ahead is None:
                 self._requests += 1
-                ahead = calls.now(deadline, self._hold)
+                ahead = client.now(deadline, self._scope)
             end, current = min(last, ahead + min(int(wait * _SECOND), _WAIT)), last > ahead
             waits = max(0.0, (end - ahead) / _SECOND)
         else:
             self._requests += 1
-            now = calls.now(deadline, self._hold)
+            now = client.now(deadline, self._scope)
             current = last >= now
             end = min(last, now)
         self._requests += 1
         self._from, self._count = self._place, 0
         self._window = self._source.window(
-            self._token, start, max(start, end), deadline, self._hold, waits=waits, current=current
+            self._token, start, max(start, end), deadline, self._scope, waits=waits, current=current
         )
         return self._window
 
@@ -194,7 +194,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes; return their size, and True if none is left."""
+        """Take the available changes. Return their size, and whether none is left."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -204,7 +204,6 @@ class SpannerReader(Reader):
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
             items = window.next()
-            self._hold.check()
             if items is None:
                 return nbytes, self._finish(window, taken)
             self._items.extend(items)
@@ -222,7 +221,10 @@ class SpannerReader(Reader):
                     start = max(start, self._used)
                     if start < stop:
                         room = max_records - len(taken)
-                        if room <= 0 or (taken and nbytes >= max_bytes) or self._lacks(item, taken, deadline):
+                        if room <= 0 or (taken and nbytes >= max_bytes):
+                            break
+                        item = self._items[0] = self._checked(item, deadline)
+                        if self._lacks(item, taken):
                             break
                         end = min(stop, start + room)
                         taken.extend(Change(item, nth) for nth in range(start, end))
@@ -266,7 +268,7 @@ class SpannerReader(Reader):
             stop = _part(self._until, record)
         return start, stop
 
-    def _lacks(self, record: DataRecord, taken: list[Change], deadline: Deadline) -> bool:
+    def _lacks(self, record: DataRecord, taken: list[Change]) -> bool:
         """Return True if a record lacks a required row.
 
         In that case, the changes before it are delivered first.
@@ -276,41 +278,39 @@ class SpannerReader(Reader):
         """
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old
-        whole = self._is_whole(record, deadline)
+        whole = self._view.whole and record.shape.whole
         if new and old and (whole or not (self._require_new or self._require_old)):
             return False
         if taken:
             return True
         field = "new_item_state_mode" if not new or self._require_new else "old_item_state_mode"
-        found = self._source.found
+        info = self._source.info
         problem = (
             f"the change at {record.commit} was captured with value_capture_type {record.capture}, without "
             "the whole row"
-            if whole
-            else f"change stream {found.stream!r} no longer watches all columns of {found.table!r}"
         )
+        statement = how_to_alter(info.stream, postgres=info.postgres)
+        if not whole:
+            problem = (
+                f"change stream {info.stream!r} did not watch all columns of {info.table!r} at the change "
+                f"at {record.commit}"
+            )
+            statement = how_to_watch(info.stream, info.table, postgres=info.postgres)
         raise unsupported(
             f"{field}=REQUIRE: {problem}",
-            f"run {how_to_alter(found.stream, postgres=found.postgres)} for changes to come, and read with "
-            "INCLUDE_IF_AVAILABLE from the same token",
+            f"run {statement} for changes to come, and read with INCLUDE_IF_AVAILABLE from the same token",
         )
 
-    def _is_whole(self, record: DataRecord, deadline: Deadline) -> bool:
-        """Return True if the stream watches all columns.
-
-        If the stream no longer watches all columns, events have no rows.
-        """
-        view = self._view
-        if not (view.with_new or view.with_old) or not (has_new(record) or has_old(record)):
-            return True
-        whole = self._source.watches_whole(record.shape, deadline, self._hold)
-        if not whole and view.whole:
-            self._view = attrs.evolve(view, whole=False)
-            self._mapper = SpannerMapper(self._view)
-        return whole
+    def _checked(self, record: DataRecord, deadline: Deadline) -> DataRecord:
+        """Return a record that knows whether the stream watched all columns, if its rows are wanted."""
+        view, shape = self._view, record.shape
+        wanted = view.whole and (view.with_new or view.with_old) and (has_new(record) or has_old(record))
+        if not (wanted and shape.whole) or self._source.watched_whole(record, deadline, self._scope):
+            return record
+        return attrs.evolve(record, shape=attrs.evolve(shape, whole=False))
 
     def _finish(self, window: Window, taken: list[Change]) -> bool | None:
-        """Handle the end of a window; return True if no change is left."""
+        """Handle the end of a window. Return True if no change is left."""
         children = tuple(self._children.values())
         few, took = self._count < _FEW, time.monotonic() - window.began
         self._end_window()
@@ -325,7 +325,7 @@ class SpannerReader(Reader):
             self._place = Place.at(window.end + 1, self._since)
         self._span = min(_MOST_SPAN, 2 * self._span) if few else self._span
         if not taken and took < window.waits / 2:
-            self._source.calls.forget_clock()  # the time had passed, so this machine may have slept
+            self._source.client.forget_clock()  # the time had passed, so this machine may have slept
             return False
         return window.current
 
@@ -348,10 +348,10 @@ class SpannerReader(Reader):
         )
 
     def _headroom(self, at: int) -> float | None:
-        now = self._source.calls.passed()
+        now = self._source.client.passed()
         if not now:
             return None
-        return max(0.0, at / _SECOND + self._source.found.retention - now / _SECOND)
+        return max(0.0, at / _SECOND + self._source.info.retention - now / _SECOND)
 
 
 def _from(place: Place) -> Cut:
@@ -368,6 +368,7 @@ def _part(cut: Cut, record: DataRecord) -> int:
     if record.at != cut.at:
         return len(record.mods) if record.at < cut.at else 0
     mark = cut.delivered.get(record.transaction)
-    if mark is None or (record.sequence,) > mark[:1]:
+    sequence = (ordered(record.sequence),)
+    if mark is None or sequence > mark[:1]:
         return 0
-    return len(record.mods) if (record.sequence,) < mark[:1] else min(len(record.mods), int(mark[1]))
+    return len(record.mods) if sequence < mark[:1] else min(len(record.mods), int(mark[1]))

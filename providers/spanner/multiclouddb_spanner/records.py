@@ -1,8 +1,8 @@
-"""Parses change records in the form that a query returns; pure.
+"""Parses change records in the form that a query returns. The functions are pure.
 
 The result of a query on a change stream has one column. In GoogleSQL the column is a list of structs with
-three lists, and one of these lists contains the record. In PostgreSQL the column is a JSON object. Both
-dialects give the same items here.
+three lists, and one of these lists contains the record. In PostgreSQL the column is a JSON object. This
+module returns the same items for both dialects.
 """
 
 from __future__ import annotations
@@ -56,17 +56,19 @@ class Shape:
     """The columns of a record, with their converters.
 
     Attributes:
-        names: Their names.
+        names: The names of the columns.
         python: Maps a column to the function that converts its value to a Python value, if conversion is
             needed.
         json: Maps a column to the function that converts its value for the library's JSON.
         problem: The reason why the columns cannot be read, or None.
+        whole: False if the stream did not watch all columns of the table, so that no row is complete.
     """
 
     names: tuple[str, ...]
     python: Mapping[str, Converter] = attrs.field(factory=dict)
     json: Mapping[str, Converter] = attrs.field(factory=dict)
     problem: str | None = None
+    whole: bool = True
 
 
 @attrs.frozen(eq=False)
@@ -79,15 +81,15 @@ class DataRecord:
         sequence: The place of the record in its transaction in its partition.
         transaction: The transaction's id.
         table: The table.
-        shape: Its columns.
+        shape: The columns of the record.
         mods: The changes.
         kind: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type that the stream had when the changes were made.
-        by_expiry: True if a row deletion policy deleted the rows; None if the service deleted them and does
-            not give the reason.
+        by_expiry: True if a row deletion policy deleted the rows; None if the service deleted them without a
+            reason.
         native: A function that returns the fields of the record as the service sent them, without the
             changes.
-        nbytes: Its approximate memory.
+        nbytes: The approximate memory size of the record.
     """
 
     at: int
@@ -130,7 +132,7 @@ class Children:
 
 Item: TypeAlias = DataRecord | Heartbeat | Children
 
-# The fields of a data change record in the order in which GoogleSQL has them.
+# The fields of a data change record, in the order of GoogleSQL.
 _FIELDS: Final = (
     "commit_timestamp",
     "record_sequence",
@@ -205,7 +207,7 @@ def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[
 
 
 def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[list[Any]]:
-    """The undecoded values of whole rows, row after row, message by message.
+    """Return the undecoded values of whole rows, row after row, message by message.
 
     A value that is divided at the end of a message continues at the beginning of the next.
 
@@ -217,7 +219,7 @@ def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[li
     cut = False
     for message in messages:
         raw = PartialResultSet.pb(message)
-        # It makes an object for each value, and none of them can be garbage yet.
+        # The parser makes an object for each value, and none of these objects can be garbage yet.
         with collector_paused():
             fresh = list(raw.values)
         if cut and fresh:
@@ -343,7 +345,7 @@ def _native_of_struct(fields: Sequence[Any]) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a value of protobuf to the form that JSON has for it."""
+    """Convert a value of protobuf to its form in JSON."""
     kind = value.WhichOneof("kind")
     if kind == "list_value":
         return [plain_value(each) for each in value.list_value.values]

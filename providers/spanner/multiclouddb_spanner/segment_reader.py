@@ -14,10 +14,10 @@ from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 from multiclouddb_api import ChangeEvent, ChangeType
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.client import Answer
 from multiclouddb_spanner.cutting import key_text, range_read
 from multiclouddb_spanner.errors import is_lost_version
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
@@ -39,7 +39,7 @@ from multiclouddb_spi import (
 __all__ = ["SegmentReader"]
 
 Row: TypeAlias = Sequence[Any]
-"""A row: values of protobuf, in the order of the columns, with the key columns first."""
+"""A row: its values in protobuf, in the order of the columns, with the key columns first."""
 
 
 @attrs.frozen(eq=False)
@@ -55,15 +55,15 @@ class _Rows:
     width: int
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return len(self.values) // self.width
 
     def row(self, index: int) -> Row:
-        """One row."""
+        """Return one row."""
         return self.values[index * self.width : (index + 1) * self.width]
 
     def part(self, start: int, stop: int) -> _Rows:
-        """The rows from `start` to `stop`."""
+        """Return the rows from `start` to `stop`."""
         return _Rows(self.values[start * self.width : stop * self.width], self.width)
 
 
@@ -97,7 +97,7 @@ class _Columns:
         return cls(shape_of(kinds), tuple(kind["code"] for _, kind in kinds))
 
     def values(self, rows: _Rows) -> list[list[Any]]:
-        """Rows by column, as Python values."""
+        """Return the rows by column, as Python values."""
         return [self._converted(index, rows.values[index :: rows.width]) for index in range(rows.width)]
 
     def _converted(self, index: int, column: Sequence[Any]) -> list[Any]:
@@ -132,7 +132,7 @@ class _Mapper(Mapper):
 
     Attributes:
         view: The properties that all events of the segment share.
-        span: The segment. The position of the segment; its `after` has no meaning here.
+        span: The segment. Its `after` has no meaning here.
         columns: The columns of the rows.
     """
 
@@ -202,10 +202,9 @@ class SegmentReader(Reader):
     def __init__(self, scans: Scans, view: View, span: Span) -> None:
         self._scans, self._source = scans, scans.source
         self._view, self._span = view, span
-        self._hold = Hold()
+        self._scope = CancelScope()
         self._outcome: Outcome = Continue()
-        # The answer: the rows that were received, the number of them that were taken, their size, and the
-        # last key.
+        # The state of the answer: the received rows, the number of taken rows, their size, and the last key.
         self._answer: Answer | None = None
         self._messages: Iterator[_Rows] = iter(())
         self._kept = False
@@ -220,19 +219,18 @@ class SegmentReader(Reader):
         self._source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows.
+        """Return the next rows.
 
-        Return the next rows; an answer with more rows than requested stays open for the next call, as long as
-        its deadline allows.
+        An answer with more rows than requested stays open for the next call, as long as its deadline allows.
         """
-        self._hold.check()
+        self._scope.check()
         begin = self._span.cursor()
         taken: list[Any] = []
         nbytes, self._requests = 0, 0
         if isinstance(self._outcome, Scanned):
             return self._batch(begin, taken, 0)
         try:
-            found = self._scans.check(self._span.began, deadline, self._hold, lately=self._looked)
+            found = self._scans.check(self._span.began, deadline, self._scope, lately=self._looked)
             self._looked = True
             self._look_at(whole=found.whole)
             nbytes = self._take(taken, max_records, max_bytes, deadline)
@@ -242,14 +240,14 @@ class SegmentReader(Reader):
                 raise
             if not taken:
                 # Use another time. The stream also delivers the changes since the snapshot.
-                later = self._source.calls.now(deadline, self._hold)
+                later = self._source.client.now(deadline, self._scope)
                 self._span = attrs.evolve(self._span, at=later)
         self._keep_answer()
         return self._batch(begin, taken, nbytes)
 
     def cancel(self) -> None:
         """Cancel the running call. The fetch ends immediately."""
-        self._hold.cancel()
+        self._scope.cancel()
 
     def close(self) -> None:
         """Cancel the answer that is still open."""
@@ -261,7 +259,8 @@ class SegmentReader(Reader):
     def _look_at(self, *, whole: bool) -> None:
         """Check the stream.
 
-        If the stream does not watch all columns, its events have no rows, and then the scan has none either.
+        If the stream does not watch all columns, its events contain no rows, and the rows of a scan contain
+        none either.
         """
         if whole != self._view.whole:
             self._end_answer()
@@ -272,11 +271,11 @@ class SegmentReader(Reader):
     def _begin(self, deadline: Deadline) -> None:
         view, span, scans = self._view, self._span, self._scans
         whole = view.whole and (view.with_new or view.native)
-        names = scans.columns(span.at, whole=whole, deadline=deadline, hold=self._hold)
+        names = scans.columns(span.at, whole=whole, deadline=deadline, scope=self._scope)
         self._requests += 1
-        table = self._source.found.table
+        table = self._source.info.table
         request = range_read(table, names, self._received, span.end, span.at)
-        self._answer = self._source.calls.read(request, deadline, self._hold)
+        self._answer = self._source.client.read(request, deadline, self._scope)
         messages, width = self._metered(self._answer), len(names)
         self._messages = (_Rows(values, width) for values in values_of(messages, width))
 
@@ -304,7 +303,7 @@ class SegmentReader(Reader):
                 self._end_answer()
 
     def _take(self, taken: list[Any], max_records: int, max_bytes: int, deadline: Deadline) -> int:
-        """Take the values of as many rows as there is room for; returns their size."""
+        """Take the values of as many rows as there is room for. Return their size."""
         nbytes = number = 0
         while True:
             left = len(self._rows) - self._used
@@ -323,7 +322,7 @@ class SegmentReader(Reader):
                 return nbytes
 
     def _receive(self, deadline: Deadline) -> _Rows | None:
-        """Wait for the next message; None after the last message."""
+        """Wait for the next message. Return None after the last message."""
         answer = self._answer
         if answer is not None and (
             answer.expires > deadline.at or answer.expires - time.monotonic() < _SPARE_SECONDS
@@ -334,7 +333,7 @@ class SegmentReader(Reader):
                 return None
             self._begin(deadline)
         rows = next(self._messages, None)
-        self._hold.check()
+        self._scope.check()
         if rows is not None and len(rows):
             self._size, self._bytes = max(1, self._bytes // len(rows)), 0
             self._rows, self._used = rows, 0
@@ -342,7 +341,7 @@ class SegmentReader(Reader):
         return rows
 
     def _key(self, rows: _Rows) -> str:
-        """The key of the last row."""
+        """Return the key of the last row."""
         return key_text(rows.row(len(rows) - 1)[: len(self._view.key_names)])
 
     def _batch(self, begin: Cursor, taken: list[Any], nbytes: int) -> Batch:

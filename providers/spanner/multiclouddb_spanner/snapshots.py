@@ -27,9 +27,9 @@ import attrs
 import orjson
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.catalog import Found, check_provisioned, columns_at, find
+from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.catalog import ChangeStreamInfo, check_provisioned, columns_at, find
 from multiclouddb_spanner.cutting import bounds_of
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import moment_of, place_of, text_at
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import (
@@ -77,7 +77,7 @@ class Span:
     """The content of the cursor of a segment.
 
     Attributes:
-        plan_id: The plan.
+        plan_id: The id of the plan.
         began: The time T of the snapshot.
         at: The time at which rows are read.
         after: The key after which to read; "" means to begin with the first key.
@@ -105,7 +105,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def span_of(cursor: Cursor) -> Span:
-    """Return the segment that `Span.cursor` encoded.
+    """Return the segment from its stored form; the inverse of `Span.cursor`.
 
     Raises:
         InvalidCursor: Raised if the cursor does not belong to a segment.
@@ -128,7 +128,7 @@ def _is_key(text: str) -> bool:
 
 
 class Scans:
-    """The objects that the scans of one feed share: recent information about the table.
+    """Contains recent information about the table, which the scans of one feed share.
 
     Args:
         source: The table and its change stream.
@@ -138,11 +138,13 @@ class Scans:
     def __init__(self, source: Source, spec: FeedSpec) -> None:
         self.source, self.spec = source, spec
         self._columns: dict[tuple[int, bool], list[str]] = {}
-        self._found: tuple[float, Found] = (time.monotonic(), source.found)
-        self._checked: tuple[float, int, Found] | None = None
+        self._info: tuple[float, ChangeStreamInfo] = (time.monotonic(), source.info)
+        self._checked: tuple[float, int, ChangeStreamInfo] | None = None
         self._lock = threading.Lock()
 
-    def check(self, began: int, deadline: Deadline, hold: Hold, *, lately: bool = False) -> Found:
+    def check(
+        self, began: int, deadline: Deadline, scope: CancelScope, *, lately: bool = False
+    ) -> ChangeStreamInfo:
         """Check that the table and the change stream are still those of a snapshot.
 
         A result that is half a second old is accepted.
@@ -152,7 +154,7 @@ class Scans:
         Args:
             began: The time of the snapshot.
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
             lately: True to accept a result that is five seconds old.
 
         Raises:
@@ -165,49 +167,49 @@ class Scans:
         if checked is not None and checked[1] <= began and time.monotonic() - checked[0] < kept:
             return checked[2]
         started = time.monotonic()
-        found = self._check(began, deadline, hold)
+        info = self._check(began, deadline, scope)
         with self._lock:
-            self._checked = (started, began, found)
-        return found
+            self._checked = (started, began, info)
+        return info
 
-    def _check(self, began: int, deadline: Deadline, hold: Hold) -> Found:
-        source, (when, found) = self.source, self._found
+    def _check(self, began: int, deadline: Deadline, scope: CancelScope) -> ChangeStreamInfo:
+        source, (when, info) = self.source, self._info
         if time.monotonic() - when > _KEPT_SECONDS:
             when = time.monotonic()
-            found = find(source.calls, self.spec.address, source.found.stream, deadline, hold)
-            self._found = (when, found)
-        check_provisioned(found, self.spec)
-        if found.key_names != source.found.key_names:
+            info = find(source.client, self.spec.address, source.info.stream, deadline, scope)
+            self._info = (when, info)
+        check_provisioned(info, self.spec)
+        if info.key_names != source.info.key_names:
             raise ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
-                f"table {found.table!r} was dropped and created again with another primary key; start again",
+                f"table {info.table!r} was dropped and created again with another primary key; start again",
             )
-        now = source.calls.now(deadline, hold)
-        at = max(began, now - source.found.retention * _SECOND + _MARGIN)
+        now = source.client.now(deadline, scope)
+        at = max(began, now - source.info.retention * _SECOND + _MARGIN)
         try:
-            source.partitions(min(at, now), deadline, hold)
+            source.partitions(min(at, now), deadline, scope)
         except Exception as error:
-            raise source.translated(error, at, deadline, hold, "of the snapshot") or error from error
-        return found
+            raise source.translated(error, at, deadline, scope, "of the snapshot") or error from error
+        return info
 
-    def columns(self, at: int, *, whole: bool, deadline: Deadline, hold: Hold) -> list[str]:
+    def columns(self, at: int, *, whole: bool, deadline: Deadline, scope: CancelScope) -> list[str]:
         """Return the columns that the table had at a given time, key columns first.
 
         Args:
-            at: The moment.
+            at: The given time, in microseconds since 1970.
             whole: False to return only the key columns.
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
         """
-        found = self.source.found
+        info = self.source.info
         if not whole:
-            return list(found.key_names)
+            return list(info.key_names)
         known = self._columns.get((at, whole))
         if known is None:
-            known = columns_at(self.source.calls, found, at, deadline, hold)
+            known = columns_at(self.source.client, info, at, deadline, scope)
             if not known:
                 raise ProviderFault.of(
-                    ErrorCategory.NOT_FOUND, f"table {found.table!r} was dropped; create it and start again"
+                    ErrorCategory.NOT_FOUND, f"table {info.table!r} was dropped; create it and start again"
                 )
             if len(self._columns) >= _MOST_KNOWN:
                 self._columns.clear()
@@ -216,7 +218,7 @@ class Scans:
 
 
 def plan_scan(
-    scans: Scans, seeds: Sequence[Seed], segments: int | None, deadline: Deadline, hold: Hold
+    scans: Scans, seeds: Sequence[Seed], segments: int | None, deadline: Deadline, scope: CancelScope
 ) -> ScanPlan:
     """Plan a scan.
 
@@ -225,12 +227,12 @@ def plan_scan(
         seeds: The start of the stream, from `Feed.start` with `Now()`.
         segments: The number of segments that the application requests, or None.
         deadline: The time limit.
-        hold: The caller.
+        scope: Through it, another thread can cancel the call.
     """
     # `Now()` is directly after the time that was read, so the rows of that time and the stream meet there.
     began, source = place_of(seeds[0].cursor).first - 1, scans.source
-    scans.check(began, deadline, hold)
-    bounds, records = bounds_of(source.calls, source.found, began, segments, deadline, hold)
+    scans.check(began, deadline, scope)
+    bounds, records = bounds_of(source.client, source.info, began, segments, deadline, scope)
     plan_id = secrets.token_hex(6)
     cursor: Cursor = [plan_id, began, 0, "", [*bounds]]
     return ScanPlan(plan_id, cursor, tuple(seeds), floor_of(began), moment_of(began), len(bounds), records)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import threading
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
+
+import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.catalog import Found, how_to_create, is_whole
-from multiclouddb_spanner.client import Calls
+from multiclouddb_spanner.cancel_scope import CancelScope, late
+from multiclouddb_spanner.catalog import ChangeStreamInfo, is_whole, retention_of
+from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.errors import (
     earliest_of,
     interval_of,
     is_foreign_partition,
+    is_lost_version,
     is_outside_partition,
     is_past,
     is_without_stream,
 )
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.query import Window, begin_query, list_partitions
-from multiclouddb_spanner.records import Shape, Shapes
+from multiclouddb_spanner.records import DataRecord, Shape, Shapes
+from multiclouddb_spanner.statements import how_to_create
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
 __all__ = ["Slots", "Source"]
@@ -32,6 +36,7 @@ _SLACK = 60 * _SECOND
 # may take.
 _MARGIN = 60 * _SECOND
 _MOST_MOVES = 3
+_LOOK_SECONDS = 0.1
 
 
 class Slots:
@@ -48,7 +53,7 @@ class Slots:
         self._free = threading.Semaphore(most)
 
     def take(self) -> bool:
-        """Take a slot; return False if no slot is free."""
+        """Take a slot. Return False if no slot is free."""
         return self._free.acquire(blocking=False)
 
     def give(self) -> None:
@@ -60,21 +65,21 @@ class Source:
     """One change stream, and the table whose changes are read from it.
 
     Args:
-        calls: The database.
-        found: The stream.
+        client: The database.
+        info: The stream.
         slots: The slots of the client for open answers.
     """
 
-    def __init__(self, calls: Calls, found: Found, slots: Slots) -> None:
-        self.calls, self.found, self.slots = calls, found, slots
+    def __init__(self, client: DatabaseClient, info: ChangeStreamInfo, slots: Slots) -> None:
+        self.client, self.info, self.slots = client, info, slots
         self.shapes = Shapes()
         self.readers: WeakSet[Reader] = WeakSet()
-        self.whole = found.whole
-        self._checked: WeakSet[Shape] = WeakSet()
+        self._whole: WeakKeyDictionary[Shape, bool] = WeakKeyDictionary()
+        self._checking = threading.Lock()
 
-    def partitions(self, at: int, deadline: Deadline, hold: Hold) -> list[str]:
+    def partitions(self, at: int, deadline: Deadline, scope: CancelScope) -> list[str]:
         """Return the partitions that are alive at a given time."""
-        return list_partitions(self.calls, self.found, at, deadline, hold)
+        return list_partitions(self.client, self.info, at, deadline, scope)
 
     def window(
         self,
@@ -82,7 +87,7 @@ class Source:
         start: int,
         end: int,
         deadline: Deadline,
-        hold: Hold,
+        scope: CancelScope,
         *,
         waits: float = 0.0,
         current: bool = False,
@@ -94,32 +99,32 @@ class Source:
             start: The time from which to read.
             end: The time up to which to read.
             deadline: The time at which gRPC ends the call.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
             waits: As in `Window`.
             current: As in `Window`.
         """
-        answer = begin_query(self.calls, self.found, token, start, end, deadline, hold)
-        return Window(answer, self.found.table, self.shapes, end, waits=waits, current=current)
+        answer = begin_query(self.client, self.info, token, start, end, deadline, scope)
+        return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)
 
-    def earliest(self, now: int, deadline: Deadline, hold: Hold) -> int:
+    def earliest(self, now: int, deadline: Deadline, scope: CancelScope) -> int:
         """Return the oldest time that can be read.
 
         Args:
             now: The service's time.
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
         """
-        bound = now - self.found.retention * _SECOND
+        bound = now - self.info.retention * _SECOND
         try:
-            self.partitions(bound, deadline, hold)
+            self.partitions(bound, deadline, scope)
         except Exception as error:
             if not is_past(error):
                 raise
             named = earliest_of(error)
-            return self._search(bound, now, deadline, hold) if named is None else micros_of(named, up=True)
+            return self._search(bound, now, deadline, scope) if named is None else micros_of(named, up=True)
         return bound
 
-    def oldest(self, now: int, deadline: Deadline, hold: Hold) -> tuple[int, list[str]]:
+    def oldest(self, now: int, deadline: Deadline, scope: CancelScope) -> tuple[int, list[str]]:
         """Return the oldest time at which a start can read every partition, and the partitions alive then.
 
         If retention determines this time, a margin is added, because the edge of retention moves. If the
@@ -128,28 +133,28 @@ class Source:
         Args:
             now: The service's time.
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
         """
-        kept = self.found.retention * _SECOND
+        kept = self.info.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
-        at = max(self.earliest(now, deadline, hold), now - kept + margin)
+        at = max(self.earliest(now, deadline, scope), now - kept + margin)
         for _ in range(_MOST_MOVES):
             try:
-                return at, self.partitions(at, deadline, hold)
+                return at, self.partitions(at, deadline, scope)
             except Exception as error:
                 if not is_past(error):
                     raise
                 # The retention period was made shorter.
                 named = earliest_of(error)
                 at = (at if named is None else micros_of(named, up=True)) + margin
-        return at, self.partitions(at, deadline, hold)
+        return at, self.partitions(at, deadline, scope)
 
-    def _search(self, before: int, after: int, deadline: Deadline, hold: Hold) -> int:
+    def _search(self, before: int, after: int, deadline: Deadline, scope: CancelScope) -> int:
         """Find the oldest time by binary search, to the microsecond, if the service does not report it."""
         while after - before > 1:
             middle = (before + after) // 2
             try:
-                self.partitions(middle, deadline, hold)
+                self.partitions(middle, deadline, scope)
                 after = middle
             except Exception as error:
                 if not is_past(error):
@@ -158,18 +163,19 @@ class Source:
         return after
 
     def is_recreated(self, earliest: int, now: int) -> bool:
-        """Return True if a position before the oldest time belongs to an earlier stream of the same name.
+        """Return True if a position before the oldest time belongs to an earlier stream with the same name.
 
-        Normally, the oldest time is the present time minus the retention period. If it is later, the stream
+        Normally, the oldest time is the current time minus the retention period. If it is later, the stream
         was created at that time.
         """
-        return earliest > now - self.found.retention * _SECOND + _SLACK
+        return earliest > now - self.info.retention * _SECOND + _SLACK
 
-    def interval(self, token: str, now: int, deadline: Deadline, hold: Hold) -> tuple[int, int] | None:
+    def interval(
+        self, token: str, now: int, deadline: Deadline, scope: CancelScope
+    ) -> tuple[int, int] | None:
         """Return the start and the end of a partition.
 
-        The end of an open partition is the present time. The result is None for a partition of another
-        stream.
+        The end of an open partition is the current time. Return None for a partition of another stream.
 
         The service reports start and end if a partition is read at a time outside its lifetime. If the
         service does not report them, the start is searched for within the retention of the stream.
@@ -178,11 +184,11 @@ class Source:
             token: The partition.
             now: The service's time.
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
         """
-        earliest = self.earliest(now, deadline, hold)
+        earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):
-            error = self._refusal(token, at, deadline, hold)
+            error = self._refusal(token, at, deadline, scope)
             if error is None and at == earliest:
                 return earliest, now
             if error is not None and is_foreign_partition(error):
@@ -195,18 +201,18 @@ class Source:
         before, after = earliest, now
         while after - before > 1:
             middle = (before + after) // 2
-            if self._refusal(token, middle, deadline, hold) is None:
+            if self._refusal(token, middle, deadline, scope) is None:
                 after = middle
             else:
                 before = middle
         return after, now
 
-    def _refusal(self, token: str, at: int, deadline: Deadline, hold: Hold) -> Exception | None:
+    def _refusal(self, token: str, at: int, deadline: Deadline, scope: CancelScope) -> Exception | None:
         """Return the reason why a partition cannot be read at a given time.
 
-        None if the partition can be read.
+        Return None if the partition can be read.
         """
-        window = self.window(token, at, at, deadline, hold)
+        window = self.window(token, at, at, deadline, scope)
         try:
             while window.next() is not None:
                 pass
@@ -218,37 +224,56 @@ class Source:
             window.cancel()
         return None
 
-    def watches_whole(self, shape: Shape, deadline: Deadline, hold: Hold) -> bool:
-        """Return True if the stream watches all columns. The stream may be altered while it is read.
+    def watched_whole(self, record: DataRecord, deadline: Deadline, scope: CancelScope) -> bool:
+        """Return True if the stream watched all columns when a record was written.
 
-        The service is asked again if a record has new columns, except for the first record.
+        The stream may be altered at any time, also to and fro. Therefore the service is asked for the schema
+        as of the commit timestamp, once for each set of columns. If the database no longer keeps the schema
+        of that time, the present schema decides.
         """
-        if shape not in self._checked:
-            if self._checked and self.whole:
-                self.whole = is_whole(self.calls, self.found, deadline, hold)
-            self._checked.add(shape)
-        return self.whole
+        shape = record.shape
+        whole = self._whole.get(shape)
+        if whole is not None:
+            return whole
+        while not self._checking.acquire(timeout=_LOOK_SECONDS):
+            scope.check()
+            if deadline.passed():
+                raise late()
+        try:
+            if shape not in self._whole:
+                self._whole[shape] = self._was_whole(record.at, deadline, scope)
+            return self._whole[shape]
+        finally:
+            self._checking.release()
+
+    def _was_whole(self, at: int, deadline: Deadline, scope: CancelScope) -> bool:
+        try:
+            return is_whole(self.client, self.info, deadline, scope, at)
+        except Exception as error:
+            if not is_lost_version(error):
+                raise
+            return is_whole(self.client, self.info, deadline, scope)
 
     # -- Errors whose meaning depends on the call
 
     def translated(
-        self, error: Exception, at: int, deadline: Deadline, hold: Hold, token: str | None = None
+        self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, token: str | None = None
     ) -> ProviderFault | None:
-        """Return the fault for an error of a read; None if `classify` knows the meaning of the error.
+        """Return the fault for an error of a read, or None if `classify` knows the meaning of the error.
 
         Args:
             error: The error that gRPC raised.
             at: The time at which the read started.
             deadline: The time limit.
-            hold: The caller.
+            scope: Through it, another thread can cancel the call.
             token: The partition that the position belongs to; None for a start.
         """
-        name = self.found.stream
+        name = self.info.stream
         if is_without_stream(error):
             return ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
                 f"change stream {name!r} was dropped; create it and start again: "
-                f"{how_to_create(self.found.table, postgres=self.found.postgres)}",
+                f"{how_to_create(self.info.table, postgres=self.info.postgres)}",
             )
         if is_foreign_partition(error):
             return ProviderFault.of(
@@ -257,7 +282,7 @@ class Source:
                 "one, or to an earlier one that was recreated under the same name; start again",
             )
         if is_past(error):
-            return self._past(error, at, deadline, hold, resumes=token is not None)
+            return self._past(error, at, deadline, scope, resumes=token is not None)
         if is_outside_partition(error):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
@@ -267,12 +292,14 @@ class Source:
         return None
 
     def _past(
-        self, error: Exception, at: int, deadline: Deadline, hold: Hold, *, resumes: bool
+        self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, *, resumes: bool
     ) -> ProviderFault:
-        name = self.found.stream
-        now = self.calls.now(deadline, hold)
+        name = self.info.stream
+        # The period may have been changed since the stream was found.
+        self.info = attrs.evolve(self.info, retention=retention_of(self.client, self.info, deadline, scope))
+        now = self.client.now(deadline, scope)
         named = earliest_of(error)
-        earliest = self.earliest(now, deadline, hold) if named is None else micros_of(named, up=True)
+        earliest = self.earliest(now, deadline, scope) if named is None else micros_of(named, up=True)
         if resumes and self.is_recreated(earliest, now):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,

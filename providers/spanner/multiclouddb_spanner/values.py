@@ -1,4 +1,4 @@
-"""Converts Spanner's values to Python values and to the library's JSON; pure.
+"""Converts Spanner's values to Python values and to the library's JSON. The functions are pure.
 
 In a change record, a value is JSON in the service's own format: INT64 and NUMERIC are texts, BYTES is base64,
 and JSON is a text that must be parsed again. In Python these values are `int`, `Decimal`, `bytes` and so on.
@@ -24,11 +24,11 @@ __all__ = ["Converter", "converter", "integers", "json_converter"]
 Converter: TypeAlias = Callable[[Any], Any]
 
 _MOST_INTEGER: Final = 20
-_MOST_DIGITS: Final = 150_000  # PostgreSQL's numeric has 147,455 digits
+_MOST_DIGITS: Final = 150_000  # a numeric of PostgreSQL may have 147,455 digits
 
 
 def converter(kind: Mapping[str, Any]) -> Converter | None:
-    """Return the function that converts a column's value to a Python value; None if no conversion is needed.
+    """Return a function that converts a column's value to a Python value, or None if this is not needed.
 
     Args:
         kind: The column's type, in the form of the record: `{"code": "ARRAY", "array_element_type": {…}}`.
@@ -40,7 +40,7 @@ def converter(kind: Mapping[str, Any]) -> Converter | None:
 
 
 def json_converter(kind: Mapping[str, Any]) -> Converter | None:
-    """Return the function for the JSON that `encode_json` writes for that Python value."""
+    """Return a function that converts a column's value for the JSON that `encode_json` writes."""
     return _of(kind, _JSON)
 
 
@@ -66,8 +66,7 @@ def _each(element: Converter) -> Converter:
 def _is_null(value: Any, element: Converter) -> bool:
     """Return True for a null.
 
-    Return True for a null; the emulator writes a null inside an array as the text NULL, which is not a value
-    of these types.
+    The emulator writes a null inside an array as the text NULL, which is not a value of these types.
     """
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 
@@ -79,7 +78,7 @@ def _integer(raw: Any) -> int:
 
 
 def integers(texts: Sequence[str]) -> list[int]:
-    """A column of INT64 without nulls."""
+    """Convert a column of INT64 without nulls."""
     if max(map(len, texts), default=0) > _MOST_INTEGER:
         raise TypeError("not an integer's text")
     return list(map(int, texts))
@@ -130,12 +129,12 @@ _PYTHON: Final[Mapping[str, Converter | None]] = {
 }
 
 
-# -- The same as JSON
+# -- Values as JSON
 
 
 def _json_float(raw: Any) -> JsonValue:
     number = _float(raw)
-    # The difference is a number only if the value is finite.
+    # The difference is 0 only if the value is finite.
     if number - number == 0:
         return number
     value: JsonValue = orjson.loads(encode_json(number))

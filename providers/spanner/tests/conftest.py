@@ -19,7 +19,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect tests that need Google's emulator, which no package registry offers.
+    """Deselect tests that need Google's emulator if it is missing, because no package registry offers it.
 
     If CI is set, the emulator must be available; otherwise these tests fail.
     """
@@ -86,7 +86,7 @@ def items():
 
 @pytest.fixture
 def ours(still):
-    """Our client."""
+    """Provide the library's client."""
     with connect(still.url) as client:
         yield client
 

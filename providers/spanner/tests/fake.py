@@ -1,5 +1,7 @@
-"""A change stream in memory, for tests of the reader. Commits may have equal times, and an answer may end
-anywhere."""
+"""A change stream in memory, for tests of the reader.
+
+Commits may have equal times, and an answer may end anywhere.
+"""
 
 import time
 from weakref import WeakSet
@@ -7,7 +9,7 @@ from weakref import WeakSet
 import attrs
 
 from multiclouddb_api import ResourceAddress
-from multiclouddb_spanner.catalog import Found
+from multiclouddb_spanner.catalog import ChangeStreamInfo
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import place_of, text_at
 from multiclouddb_spanner.reader import SpannerReader
@@ -37,7 +39,7 @@ class FakeClock:
 
     time: int = 0
 
-    def now(self, deadline, hold):
+    def now(self, deadline, scope):
         return ORIGIN + self.time
 
     def passed(self):
@@ -72,23 +74,23 @@ class FakeWindow:
 
 
 class FakeStream:
-    """One partition.
+    """One partition of a change stream.
 
     Args:
-        records: Contains the changes of the partition, in the service's order.
+        records: The records of the partition, in the service's order.
         ends: The time at which the partition ends, or None.
         message: The number of records in a message.
     """
 
     def __init__(self, records, ends=None, message=2, slots=8):
         self.records, self.ends, self.message = records, ends, message
-        self.calls = FakeClock(max([each.at - ORIGIN for each in records], default=0) + 5)
+        self.client = FakeClock(max([each.at - ORIGIN for each in records], default=0) + 5)
         self.slots, self.readers = Slots(slots), WeakSet()
         self.windows, self.open, self.breaks = [], 0, 0
         self.whole = True
-        self.found = Found("s", "items", ("id",), False, True, "NEW_ROW", 86400)
+        self.info = ChangeStreamInfo("s", "items", ("id",), False, True, "NEW_ROW", 86400)
 
-    def window(self, token, start, end, deadline, hold, *, waits=0.0, current=False):
+    def window(self, token, start, end, deadline, scope, *, waits=0.0, current=False):
         assert start <= end
         self.windows.append((start - ORIGIN, end - ORIGIN))
         items = [each for each in self.records if start <= each.at <= end]
@@ -98,10 +100,10 @@ class FakeStream:
             items.append(Heartbeat(end))
         return FakeWindow(self, items, end, waits, current, deadline)
 
-    def watches_whole(self, shape, deadline, hold):
+    def watched_whole(self, record, deadline, scope):
         return self.whole
 
-    def translated(self, error, at, deadline, hold, token=None):
+    def translated(self, error, at, deadline, scope, token=None):
         return None
 
     def reader(self, cursor, until=None, **settings):

@@ -14,7 +14,7 @@ from multiclouddb_spanner.provider import CAPABILITIES, PLUGIN
 
 from .servers.emulator import HASTY, RESTLESS, STILL, shared
 
-# Field → its column's type. A table has typed columns: what any document may hold is in one of its own.
+# Maps each field to the type of its column. All other fields of a document are in a separate column.
 COLUMNS = {
     "n": "INT64", "number": "INT64", "probe": "INT64", "kept": "STRING(MAX)", "text": "STRING(MAX)",
     "list": "JSON", "added": "JSON", "of_bool": "BOOL", "of_bytes": "BYTES(MAX)", "of_decimal": "NUMERIC",
@@ -44,14 +44,17 @@ def native(name, value):
 
 
 class SpannerHarness(Harness):
-    """A harness with Google's emulator, which the tests of a worker share; each test has its own database."""
+    """A harness with Google's emulator.
+
+    The tests of a worker share it, but each test has its own database.
+    """
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
     rounding = timedelta(microseconds=1)
     flags = STILL
-    can_several = False  # it has as many partitions as it likes
-    can_split = can_merge = False  # it does so by itself, or not at all
+    can_several = False  # the emulator chooses the number of partitions
+    can_split = can_merge = False  # the emulator splits by itself, or not at all
     can_trim = can_poison = can_expire = can_keys_only = False
     can_notices = can_other_options = can_secrets = False
     value_types = frozenset(VALUES) - {"integer over 64 bit", "infinity", "datetime", "uuid", "set"}
@@ -102,14 +105,14 @@ class SpannerHarness(Harness):
 
 
 class RestlessHarness(SpannerHarness):
-    """The emulator with its default settings, in which partitions live for 20 to 40 seconds."""
+    """A harness with the emulator's default settings: partitions live for 20 to 40 seconds."""
 
     flags = RESTLESS
-    can_still = can_key_order = False  # a key's changes go to any partition
+    can_still = can_key_order = False  # the changes of a key go to any partition
 
 
 class HastyHarness(SpannerHarness):
-    """The emulator with its fastest settings, in which partitions live for 3 to 6 seconds."""
+    """A harness with the emulator's fastest settings: partitions live for 3 to 6 seconds."""
 
     flags = HASTY
     can_still = can_key_order = False

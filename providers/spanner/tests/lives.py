@@ -17,7 +17,7 @@ from multiclouddb_spanner.provider import PLUGIN  # noqa: F401 - so that no life
 
 
 def live(url, address, folder, pages, size):
-    """Run the consumer once; return 0 if it was idle at its end."""
+    """Run the consumer once. Return 0 if it was idle at its end."""
     position, idle = folder / "token", False
     start = FromContinuationToken(position.read_text()) if position.exists() else Beginning()
     with connect(url) as client, (folder / "events").open("a") as out:

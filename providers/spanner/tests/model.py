@@ -16,8 +16,8 @@ import grpc
 from google.cloud.spanner_v1 import PartialResultSet, Session
 from google.protobuf.struct_pb2 import Value
 
-from multiclouddb_spanner.catalog import Found
-from multiclouddb_spanner.client import Calls
+from multiclouddb_spanner.catalog import ChangeStreamInfo
+from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.feed import SpannerFeed
 from multiclouddb_spanner.provider import SpannerPlugin, SpannerProvider
@@ -52,7 +52,7 @@ class WireError(grpc.RpcError):
 
 @attrs.frozen
 class Change:
-    """One changed row, as the script committed it."""
+    """One changed row that the script has committed."""
 
     at: int
     transaction: str
@@ -95,11 +95,11 @@ def moment(text):
 
 
 class Model:
-    """The service.
+    """The simulated service.
 
     Args:
-        seed: Of the dice.
-        trouble: The probability that an answer breaks off at a message.
+        seed: The seed of the random numbers.
+        trouble: The probability that an answer is interrupted at a message.
         partitions: The number of partitions at the start.
     """
 
@@ -108,7 +108,7 @@ class Model:
         self.lock = threading.RLock()
         self.now = self.last = self.read = ORIGIN
         self.used = set()  # rows that were changed at `last`
-        self.ticks = (0, 1, 7)  # how far the clock moves when it is asked
+        self.ticks = (0, 1, 7)  # the step of the clock when it is asked
         self.sessions, self.numbers = set(), 0
         self.changes = []
         self.partitions = {}
@@ -116,7 +116,7 @@ class Model:
         for share in shares:
             self._add(ORIGIN, share, ())
 
-    # -- What the script does
+    # -- Actions of the script
 
     def commit(self, *steps):
         """Commit some transactions, often with one commit timestamp.
@@ -183,7 +183,7 @@ class Model:
                     self.changes += record
                 sequence += self.dice.choice([1, 1, 3])
 
-    # -- What a call finds
+    # -- Answers to calls
 
     def root(self, start):
         with self.lock:
@@ -256,7 +256,7 @@ class Model:
         return found
 
     def _heartbeats(self, start, last):
-        """Return heartbeats, which may be late, that is, older than records that were already sent."""
+        """Return heartbeats. They may be late, which means older than records that were already sent."""
         if last < start or self.dice.random() < 0.6:
             return []
         moments = [self.dice.choice([last, start, self.dice.randint(start, last)]) for _ in range(2)]
@@ -280,10 +280,10 @@ class Model:
             "INSERT", "NEW_ROW", "1", "1", "", False,
         ]  # fmt: skip
 
-    # -- What the wire does
+    # -- The network
 
     def answer(self, request):
-        """Return the messages of an answer, and the error that follows them, or None."""
+        """Return the messages of an answer, and the error after them or None."""
         with self.lock:
             if request.session not in self.sessions:
                 raise WireError("NOT_FOUND", "Session not found")
@@ -359,7 +359,7 @@ def halved(value, dice):
     return made
 
 
-# -- The provider on it
+# -- The provider on the model
 
 
 class Answer:
@@ -434,10 +434,10 @@ class ModelProvider(SpannerProvider):
     def __init__(self, model, config):
         super().__init__(None, config, ours=True)
         self._model = model
-        self._databases["d"] = Calls(Database(model), ours=True)
+        self._databases["d"] = DatabaseClient(Database(model), ours=True)
 
     def open_feed(self, spec, deadline):
-        found = Found("items_stream", TABLE, ("id",), False, True, "NEW_ROW", DAY)
+        found = ChangeStreamInfo("items_stream", TABLE, ("id",), False, True, "NEW_ROW", DAY)
         source = Source(self._databases["d"], found, Slots(self._model.slots))
         self._sources.add(source)
         return SpannerFeed(source, spec)
@@ -450,6 +450,6 @@ class ModelPlugin(SpannerPlugin):
         self.model = model
 
     def open(self, config, native_client, observer):
-        """Open the provider; no attempt waits after the previous one."""
+        """Open a client of the provider. Attempts follow each other without pauses."""
         provider = ModelProvider(self.model, SpannerConfig.from_client(config))
         return Engine(provider, config, observer, pause=lambda seconds: None)

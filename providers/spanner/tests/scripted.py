@@ -49,8 +49,8 @@ class Scripted:
     """A scripted server with one database.
 
     Args:
-        habits: Its ways.
-        statements: DDL.
+        habits: The settings of the server.
+        statements: The DDL statements.
     """
 
     def __init__(self, *statements, habits=None, postgres=False):
@@ -62,12 +62,12 @@ class Scripted:
         self.url = f"spanner://{PROJECT}/{INSTANCE}?emulator_host={self.server.host}"
 
     def write(self, table, *rows, kind="insert_or_update", names=("id", "n")):
-        """Write one transaction; return its commit timestamp."""
+        """Write one transaction, and return its commit timestamp."""
         values = [[wire(name, value) for name, value in zip(names, row, strict=True)] for row in rows]
         return self.server.commit(self.database, Write(kind, table, names, values))
 
     def connect(self):
-        """Our client."""
+        """Connect the library's client."""
         return open_client(PLUGIN, ClientConfig("spanner", {"url": self.url}))
 
     def close(self):
@@ -77,16 +77,16 @@ class Scripted:
 class ScriptedHarness(Harness):
     """A harness with one server for each test.
 
-    Time is the server's time, and faults happen on the network.
+    The server's clock defines the time, and faults happen on the network.
     """
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
     rounding = timedelta(microseconds=1)
-    can_read_past_trim = False  # a position before the earliest timestamp is refused, whatever follows it
+    can_read_past_trim = False  # a position before the earliest timestamp is always refused
     can_keys_only = can_notices = can_other_options = can_secrets = False
-    can_late_children = False  # a partition ends with the names of its children, and not before
-    can_fork = False  # a server of gRPC in the same process does not live through a fork
+    can_late_children = False  # a partition ends only when its children are named
+    can_fork = False  # a gRPC server in the same process does not survive a fork
     value_types = frozenset(VALUES) - {"integer over 64 bit", "datetime", "uuid", "set"}
     key_types = SpannerHarness.key_types
     habits = ()
@@ -164,7 +164,7 @@ class ScriptedHarness(Harness):
         return self.server.journal.open_streams
 
     def troubled(self, script, act):
-        """Return a client that meets a fault; the fault ends when the client is closed."""
+        """Return a client whose calls meet a fault. The fault ends when the client is closed."""
         client = self.connect()
         close = client.close
 
@@ -189,7 +189,7 @@ class ScriptedHarness(Harness):
             case DropMidPage(times):
                 troubles.fail(READ, "UNAVAILABLE", times, after_rows=1)
             case ExpireIterator(times):
-                # The session is lost: the next call needs another.
+                # The session is lost, so the next call needs a new session.
                 troubles.act(self.server.lose_sessions, times, after_rows=None)
             case Slow(seconds):
                 troubles.delay(READ, seconds)
@@ -214,8 +214,10 @@ class ScriptedHarness(Harness):
 
 
 class NastyHarness(ScriptedHarness):
-    """A server that sends values in chunks and a record for each mod, and names each child separately, in
-    reverse order, and twice."""
+    """A server that sends values in chunks and a record for each mod, and names children in a difficult way.
+
+    It names each child separately, in reverse order, and twice.
+    """
 
     habits = (
         ("chunk_characters", 61), ("rows_per_message", 1), ("mods_per_record", 1), ("sequence_step", 7),

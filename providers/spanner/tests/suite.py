@@ -1,4 +1,4 @@
-"""Runs the conformance suite, with other versions of the tests in which Spanner behaves differently."""
+"""The conformance suite, with replacements for the tests in which Spanner behaves differently."""
 
 import pytest
 
@@ -7,12 +7,9 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 class TestLoss(us8.TestLoss):
-    """The changes of a script are written one after another, and the test checks that they come in this
-    order.
-    """
+    """The test writes the changes of a script one after another, and checks that they come in this order."""
 
     @pytest.fixture
     def harness_class(self, harness_class):
-        """Inside a transaction Spanner orders changes by their type and by key, not in the order of
-        writing."""
+        """Spanner orders the changes of a transaction by type and by key, not in the order of writing."""
         return type("OneByOne", (harness_class,), {"can_batch": False})

@@ -11,12 +11,12 @@ class Table:
     """A table with its change stream, in its own database.
 
     Args:
-        emulator: Where.
+        emulator: The emulator that contains the database.
         columns: The table's columns.
-        key: Its primary key.
+        key: The primary key of the table.
         capture: The value capture type of the stream; None means the default.
         dialect: The dialect of the database, GoogleSQL by default.
-        watch: What the stream watches; the table by default.
+        watch: The tables and columns that the stream watches; by default the table.
         streams: The names of the streams.
     """
 
@@ -45,7 +45,7 @@ class Table:
         return f"{self.database.database_id}/{self.name}"
 
     def ddl(self, *statements):
-        """Change the schema."""
+        """Execute DDL statements."""
         self.database.update_ddl(statements).result(60)
 
     def put(self, *rows, names=("id", "n", "text"), table=None):

@@ -1,4 +1,4 @@
-"""Tests that an audit finds a partition that a start has left out, even if the partition has ended since."""
+"""Tests that an audit finds a partition that a start has left out, even after the partition has ended."""
 
 import attrs
 import pytest

@@ -1,5 +1,4 @@
-"""Tests that a token of a start at the beginning is like every other token: a loss to retention is
-reported."""
+"""Tests that a token of a start at the beginning is like every other token: expiry is reported as a loss."""
 
 import pytest
 

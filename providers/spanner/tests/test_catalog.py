@@ -1,26 +1,26 @@
-"""Tests how the stream of a table is found in the catalogue, including cases that no emulator has."""
+"""Tests how the stream of a table is found in the catalogue, including cases that no emulator produces."""
 
 import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import check_provisioned, find, is_whole
-from multiclouddb_spanner.hold import Hold
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 HERE = ResourceAddress("shop", "orders")
 WATCHED = ["s", "", "orders", True]
 
 
-class FakeCalls:
+class FakeClient:
     """Answers queries on the catalogue.
 
     Args:
         tables: The rows: stream, schema, table, and whether the stream watches all columns.
-        options: Stream, option, value.
+        options: The rows: stream, option, value.
         streams: The rows: stream, and whether it watches everything.
-        dialect: The database's.
-        keys: Schema, table, column.
+        dialect: The dialect of the database.
+        keys: The rows: schema, table, column.
     """
 
     def __init__(self, tables=(WATCHED,), options=(), streams=(), dialect="", keys=(("", "orders", "id"),)):
@@ -33,14 +33,14 @@ class FakeCalls:
             "change_stream_options": [list(each) for each in options],
         }
 
-    def rows(self, sql, columns, deadline, hold):
+    def rows(self, sql, columns, deadline, scope, at=None):
         table = sql.partition("information_schema.")[2].split()[0]
         assert all(len(row) == columns for row in self.answers[table])
         return self.answers[table]
 
 
 def found(address=HERE, configured=None, **settings):
-    return find(FakeCalls(**settings), address, configured, Deadline.after(5), Hold())
+    return find(FakeClient(**settings), address, configured, Deadline.after(5), CancelScope())
 
 
 def refused(category, *arguments, **settings):
@@ -65,7 +65,8 @@ class TestFound:
 
     def test_a_stream_of_everything_watches_it_too(self):
         assert found(tables=(), streams=[("all_stream", True)]).stream == "all_stream"
-        assert found(tables=(), streams=[("all_stream", "YES")], dialect="POSTGRESQL").postgres
+        keys = (("public", "orders", "id"),)
+        assert found(tables=(), streams=[("all_stream", "YES")], dialect="POSTGRESQL", keys=keys).postgres
 
     def test_a_table_of_another_schema_is_another(self):
         keys = (("", "orders", "id"), ("sales", "orders", "b"), ("sales", "orders", "a"))
@@ -77,11 +78,29 @@ class TestFound:
     def test_a_name_in_the_configuration_need_not_have_the_case_of_the_stream(self):
         assert found(configured="S").stream == "s"
 
+    @pytest.mark.parametrize("name", ["Items", "items"])
+    def test_of_two_names_that_differ_in_case_the_exact_one_is_meant(self, name):
+        """In the PostgreSQL dialect, quoted names keep their case."""
+        tables = (["Items", "public", "orders", True], ["items", "public", "orders", True])
+        there = {"tables": tables, "dialect": "POSTGRESQL", "keys": (("public", "orders", "id"),)}
+        assert found(configured=name, **there).stream == name
+        assert "several" in refused(ErrorCategory.INVALID_REQUEST, configured="ITEMS", **there)
+
+    def test_the_default_schema_of_postgresql_may_be_written(self):
+        there = {"tables": (["s", "public", "orders", True],), "dialect": "POSTGRESQL"}
+        there["keys"] = (("public", "orders", "id"), ("sales", "orders", "n"))
+        for table in ("orders", "public.orders"):
+            stream = found(ResourceAddress("shop", table), **there)
+            assert (stream.table, stream.key_names) == ("orders", ("id",))
+        assert "no table" in refused(ErrorCategory.NOT_FOUND, ResourceAddress("shop", "public.orders"))
+
     def test_whether_all_columns_are_watched_is_asked_again(self):
         stream = found()
-        assert is_whole(FakeCalls(), stream, Deadline.after(5), Hold())
-        assert not is_whole(FakeCalls(tables=[["s", "", "orders", False]]), stream, Deadline.after(5), Hold())
-        assert not is_whole(FakeCalls(tables=[]), stream, Deadline.after(5), Hold())
+        assert is_whole(FakeClient(), stream, Deadline.after(5), CancelScope())
+        assert not is_whole(
+            FakeClient(tables=[["s", "", "orders", False]]), stream, Deadline.after(5), CancelScope()
+        )
+        assert not is_whole(FakeClient(tables=[]), stream, Deadline.after(5), CancelScope())
 
 
 class TestRefused:
@@ -104,7 +123,13 @@ class TestRefused:
 
     def test_statements_are_in_the_database_s_dialect(self):
         assert "OPTIONS (" in refused(ErrorCategory.NOT_FOUND, tables=())
-        assert "WITH (" in refused(ErrorCategory.NOT_FOUND, tables=(), dialect="POSTGRESQL")
+        there = {"dialect": "POSTGRESQL", "keys": (("public", "orders", "id"),)}
+        assert "WITH (" in refused(ErrorCategory.NOT_FOUND, tables=(), **there)
+
+    def test_statements_quote_names_that_postgresql_would_change(self):
+        there = {"tables": (), "dialect": "POSTGRESQL", "keys": (("sales", "Orders", "id"),)}
+        message = refused(ErrorCategory.NOT_FOUND, ResourceAddress("shop", "sales.Orders"), **there)
+        assert 'CREATE CHANGE STREAM "Orders_stream" FOR sales."Orders" WITH (' in message
 
     def test_a_table_that_is_not_there(self):
         assert "no table 'orders'" in refused(ErrorCategory.NOT_FOUND, keys=())

@@ -1,4 +1,4 @@
-"""Tests the command line on Spanner: real processes, killed and started again."""
+"""Tests the command line on Spanner with real processes that are killed and started again."""
 
 import re
 
@@ -34,7 +34,7 @@ def where(emulator, orders):
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, orders, where, tmp_path):
-        """The commands run while a writer works and partitions split and merge."""
+        """The commands miss nothing while another process writes and partitions split and merge."""
         orders.put(["before", 0, ""])
         tail = Tail(*where, "--from", "now", "--checkpoint", tmp_path / "position")
         writer = Writer(lambda key: orders.put([key, 0, "a document"]), pause=0.01)

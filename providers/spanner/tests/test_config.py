@@ -1,4 +1,4 @@
-"""Tests how a client names an instance: accepted forms, and refused ones with the way out."""
+"""Tests how the configuration names an instance, and the errors for wrong forms."""
 
 import pytest
 from google.auth.credentials import AnonymousCredentials

@@ -14,7 +14,7 @@ COUNT = 6000
 
 
 def planned(items):
-    """Return the result of a batch: ids by partition, and the number of rows that the service has sent."""
+    """Return the ids of a batch by partition, and the number of rows that the service has sent."""
     provider = PLUGIN.connect(ClientConfig("spanner", {"url": items.scripted.url}), None)
     soon = Deadline.after(SOON)
     try:

@@ -40,9 +40,9 @@ class TestBeginning:
     def test_an_old_one_begins_a_minute_after_its_oldest_change(self, told):
         with feed(horizon_is_told=told) as items:
             items.fill(2)
-            items.server.advance(40)  # these will be kept for less than the margin
+            items.server.advance(40)  # these changes will be kept for less than the margin
             items.fill(2, start=2)
-            items.server.advance(MINUTE)  # and these for longer
+            items.server.advance(MINUTE)  # these changes will be kept for longer
             items.fill(2, start=4)
             items.server.advance(DAY - 80)
             assert sorted(numbers(items.drain(Beginning()))) == [4, 5]
@@ -99,7 +99,7 @@ class TestMoment:
 
 
 class TestPositions:
-    """A stored position and a requested time are never moved."""
+    """Tests that a stored position and a requested time are never moved."""
 
     def test_a_moment_before_the_oldest_change_is_told(self):
         with feed() as items:

@@ -1,5 +1,4 @@
-"""Tests that nothing is lost and nothing comes twice while a writer works and partitions move, split and
-merge.
+"""Tests that nothing is lost and nothing comes twice during writes, while partitions move, split and merge.
 
 MULTICLOUDDB_SPANNER_SECONDS sets the duration of the writing.
 """

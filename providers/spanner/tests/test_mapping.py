@@ -1,5 +1,4 @@
-"""Tests that records become events and Arrow rows: names, order of keys, and states that are whole or
-missing."""
+"""Tests that records become events and Arrow rows: names, order of keys, and whole or missing states."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -94,7 +93,7 @@ class TestValues:
         mod = Mod({"id": "a"}, dict(ROW), {})
         changes = Changes(Place(Cut(0)), [Change(attrs.evolve(made, mods=[mod]), 0)])
         (event,) = SpannerMapper(VIEW).events(changes, 0, 1)
-        assert event == SpannerMapper(VIEW).events(changes, 0, 1)[0]  # what is mapped is left as it was
+        assert event == SpannerMapper(VIEW).events(changes, 0, 1)[0]  # the mapping does not change its input
         assert canonical_json(dict(event.new_item_state)) == canonical_json({"id": "a", **VALUES})
 
 

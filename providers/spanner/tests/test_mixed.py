@@ -1,5 +1,4 @@
-"""Tests transactions with one commit timestamp, which the service may send in another order with each
-query."""
+"""Tests transactions with one commit timestamp, whose order may differ in each query."""
 
 import json
 from collections import deque
@@ -32,7 +31,7 @@ class MixedStream(FakeStream):
     def window(self, *arguments, **settings):
         queues = {}
         for each in self.plain:
-            # A record that is sent again is another object.
+            # A record that is sent again is a new object.
             queues.setdefault((each.at, each.transaction), deque()).append(attrs.evolve(each))
         self.records = []
         while queues:
@@ -66,7 +65,7 @@ def every_change(records):
 
 
 def stored(cursor):
-    """Through a token."""
+    """Return the position after encoding and decoding, as in a token."""
     return json.loads(json.dumps(cursor))
 
 
@@ -95,7 +94,7 @@ def endless(data, strategy):
 class TestMixedOrders:
     @given(logs(), st.integers(1, 4), st.lists(st.integers(0, 8), min_size=1), st.data())
     def test_each_change_comes_once_from_a_stop_at_every_change(self, records, message, turns, data):
-        """A reader stops at every change of a page, and another reader gets all the rest."""
+        """If a reader stops at any change of a page, another reader gets all the remaining changes."""
         step = iter(range(10**9))
         stream = MixedStream(lambda: turns[next(step) % len(turns)], records, message)
         sizes = data.draw(st.lists(SIZES, min_size=1, max_size=6))
@@ -125,8 +124,7 @@ class TestMixedOrders:
 @example(1)
 @given(st.integers(1, 4))
 def test_a_record_that_began_on_the_page_before_leaves_the_marks_of_others(taken):
-    """The transaction t5 was partly delivered. After the page with t1 and the rest of t5, the position still
-    contains t1's mark."""
+    """The position after t1 and the rest of the partly delivered transaction t5 still contains t1's mark."""
     records = [record(1, "t1", 0, 5), record(1, "t5", 0, 5)]
     turns = iter([1, 0] + [0] * 50)
     stream = MixedStream(lambda: next(turns), records, 1)

@@ -65,7 +65,7 @@ class Consumer:
 
 
 def check(model, events, since):
-    """Check that each change since a time came once, in its partition's order, after those of the parents."""
+    """Check that each change since a time came once, in its partition's order, after the parents' changes."""
     expected = {change.event_id: change for change in model.changes if change.at >= since}
     got = Counter(event.event_id for event in events)
     assert set(expected) - set(got) == set(), "lost"
@@ -87,14 +87,12 @@ def check(model, events, since):
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch):
-    """Make the reader ask an idle partition again at once, because the model's time does not pass by
-    itself.
-    """
+    """Make the reader query idle partitions again at once, because the model's time stands still."""
     monkeypatch.setattr("multiclouddb_spanner.reader._MOST_PAUSE", 0.0)
 
 
 def live(seed):
-    """Make one run: each change comes once, and each token delivers the rest."""
+    """Make one run, and check that each change comes once and that each token delivers the rest."""
     trouble, slots = (0.0, 0.02, 0.1, 0.3)[seed % 4], (4, 0, 1)[seed // 2 % 3]
     model = Model(seed, trouble, partitions=1 + seed % 3, slots=slots)
     dice = model.dice
@@ -131,7 +129,7 @@ def live(seed):
 
 
 def start_now(seed):
-    """`Now` lies after a change of the present microsecond, and before a change of the next one."""
+    """`Now` lies after a change of the current microsecond, and before a change of the next microsecond."""
     model = Model(seed)
     model.commit()
     model.ticks = (0,)

@@ -1,6 +1,4 @@
-"""Tests that the model finds defects: each defect planted in the provider fails a run that passes without
-it.
-"""
+"""Tests that the model finds defects: each defect fails a run that passes without it."""
 
 from importlib import import_module
 from pathlib import Path
@@ -19,11 +17,11 @@ FOUND = (AssertionError, MulticloudDbError, pytest.fail.Exception)
 
 @attrs.frozen
 class Mutant:
-    """A defect.
+    """A defect of the provider.
 
     Attributes:
-        name: What goes wrong.
-        module: Where.
+        name: A description of the defect.
+        module: The module with the defect.
         before: A piece of the source that occurs exactly once.
         after: The text that replaces the piece.
     """
@@ -47,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "a position forgets the place in a record", "mapping",
-        "mark = (record.sequence, last + 1)", "mark = (record.sequence, len(record.mods))",
+        "mark = (ordered(record.sequence), last + 1)", "mark = (ordered(record.sequence), len(record.mods))",
     ),
     Mutant(
         "a position forgets what the pages before delivered of a commit", "mapping",

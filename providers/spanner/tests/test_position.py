@@ -1,4 +1,4 @@
-"""Positions: their order, their form in a token, and moments as texts."""
+"""Tests positions: their order, their form in a token, and times as texts."""
 
 import itertools
 
@@ -34,7 +34,9 @@ class TestCursor:
         assert place_of(cursor_of(place)) == place
 
     def test_a_start_that_is_earlier_is_left_out(self):
-        assert cursor_of(Place.at(T, T)) == cursor_of(Place.at(T, T - 5)) == [T]
+        for since in (T, T - 5):
+            assert Place.at(T, since) == Place.at(T) == place_of(cursor_of(Place.at(T, since)))
+            assert cursor_of(Place.at(T, since)) == [T]
 
     @pytest.mark.parametrize(
         "cursor",

@@ -1,5 +1,4 @@
-"""Tests feeds on Google's emulator: both dialects, the stream of a table, starts, and every position in a
-commit."""
+"""Tests feeds on Google's emulator: both dialects, streams of a table, starts, positions in a commit."""
 
 import json
 import threading
@@ -64,7 +63,7 @@ def refused(category, call, *arguments, **settings):
 
 @pytest.fixture
 def made(still):
-    """Make tables; return the address and the table of each."""
+    """Make tables. Return the address and the table of each."""
     tables = []
 
     def make(**settings):
@@ -168,7 +167,7 @@ class TestEveryPlace:
             feed = provider.open_feed(FeedSpec(here), deadline)
             batch = feed.open(seed.partition_id, seed.cursor).fetch(1000, 1 << 20, 0.0, deadline)
             everything += [event.event_id for event in batch.events(0, len(batch))]
-            for count in range(len(batch) + 1):  # the rest after each place of one answer
+            for count in range(len(batch) + 1):  # the rest after each position in one answer
                 cursor = json.loads(json.dumps(batch.cursor_after(count)))
                 rest = feed.open(seed.partition_id, cursor).fetch(1000, 1 << 20, 0.0, deadline)
                 assert rest.events(0, len(rest)) == batch.events(count, len(batch))
@@ -178,7 +177,7 @@ class TestEveryPlace:
                 assert bounded.events(0, len(bounded)) == batch.events(0, count)
                 assert bounded.outcome == Reached()
             cursor = seed.cursor
-            while True:  # and one by one
+            while True:  # and also one by one
                 with_one = feed.open(seed.partition_id, cursor)
                 got = with_one.fetch(1, 1 << 20, 0.0, deadline)
                 with_one.close()

@@ -1,7 +1,7 @@
-"""Tests reads of one partition: nothing is lost and nothing comes twice, wherever a page or a process
-ends."""
+"""Tests reads of one partition: nothing is lost or comes twice, wherever a page or a process ends."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ def every_change(records):
 
 
 def stored(cursor):
-    """Through a token."""
+    """Return the position after encoding and decoding, as in a token."""
     return json.loads(json.dumps(cursor))
 
 
@@ -30,7 +30,7 @@ def stored(cursor):
 def logs(draw):
     """Generate commits, some with the same timestamp.
 
-    The records of transactions with the same timestamp come mixed.
+    The records of transactions with the same timestamp are mixed.
     """
     found = []
     for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
@@ -47,7 +47,7 @@ class TestEveryPlace:
     def test_a_new_process_at_any_place_goes_on_exactly_there(self, records, most, message, taken, ends):
         """Each run fetches once or twice, delivers a part of the records, and ends."""
         stream = FakeStream(records, ends=62 if ends else None, message=message)
-        stream.calls.time = 70
+        stream.client.time = 70
         cursor, seen = BEGIN, []
         lives = iter(taken)
         for _ in range(400):
@@ -86,9 +86,9 @@ class TestEveryPlace:
         start = data.draw(st.integers(0, len(everything)))
         stop = data.draw(st.integers(start, len(everything)))
         cursors = [stored(batch.cursor_after(number)) for number in (start, stop)]
-        stream.ends = 70  # it is split meanwhile
+        stream.ends = 70  # the partition is split in the meantime
         stream.records = [*records, record(68, "later", 0, 2)]
-        stream.calls.time = 100
+        stream.client.time = 100
         reader, seen = stream.reader(*cursors), []
         while not isinstance((batch := fetch(reader, 2)).outcome, Reached):
             seen += names(batch)
@@ -118,7 +118,7 @@ class TestEveryPlace:
     @given(logs(), st.integers(0, 70))
     def test_what_was_committed_before_the_start_is_left_out(self, records, since):
         stream = FakeStream(records)
-        stream.calls.time = 100
+        stream.client.time = 100
         cursor, seen = [ORIGIN, ORIGIN + since] if since else BEGIN, []
         while True:
             reader = stream.reader(stored(cursor))
@@ -136,33 +136,33 @@ class TestWindows:
         stream = FakeStream([])
         reader = stream.reader(BEGIN)
         for now in (10, 20):
-            stream.calls.time = now
+            stream.client.time = now
             batch = fetch(reader)
             assert (len(batch), batch.caught_up, batch.end) == (0, True, [ORIGIN + now + 1])
         assert stream.windows == [(0, 10), (11, 20)]
 
     def test_a_position_ahead_of_the_clock_is_read_at_itself(self):
         stream = FakeStream([])
-        stream.calls.time = 10
+        stream.client.time = 10
         batch = fetch(stream.reader([ORIGIN + 50]))
         assert stream.windows == [(50, 50)]
         assert (batch.end, batch.caught_up) == ([ORIGIN + 51], True)
 
     def test_a_wait_reads_ahead_of_the_clock_for_five_seconds_at_most(self):
         stream = FakeStream([])
-        stream.calls.time = 10
+        stream.client.time = 10
         for wait, ahead in ((1.0, 1_000_000), (60.0, 5_000_000)):
             fetch(stream.reader(BEGIN), wait=wait)
             assert stream.windows[-1] == (0, 10 + ahead)
 
     def test_a_wait_that_ends_too_early_proves_nothing(self):
-        """The machine was suspended, so the requested time had already passed."""
+        """An answer that ends too early proves nothing, because the machine may have been suspended."""
         stream = FakeStream([])
         assert fetch(stream.reader(BEGIN), wait=2.0).caught_up is False
 
     def test_much_past_is_read_piece_by_piece(self):
         stream = FakeStream([])
-        stream.calls.time = 10 * 3600 * 1_000_000
+        stream.client.time = 10 * 3600 * 1_000_000
         reader, lengths = stream.reader(BEGIN), []
         while not (batch := fetch(reader)).caught_up:
             assert batch.caught_up is False
@@ -194,7 +194,7 @@ class TestWindows:
 
     def test_an_open_answer_is_left_that_may_last_longer_than_the_fetch(self):
         stream = FakeStream([record(at, "t", 0, 1) for at in range(1, 20)])
-        stream.calls.time = 30
+        stream.client.time = 30
         reader = stream.reader(BEGIN)
         assert len(fetch(reader, 2, wait=5.0)) == 2
         assert len(fetch(reader, 2)) == 2
@@ -205,10 +205,42 @@ class TestWindows:
         assert len(fetch(stream.reader(BEGIN), nbytes=450)) == 5
 
 
+class TestPauses:
+    @pytest.mark.parametrize(
+        ("took", "pause"), [(0.0, 0.05), (0.004, 0.05), (0.02, 0.2), (0.099, 0.99), (0.2, 1.0), (9.0, 1.0)]
+    )
+    def test_an_idle_partition_pauses_ten_times_as_long_as_its_query_took(self, took, pause, monkeypatch):
+        stream, clock = FakeStream([]), Stopwatch()
+        monkeypatch.setattr("multiclouddb_spanner.reader.time", clock)
+        asked = stream.window
+
+        def slow(*arguments, **settings):
+            clock.now += took
+            return asked(*arguments, **settings)
+
+        stream.window = slow
+        assert fetch(stream.reader(BEGIN)).poll_after == pytest.approx(pause)
+
+    def test_nothing_pauses_after_a_change_or_a_wait(self):
+        stream = FakeStream([record(5, "t", 0, 1)])
+        assert fetch(stream.reader(BEGIN)).poll_after == 0.0
+        assert fetch(stream.reader([ORIGIN + 7]), wait=1e-6).poll_after == 0.0
+
+
+class Stopwatch:
+    """A clock that moves only when the test says so, ahead of the machine's clock."""
+
+    def __init__(self):
+        self.now = time.monotonic() + 3600
+
+    def monotonic(self):
+        return self.now
+
+
 class TestEnds:
     def test_children_come_with_the_last_changes_and_again_after_them(self):
         stream = FakeStream([record(5, "t", 0, 3)], ends=9)
-        stream.calls.time = 30
+        stream.client.time = 30
         batch = fetch(stream.reader(BEGIN))
         child = Child("child", ("p", "q"), [ORIGIN + 9])
         assert (len(batch), batch.outcome) == (3, Drained((child,)))
@@ -217,31 +249,31 @@ class TestEnds:
 
     def test_a_full_page_leaves_the_end_for_the_next_one(self):
         stream = FakeStream([record(5, "t", 0, 3)], ends=9)
-        stream.calls.time = 30
+        stream.client.time = 30
         reader = stream.reader(BEGIN)
         assert fetch(reader, 2).outcome == Continue()
         assert isinstance(fetch(reader, 2).outcome, Drained)
 
     def test_a_child_inherits_what_is_not_wanted(self):
         stream = FakeStream([], ends=9)
-        stream.calls.time = 30
+        stream.client.time = 30
         batch = fetch(stream.reader([ORIGIN, ORIGIN + 20]))
         assert batch.outcome == Drained((Child("child", ("p", "q"), [ORIGIN + 9, ORIGIN + 20]),))
 
     def test_a_heartbeat_at_the_end_keeps_the_position_inside_the_partition(self):
-        """The answer breaks off between the heartbeat and the children, which come with the next answer."""
+        """An answer ends between the heartbeat and the children. The children come with the next answer."""
         stream = FakeStream([Heartbeat(ORIGIN + 9)], ends=9, message=1)
-        stream.calls.time, stream.breaks = 30, 2
+        stream.client.time, stream.breaks = 30, 2
         first = fetch(stream.reader(BEGIN))
         assert (len(first), first.outcome, first.end) == (0, Continue(), [ORIGIN + 9])
         assert isinstance(fetch(stream.reader(stored(first.end))).outcome, Drained)
 
     def test_an_end_that_is_still_to_come_is_none(self):
         stream = FakeStream([], ends=9)
-        stream.calls.time = 8
+        stream.client.time = 8
         reader = stream.reader(BEGIN)
         assert fetch(reader).outcome == Continue()
-        stream.calls.time = 9
+        stream.client.time = 9
         assert isinstance(fetch(reader).outcome, Drained)
 
 
@@ -299,12 +331,12 @@ class TestBoundsAtOnce:
         assert (len(batch), batch.outcome, stream.windows) == (0, Reached(), [])
 
     def test_changes_before_the_start_that_the_service_returns_again_are_left_out(self):
-        """The service may begin an answer earlier than it was asked to."""
+        """The service may begin an answer earlier than requested. Changes before the start are left out."""
         stream = FakeStream([record(3, "a", 0, 2), record(5, "b", 0, 3)])
         asked = stream.window
 
-        def earlier(token, start, end, deadline, hold, **settings):
-            return asked(token, ORIGIN, end, deadline, hold, **settings)
+        def earlier(token, start, end, deadline, scope, **settings):
+            return asked(token, ORIGIN, end, deadline, scope, **settings)
 
         stream.window = earlier
         batch = fetch(stream.reader([ORIGIN + 5]))

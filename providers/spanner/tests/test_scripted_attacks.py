@@ -1,4 +1,4 @@
-"""Tests on the scripted server what no emulator does: every change must arrive once and in order."""
+"""Tests cases that only the scripted server can produce: every change must arrive once and in order."""
 
 import itertools
 import math
@@ -36,8 +36,8 @@ STREAM = "CREATE CHANGE STREAM items_stream FOR items OPTIONS (value_capture_typ
 class Feed:
     """A table on a scripted server, with the library's client."""
 
-    def __init__(self, *statements, **habits):
-        self.scripted = Scripted(*(statements or (TABLE, STREAM)), habits=Habits(**habits))
+    def __init__(self, *statements, postgres=False, **habits):
+        self.scripted = Scripted(*(statements or (TABLE, STREAM)), habits=Habits(**habits), postgres=postgres)
         self.server = self.scripted.server
         self.address = ResourceAddress(self.scripted.name, "items")
         self.client = self.scripted.connect()
@@ -58,7 +58,7 @@ class Feed:
         return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
     def tried(self, *arguments, **settings):
-        """Read a page; Return None if the call must be repeated."""
+        """Read a page. Return None if the call must be repeated."""
         try:
             return self.page(*arguments, **settings)
         except MulticloudDbError as error:
@@ -70,7 +70,7 @@ class Feed:
         return self.page(Now()).continuation_token
 
     def drain(self, start, size=0, *, fresh=False, **settings):
-        """Read every event up to the present end; with `fresh`, each page with a new client."""
+        """Read every event up to the current end. With `fresh`, read each page with a new client."""
         events = []
         for _ in range(5000):
             page = self.page(start, size, **settings)
@@ -174,9 +174,7 @@ class TestRetention:
 
 
 class TestClock:
-    """Tests time that passes while the client sleeps: `time.monotonic` of a suspended machine stands
-    still.
-    """
+    """Tests a client that was suspended: `time.monotonic` stands still, but the service's time passes."""
 
     @pytest.mark.parametrize("slept", [60, 3600, 20 * 3600])
     def test_now_after_a_sleep_leaves_out_what_was(self, slept):
@@ -221,7 +219,8 @@ class TestBrokenStreams:
     def test_a_stream_that_breaks_off_every_time_gets_on(self):
         with feed(mods_per_record=1, initial_partitions=1) as items:
             token = items.token()
-            items.fill(10)  # one commit each: inside a commit the service begins again at its first record
+            # Each change has its own commit, because the service sends an interrupted commit again.
+            items.fill(10)
             trouble = items.server.troubles.fail(READ, "UNAVAILABLE", None, after_rows=2)
             events = []
             for _ in range(60):
@@ -331,7 +330,7 @@ class TestTransactions:
     def test_one_key_changed_by_transactions_with_one_commit_timestamp(self, size):
         """Spanner itself never gives the same commit timestamp to two transactions on one row.
 
-        Even so, the ids must differ.
+        If the timestamps are equal nevertheless, the ids must differ.
         """
         with feed(initial_partitions=1) as items:
             token = items.token()

@@ -1,6 +1,4 @@
-"""Tests edge cases of times and of the graph of partitions: adjacent microseconds, and many faults at
-once.
-"""
+"""Tests edge cases of times and of partitions: adjacent microseconds, and many faults at once."""
 
 import random
 import threading
@@ -88,7 +86,7 @@ class TestNeighbours:
 
 
 class TestMixed:
-    """Tests transactions with one commit timestamp that come in another order with each query."""
+    """Tests transactions with one commit timestamp whose order differs in each query."""
 
     @pytest.mark.parametrize(("size", "mods"), [(1, 1), (3, 2), (3, None), (0, 2)])
     def test_every_change_comes_once_and_is_the_same_each_time(self, size, mods):
@@ -105,7 +103,7 @@ class TestMixed:
 
 
 class TestBounded:
-    """A range of a partition, from a cursor to a head, contains the same events whenever it is read."""
+    """Tests that a range from a cursor to a head contains the same events whenever it is read."""
 
     @pytest.mark.parametrize("habits", [{}, {"mods_per_record": 1, "mixes_equal_timestamps": True}], ids=str)
     def test_a_range_is_the_same_after_splits_and_breaks(self, habits):
@@ -144,8 +142,10 @@ class TestBounded:
 
 
 def bounded(opened, name, cursor, until, size):
-    """Return the ids of the events from a cursor to a bound. A read that breaks off is continued at the same
-    position."""
+    """Return the ids of the events from a cursor to a bound.
+
+    An interrupted read continues at its position.
+    """
     found = []
     reader = opened.open(name, cursor, until)
     for _ in range(500):
@@ -166,7 +166,7 @@ def bounded(opened, name, cursor, until, size):
 
 
 class TestStorms:
-    """Combines everything: writes, splits, merges, broken streams, lost sessions, killed consumers."""
+    """Tests everything together: writes, splits, merges, broken streams, lost sessions, killed consumers."""
 
     @pytest.mark.parametrize("seed", range(4))
     def test_nothing_is_lost_and_nothing_comes_twice(self, seed):

@@ -1,5 +1,4 @@
-"""Tests snapshots on the scripted server: long scans, deleted old versions of rows, failures on the
-network."""
+"""Tests snapshots on the scripted server: long scans, deleted old versions of rows, network failures."""
 
 from contextlib import contextmanager
 
@@ -98,7 +97,7 @@ def table(habits=None):
 
 
 class TestVersionRetention:
-    """The database keeps old versions of rows for only an hour."""
+    """Tests a database that keeps old versions of rows for only an hour."""
 
     @pytest.mark.parametrize("segments", [1, 3, 20])
     @pytest.mark.parametrize("order", SnapshotOrder)
@@ -133,7 +132,7 @@ class TestVersionRetention:
 
 
 class TestRetention:
-    """The stream keeps its changes for only a day."""
+    """Tests a stream that keeps its changes for only a day."""
 
     def test_auto_lets_the_stream_go_when_half_of_it_is_used(self):
         with table() as items:

@@ -10,7 +10,7 @@ from .suite import *  # noqa: F403
 
 
 class TestIdle(suite.TestIdle):
-    """Retention is a duration: a position that is a day old has expired, whatever follows it."""
+    """Retention is a duration: a position that is a day old has expired, even if no changes follow it."""
 
     @pytest.mark.needs("several", "trim", "idle_moves", "still")
     def test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention(self, collection):

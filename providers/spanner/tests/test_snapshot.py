@@ -1,5 +1,4 @@
-"""Tests snapshots on Google's emulator: every type of key and value, any position to resume from, concurrent
-changes."""
+"""Tests snapshots on Google's emulator: all types of keys and values, resumes, and concurrent changes."""
 
 import itertools
 import json
@@ -70,7 +69,7 @@ def provider(still):
 
 
 def planned(feed, segments, at_once=3):
-    """Return a plan and its segments, which are taken a few at a time."""
+    """Return a plan and its segments. The segments are taken a few at a time."""
     plan = feed.snapshot(segments, Deadline.after(60))
     found, rest = [], plan.cursor
     while rest is not None:
@@ -98,7 +97,7 @@ def rows_of(feed, segment, size):
 
 
 def texts(events):
-    """Events by key: Replace NaN, because it is not equal to itself."""
+    """Return the events by key. NaN is replaced, because it is not equal to itself."""
     return [(event.event_id, event.key.canonical()) for event in events]
 
 
@@ -267,7 +266,7 @@ class TestDropped:
 class TestUnderLoad:
     @pytest.mark.parametrize("order", [SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED])
     def test_a_process_for_each_row_ends_with_what_the_table_has(self, order, tmp_path):
-        """Partitions split and merge, a writer works, and each process reads one page."""
+        """The target equals the table if each process reads one page, during writes, splits and merges."""
         table = Table(shared(HASTY))
         table.put(*([f"k{number:02}", number, "first"] for number in range(16)))
         stop = threading.Event()

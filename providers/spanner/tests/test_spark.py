@@ -1,4 +1,4 @@
-"""Tests that Spark reads a table during writes: the sink equals the table, and each change came once."""
+"""Tests that Spark reads a table during writes: each change comes once, and the sink equals the table."""
 
 import random
 import threading
@@ -34,7 +34,7 @@ def options_of(table, **options):
 
 
 def run(spark, table, folder, **options):
-    """Run a query that ends by itself. The next query continues where this one stopped."""
+    """Run a query that ends by itself. The next query continues where the previous query stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(table, **options))
@@ -49,8 +49,7 @@ def run(spark, table, folder, **options):
 
 
 def check(spark, table, folder):
-    """Check that the sink has each change once, and that the last change of each key equals the table's
-    row."""
+    """Check that the sink contains each change once, and that each key's last change equals its row."""
     rows = spark.read.parquet(str(folder / "rows")).orderBy("order_key").collect()
     check_rows(table, rows)
     return rows

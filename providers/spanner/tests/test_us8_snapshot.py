@@ -1,6 +1,4 @@
-"""Runs the suite's tests of snapshots on Google's emulator, whose partitions live for three to six
-seconds.
-"""
+"""Runs the suite's snapshot tests on Google's emulator, whose partitions live for three to six seconds."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Comparison of values."""
+"""Compares values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def equal(left: Any, right: Any) -> Any:
 
 
 def compare(left: Any, right: Any) -> int | None:
-    """Return a negative number, 0 or a positive number; None for values that have no order."""
+    """Compare two values: return a negative number, 0 or a positive number, or None if they have no order."""
     if rank(left) == 0 or rank(left) != rank(right) or rank(left) > _SCALARS:
         return None
     if left is None:

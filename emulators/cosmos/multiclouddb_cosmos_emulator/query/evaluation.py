@@ -67,7 +67,7 @@ def _ordering(accepts: Callable[[int], bool]) -> Callable[[Any, Any], Any]:
 
 
 def _different(left: Any, right: Any) -> Any:
-    # For objects and arrays this is not the opposite of equality, as the service's documentation says.
+    # For objects and arrays, inequality is not the opposite of equality, as the service's documentation says.
     found = compare(left, right)
     return UNDEFINED if found is None else found != 0
 

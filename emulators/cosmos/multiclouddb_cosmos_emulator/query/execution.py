@@ -51,7 +51,7 @@ class Execution:
 
     @property
     def equalities(self) -> dict[tuple[str, ...], Any]:
-        """Return the properties that the filter requires to equal a value, by path."""
+        """Map each path whose property must equal a value, because of the filter, to this value."""
         source = self.select.source
         if source is None or source.path is not None:
             return {}
@@ -75,7 +75,7 @@ class Execution:
         return found
 
     def of(self, document: Any) -> list[Any]:
-        """Return the results for one document, if the query `streams`."""
+        """Return the results for one document. The query must satisfy `streams`."""
         return list(self._projected(self._rows([document])))
 
     def allows(self, document: Any) -> bool:
@@ -114,7 +114,7 @@ class Execution:
     def _groups(self, rows: Iterable[Row]) -> Iterator[Row]:
         groups: dict[bytes, list[Row]] = {} if self._group else {b"": []}
         for row in rows:
-            # In a list, so that undefined and null are different groups.
+            # The values are in a list, so that undefined and null form different groups.
             key = canonical([[] if (v := term(row)) is UNDEFINED else [v] for term in self._group])
             groups.setdefault(key if self._group else b"", []).append(row)
         for members in groups.values():

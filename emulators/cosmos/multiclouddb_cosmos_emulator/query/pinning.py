@@ -1,6 +1,6 @@
 """Finds properties that a filter fixes to one value.
 
-If the filter fixes the partition key, one partition is enough.
+If the filter fixes the partition key, reading one partition is enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["equalities"]
 
 
 def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -> dict[tuple[str, ...], Any]:
-    """Return the properties that the filter requires to equal a value, by path.
+    """Map each path whose property must equal a value, because of the filter, to this value.
 
     Args:
         node: The filter.
@@ -34,7 +34,7 @@ def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -
 
 
 def _path(node: Node, alias: str) -> tuple[str, ...] | None:
-    """Return the names after the alias; None if the node is not a property of the document."""
+    """Return the names after the alias, or None if the node is not a property of the document."""
     match node:
         case Name(name):
             return () if name == alias else None

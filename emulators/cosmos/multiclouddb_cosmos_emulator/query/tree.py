@@ -36,7 +36,7 @@ AGGREGATES = frozenset({"COUNT", "SUM", "AVG", "MIN", "MAX"})
 
 @attrs.frozen
 class Literal:
-    """A value."""
+    """A constant value."""
 
     value: Any
 
@@ -196,7 +196,7 @@ class Order:
 
 @attrs.frozen
 class Select:
-    """A query.
+    """A parsed query.
 
     Attributes:
         columns: The selected columns; None for `*`.
@@ -246,7 +246,7 @@ def aggregates_in(node: Any) -> list[str]:
 
 
 def name_of(node: Node) -> str | None:
-    """Return the name that an expression has without an alias; None for an expression that has no name."""
+    """Return the name that an expression has without an alias, or None if it has no name."""
     match node:
         case Name(name):
             return name

@@ -1,4 +1,4 @@
-"""A reader for the tokens of a query."""
+"""Reads the tokens of a query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Words:
 
     @property
     def next(self) -> Token:
-        """The next token."""
+        """Return the next token without reading it."""
         return self._tokens[self._place]
 
     @property
@@ -38,7 +38,7 @@ class Words:
         return token
 
     def takes(self, *texts: str) -> bool:
-        """Read some keywords or signs if they come next."""
+        """Read some keywords or signs if they come next; return True if they were read."""
         if not all(self._is(place, text) for place, text in enumerate(texts)):
             return False
         self._place += len(texts)

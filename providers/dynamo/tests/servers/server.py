@@ -8,7 +8,7 @@ import boto3
 from botocore.config import Config
 
 REGION = "eu-west-1"
-# For code that looks for credentials itself; the servers accept any.
+# Credentials for code that looks for them itself. The servers accept any credentials.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "a/secret/that/nobody/may/see"}
 
 
@@ -26,11 +26,11 @@ class Server:
     """A server with which boto3 can communicate.
 
     Attributes:
-        endpoint_url: Its URL.
+        endpoint_url: The URL of the server.
     """
 
     def __init__(self, endpoint_url: str) -> None:
-        """Make the clients; they send nothing before the first call."""
+        """Make the clients, without sending anything."""
         self.endpoint_url = endpoint_url
         self._clients: dict[str, Any] = {}
 
@@ -52,11 +52,11 @@ class Server:
         return new_session()
 
     def client(self) -> Any:
-        """Return the client for tables and items; each server has one, and it does not retry."""
+        """Return the client for tables and items. Each server has one such client, which does not retry."""
         return self._client("dynamodb")
 
     def streams(self) -> Any:
-        """Return the client for streams; each server has one, and it does not retry."""
+        """Return the client for streams. Each server has one such client, which does not retry."""
         return self._client("dynamodbstreams")
 
     def _client(self, service: str) -> Any:
@@ -81,7 +81,7 @@ class Server:
             name: The table's name, with at least three characters.
             view_type: The view type of the stream; None for a table without a stream.
             sort_key: The second attribute of the key, if the key has one.
-            partition_key: The first.
+            partition_key: The first attribute of the key.
             types: `N` or `B` for a key attribute that is not a string.
         """
         keys = {partition_key: "HASH"} | ({sort_key: "RANGE"} if sort_key else {})

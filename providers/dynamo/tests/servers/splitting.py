@@ -1,4 +1,4 @@
-"""Makes shard splits, which DynamoDB Local cannot make: they are written into its file while it runs.
+"""Splits shards, which DynamoDB Local cannot do: writes the splits into its file while it runs.
 
 The tables `ss` (shards) and `us` (records) belong to the server. The server puts every record of a stream
 into the first open shard. The trigger that this module adds moves the record to the open shard that contains
@@ -11,8 +11,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-# A split shard and its descendants have a range of hashes; the child of a rollover gets its parent's range.
-# The hash, 0 to 63, is of the key's last characters: keys that end in a number spread.
+# A split shard and its descendants have a range of hashes; the child of a rollover gets its parent's range. A
+# hash is a number from 0 to 63, made from the key's last characters, so keys that end in a number are
+# distributed.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS shard_range (ShardID TEXT PRIMARY KEY, Low INTEGER, High INTEGER);
 CREATE TRIGGER IF NOT EXISTS inherit_range AFTER INSERT ON ss BEGIN
@@ -44,13 +45,14 @@ BUSY_SECONDS = 60.0  # longer than any write takes on a slow disk
 
 
 def split_shard(database: Path, shard_id: str, into: int) -> list[str]:
-    """Close an open shard and open children that share its keys; return their ids.
+    """Close an open shard and open children that share its keys. Return the ids of the children.
 
     Raises:
         ValueError: Raised if the shard is not open.
     """
     with closing(sqlite3.connect(database, BUSY_SECONDS, isolation_level=None)) as sql:
-        sql.execute("PRAGMA synchronous = OFF")  # nothing keeps it open, and the server waits for the lock
+        # The data need not survive a crash, and the server waits while the file is locked.
+        sql.execute("PRAGMA synchronous = OFF")
         sql.executescript(SCHEMA)
         with sql:
             sql.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""The store writes the file and defines the file's layout."""
+"""Contains the store, which writes the file and defines the file's layout."""
 
 from __future__ import annotations
 

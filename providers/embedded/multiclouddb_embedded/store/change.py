@@ -1,4 +1,4 @@
-"""Represents puts and deletes, which are checked and encoded before the file is touched."""
+"""Represents puts and deletes, which are checked and encoded before anything is written."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 
 Scalar: TypeAlias = str | int | float | bool | bytes | Decimal | datetime | UUID
 Key: TypeAlias = MulticloudDbKey | Mapping[str, Any] | Scalar
-"""A key, a mapping of its components by name, or one value for a component called `id`."""
+"""A `MulticloudDbKey`, a mapping of components by name, or one value for a component called `id`."""
 
 _KEY: Final = is_a(MulticloudDbKey, Mapping, *get_args(Scalar))
 
 
 @attrs.frozen
 class Put:
-    """Write a document; this is a `CREATE` if no document has its key, else an `UPDATE`."""
+    """Write a document. The change is a `CREATE` if no document has this key, else an `UPDATE`."""
 
     key: Key = attrs.field(repr=shorten, validator=_KEY)
-    """Its key."""
+    """The key of the document."""
     document: Mapping[str, Any] = attrs.field(repr=shorten, validator=is_a(Mapping))
     """The whole document, as a mapping from name to value."""
 
 
 @attrs.frozen
 class Delete:
-    """Delete a document; if the document does not exist, nothing is written."""
+    """Delete a document. If the document does not exist, nothing is written."""
 
     key: Key = attrs.field(repr=shorten, validator=_KEY)
-    """Its key."""
+    """The key of the document."""
 
 
 Operation: TypeAlias = Put | Delete
@@ -78,7 +78,7 @@ def encode_all(operations: Iterable[Operation], collection: Collection) -> list[
     """Check operations and encode them.
 
     Raises:
-        MulticloudDbError: As `encode`.
+        MulticloudDbError: Raised as by `encode`.
     """
     if not isinstance(operations, Iterable):
         raise invalid_request(

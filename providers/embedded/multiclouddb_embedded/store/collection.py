@@ -1,4 +1,4 @@
-"""Collections: their fixed properties, and how to find them."""
+"""Defines the fixed properties of collections, and finds collections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAIN: Final = "main"
 """The database to use if the caller does not name one."""
 
 Images: TypeAlias = Literal["keys", "new", "new_and_old"]
-"""The content of a change in the log: only the key, the new document, or also the old one."""
+"""The content of a change in the log: only the key, also the new document, or both documents."""
 
 IMAGES: Final = get_args(Images)
 MAX_PARTITIONS: Final = 100_000
@@ -58,12 +58,12 @@ class Collection:
 
     Attributes:
         id: The number of the collection in the file, which is never used again.
-        database: Its database.
-        name: Its name.
+        database: The database of the collection.
+        name: The name of the collection.
         incarnation: An id that differs if the collection is deleted and created again under the same name.
         images: The content of a change in the log.
         partition_key: The names of the components that form the partition key, or None for the first
-            component, whatever its name.
+            component with any name.
         retention: The number of microseconds for which changes are kept, or None to keep them forever.
         created_seq: The newest change of the store when the collection was created.
         trimmed: The highest sequence number that was removed from the collection's log.
@@ -81,7 +81,7 @@ class Collection:
 
     @property
     def partition_components(self) -> int:
-        """The number of first components in a key that form the partition key."""
+        """The number of leading components of a key that form the partition key."""
         return len(self.partition_key) if self.partition_key else 1
 
     def check_key(self, key: MulticloudDbKey) -> None:
@@ -101,7 +101,7 @@ class Collection:
 
 
 def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
-    """Return the addresses of all collections, or of those of one database."""
+    """Return the addresses of all collections, or of the collections of one database."""
     rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
     return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
 
@@ -124,7 +124,7 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
         raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"there is no collection {database}/{name} ({suggestion(f'{database}/{name}', known)}); "
-            "EmbeddedStore.create_collection(name) makes it",
+            "EmbeddedStore.create_collection(name) creates it",
         )
     number, database, name, incarnation, images, names, *rest = row
     partition_key = tuple(orjson.loads(names)) if names is not None else None
@@ -132,9 +132,10 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
 
 
 def check_kind(connection: sqlite3.Connection, collection: Collection, key: MulticloudDbKey) -> None:
-    """Refuse a partition key like none that a document has: its read would be empty without an error.
+    """Refuse a partition key whose names or types no document has; its feed would be empty without an error.
 
-    Names and kinds of JSON values are compared. Nothing is refused while there are no documents.
+    The names and the kinds of JSON values are compared with a document. Without documents, nothing is
+    refused.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`.
@@ -145,7 +146,7 @@ def check_kind(connection: sqlite3.Connection, collection: Collection, key: Mult
     if row is None:
         return
     ((name, value), *_) = key.components.items()
-    # Up to the first character of the value, which tells its kind.
+    # The text up to the first character of the value, which shows its kind.
     end = 1 + len(encode_json([key.partition_components, [[name]]])) - len("]]]")
     prefix = key.canonical()[: end + 1]
     kind = bytes(prefix[-1:])
@@ -183,9 +184,9 @@ def make_room(
     recreate: bool,
     exist_ok: bool,
 ) -> bool:
-    """Look up a collection with that name: Return True to keep the collection.
+    """Look up a collection with that name. Return True if it exists and is kept.
 
-    If it is to be recreated, drop it and return False.
+    If the collection must be recreated, drop it and return False.
 
     Raises:
         MulticloudDbError: `CONFLICT` if the collection exists and the caller wants neither to keep nor to
@@ -206,13 +207,13 @@ def make_room(
     elif not exist_ok:
         raise failure(
             ErrorCategory.CONFLICT,
-            f"there is a collection {address} already; pass exist_ok=True to keep it, or recreate=True "
-            "to drop it and its changes",
+            f"the collection {address} already exists; pass exist_ok=True to keep it, or recreate=True to "
+            f"drop it and its changes",
         )
     elif row[1:] != (images, partition_key):
         raise failure(
             ErrorCategory.CONFLICT,
-            f"there is a collection {address} already, with images={row[1]!r} and partition_key={row[2]}; "
+            f"the collection {address} already exists, with images={row[1]!r} and partition_key={row[2]}; "
             "pass the same, or recreate=True to drop it and its changes",
         )
     return exist_ok

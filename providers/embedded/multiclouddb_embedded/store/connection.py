@@ -23,20 +23,20 @@ __all__ = ["ConnectionPool", "Interrupt", "Monitor", "Version", "connect", "snap
 
 _READ_BUSY_SECONDS: Final = 0.8
 _READ_CACHE_KIB: Final = 4096
-# It is held for microseconds, but a signal handler that forks may have stopped the holder.
+# The lock is held only for microseconds, but a signal handler that forks may have interrupted its holder.
 _LOCK_SECONDS: Final = 1.0
 
 Version: TypeAlias = tuple[Identity, int, int]
-"""The file, the connection that was asked, and SQLite's count of commits for that connection."""
+"""The identity of the file, the connection that was asked, and SQLite's count of its commits."""
 
 
 def connect(
     path: str, *, create: bool = False, busy_seconds: float = _READ_BUSY_SECONDS
 ) -> sqlite3.Connection:
-    """Open a connection in autocommit mode; any thread may use it, one thread at a time.
+    """Open a connection in autocommit mode. One thread may use it at a time.
 
     Args:
-        path: The file, absolute.
+        path: The absolute path of the file.
         create: True to make an empty file if the file does not exist.
         busy_seconds: How long to wait for a lock, in seconds. In WAL mode readers hardly ever wait. The
             default is short because a waiting connection cannot be interrupted.
@@ -56,7 +56,7 @@ def connect(
 
 
 class Interrupt:
-    """Ends the statement that a reader runs; any thread may call it."""
+    """Ends the statement that a reader runs. Any thread may use this object."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -64,7 +64,7 @@ class Interrupt:
         self._connection: sqlite3.Connection | None = None
 
     def cancel(self) -> None:
-        """End the running statement, and every later one before it begins."""
+        """End the running statement, and prevent every later statement."""
         self.cancelled.set()
         with self._lock:
             if self._connection is not None:
@@ -90,7 +90,7 @@ class Interrupt:
 
 @contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """Make all reads inside the block see the state of one moment."""
+    """Make all reads inside the block see the same state."""
     connection.execute("BEGIN")
     try:
         yield
@@ -106,8 +106,8 @@ class ConnectionPool(Holder):
 
     Args:
         path: The store.
-        size: The largest number of open connections; further borrowers wait.
-        check: A function that refuses a file that is not a store; called once per connection.
+        size: The maximum number of open connections; further borrowers wait.
+        check: A function that refuses a file that is not a store; it is called once per connection.
     """
 
     def __init__(self, path: str, size: int, check: Callable[[sqlite3.Connection, str], None]) -> None:
@@ -147,7 +147,7 @@ class ConnectionPool(Holder):
             slots.release()
 
     def close(self) -> None:
-        """Interrupt running statements and close every connection; idempotent, from any thread."""
+        """Interrupt running statements and close every connection. Any thread may call this, even twice."""
         with self._lock:
             self.closed = True
             for connection in self._used:
@@ -203,7 +203,7 @@ class ConnectionPool(Holder):
 
 
 class Monitor(Holder):
-    """Reports whether any process has committed; all readers of a provider share its one connection.
+    """Reports whether any process has committed. All readers of a provider share its only connection.
 
     Args:
         path: The store.
@@ -237,7 +237,7 @@ class Monitor(Holder):
             return identity, self._opened, count
 
     def close(self) -> None:
-        """Close the connection; idempotent, from any thread."""
+        """Close the connection. Any thread may call this, even twice."""
         with using_sqlite(), self._lock:
             self._closed = True
             self._drop()

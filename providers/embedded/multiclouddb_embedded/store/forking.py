@@ -1,9 +1,10 @@
-"""Forks: no connection to SQLite gets into a child process.
+"""Handles forks, so that no connection to SQLite gets into a child process.
 
 SQLite keeps a table of the file locks that its process holds. A child process inherits the table, but not the
-locks. So it would write into files that the parent removes when it closes, and wait for locks that no process
-holds. A new connection in the child process uses the same table. So a fork waits until no thread uses SQLite,
-and idle connections are closed before the fork. Parent and child open the file again when they need the file.
+locks. So the child would write into files that the parent removes when the parent closes, and wait for locks
+that no process holds. A new connection in the child process uses the same table. So a fork waits until no
+thread uses SQLite, and idle connections are closed before the fork. Parent and child open the file again when
+they need the file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Holder(ABC):
 
     @abstractmethod
     def let_go(self) -> None:
-        """Close every connection that no thread is using; called before a fork. Does not wait."""
+        """Close every connection that no thread is using, without waiting. Called before a fork."""
 
     @abstractmethod
     def begin_anew(self) -> list[object]:
@@ -69,7 +70,7 @@ class _Gate:
 
     def enter(self) -> None:
         if self._pid != os.getpid():
-            self.after_in_child()  # A fork of the C library: Python did not report it.
+            self.after_in_child()  # The C library has forked, and Python did not report the fork.
         me = threading.get_ident()
         with self._changed:
             while self._forking not in (None, me) and me not in self._inside:
@@ -94,7 +95,7 @@ class _Gate:
             self._changed.wait_for(lambda: not self._inside.keys() - {me}, _PATIENCE_SECONDS)
             holders = list(self._holders)
         for holder in holders:
-            # A connection that cannot be closed is found in the child.
+            # The child detects a connection that cannot be closed.
             with suppress(Exception):
                 holder.let_go()
 
@@ -133,10 +134,10 @@ os.register_at_fork(
 
 @contextmanager
 def using_sqlite() -> Iterator[None]:
-    """Prevent forks inside the block, unless it takes too long; wait while another thread forks.
+    """Prevent forks inside the block, for a limited time. Wait while another thread forks.
 
-    One thread may enter this block several times. A connection that is opened inside the block is closed
-    there, or belongs to a `Holder`.
+    One thread may enter this block several times. A connection that is opened inside the block must be closed
+    there, or belong to a `Holder`.
     """
     _gate.enter()
     try:
@@ -149,8 +150,9 @@ def inherited(path: str) -> MulticloudDbError:
     """Make the error for a file that a child process cannot use."""
     return invalid_request(
         path,
-        "was in use in the parent process when it forked, and SQLite cannot continue in such a child",
-        "open it in a process that is started with the method 'spawn' or 'forkserver' of multiprocessing, or "
+        "was in use in the parent process when it forked, and SQLite cannot use it in such a child",
+        "open the file in a process that is started with the method 'spawn' or 'forkserver' of "
+        "multiprocessing, or"
         "fork while no call, no scan and no connection of your own uses it",
     )
 
@@ -165,10 +167,10 @@ def check_inherited(path: str) -> None:
 
 
 def file_identity(path: str) -> Identity:
-    """Return the identity of a file, which another file with the same name does not have.
+    """Return the identity of a file. Another file with the same name has another identity.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: Raised if the file does not exist.
     """
     found = os.stat(path)
     return found.st_dev, found.st_ino
@@ -177,7 +179,7 @@ def file_identity(path: str) -> Identity:
 def _identity_of(handle: int) -> Identity | None:
     """Return the identity of the file behind a handle.
 
-    None if the handle is closed or does not belong to a file.
+    Return None if the handle is closed or does not belong to a file.
     """
     try:
         found = os.fstat(handle)

@@ -1,4 +1,4 @@
-"""Partitions: ranges of hashes that split and merge, and the positions that they cover."""
+"""Defines partitions, which are ranges of hashes that split and merge, and the positions that they cover."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class PartitionRow:
     Attributes:
         id: The number of the partition in the file.
         name: The id of the partition in the collection, for example `p0`.
-        low: First hash.
+        low: The first hash of the partition.
         high: The hash after the last one in the partition.
-        parents: The names of the partitions that this one replaces.
-        children: The names of the partitions that replace this one.
+        parents: The names of the partitions that this partition replaces.
+        children: The names of the partitions that replace this partition.
         start_seq: The newest change of the store when the partition was made.
         start_ts: The time at which the partition was made.
         end_seq: The newest change of the store when the partition was closed, or None while it is open.
@@ -84,7 +84,7 @@ class PartitionRow:
         return self.written - self.removed
 
     def holds(self, number: int | None) -> bool:
-        """Return True if the partition contains that hash; None matches any partition."""
+        """Return True if the partition contains that hash. None matches any partition."""
         return number is None or self.low <= number < self.high
 
 
@@ -112,8 +112,8 @@ def open_partition(connection: sqlite3.Connection, collection: Collection, name:
     """Return an open partition that is to be split or merged.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if the partition was split or merged before.
-        ProviderFault: `NOT_FOUND`.
+        MulticloudDbError: `INVALID_REQUEST` if the partition was already split or merged.
+        ProviderFault: `NOT_FOUND` if the partition does not exist.
     """
     row = named_partitions(connection, collection.id, [name]).get(name)
     if row is None:
@@ -138,13 +138,14 @@ def add_partitions(
     parents: Sequence[PartitionRow],
     start: tuple[int, int],
 ) -> list[str]:
-    """Open partitions that replace their parents; return their names.
+    """Open partitions that replace their parents. Return the names of the new partitions.
 
     Args:
-        connection: This must run in a write transaction.
+        connection: The connection, inside a write transaction.
         collection: The collection.
         ranges: The hash range of each partition; together they equal the ranges of the parents.
-        parents: Open partitions that are closed here; none for the first partitions of a collection.
+        parents: The open partitions that this function closes; empty for the first partitions of a
+            collection.
         start: The position at which the parents end and the new partitions start: a sequence number and its
             time.
     """
@@ -172,7 +173,7 @@ def add_partitions(
 
 
 def native_id(partition_id: str, collection: Collection) -> str:
-    """Return the partition with an id: either `p0` or the public id that a client lists.
+    """Return the partition with an id, which is either `p0` or the public id that a client lists.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an id of another resource.

@@ -21,7 +21,7 @@ class Moment:
     """The newest change of the store inside a write transaction.
 
     Attributes:
-        seq: The number of the last change; every further change adds 1.
+        seq: The number of the last change. Each further change adds 1.
         ts: The time of this commit in microseconds since 1970, never before the time of the previous commit.
     """
 
@@ -38,7 +38,7 @@ class Moment:
 
 @contextmanager
 def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Moment]:
-    """Open a transaction: all changes inside the block are committed together, or none.
+    """Open a transaction: either all changes inside the block are committed, or none.
 
     Only one writer runs at a time, so the order of sequence numbers is the order of commits.
     """
@@ -73,7 +73,7 @@ class LogWriter:
     """Writes the changes of one collection.
 
     Args:
-        connection: Inside a `write_transaction`.
+        connection: The connection, inside a `write_transaction`.
         collection: The collection.
         moment: The newest change of the store, which is updated in place.
     """
@@ -89,9 +89,9 @@ class LogWriter:
         )
 
     def write(self, change: EncodedChange) -> ChangeType | None:
-        """Apply one change to the documents and log it.
+        """Apply one change to the documents, and append it to the log.
 
-        None for a delete of a document that does not exist.
+        Return None for a delete of a document that does not exist.
         """
         place = (self._collection.id, change.identity)
         found = self._connection.execute(self._read, place).fetchone()
@@ -109,7 +109,7 @@ class LogWriter:
         return CHANGE_TYPES[kind]
 
     def flush(self) -> None:
-        """Save the ends of the partitions; called once, at the end."""
+        """Save the ends of the partitions. Called once, at the end."""
         self._connection.executemany(
             "UPDATE partitions SET last_seq = ?, written = ?, volume = ? WHERE id = ?",
             [(tail.last_seq, tail.written, tail.volume, tail.id) for tail in self._tails],

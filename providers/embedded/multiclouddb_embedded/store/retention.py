@@ -1,4 +1,4 @@
-"""Removes old changes; the documents stay."""
+"""Removes old changes, but not the documents."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def check_bounds(max_age: object, max_count: object) -> None:
     if max_age is not None and not (isinstance(max_age, timedelta) and max_age >= timedelta(0)):
         raise invalid_request("max_age", f"is {max_age!r}", "pass a timedelta that is not negative")
     if max_count is not None and not (type(max_count) is int and max_count >= 0):
-        raise invalid_request("max_count", f"is {max_count!r}", "pass a whole number, 0 to remove all")
+        raise invalid_request("max_count", f"is {max_count!r}", "pass a whole number; 0 removes all changes")
 
 
 def seq_before(connection: sqlite3.Connection, ts: int) -> int:
-    """Return the last change of the store that was committed before a time; 0 if none is known."""
+    """Return the number of the last change that was committed before a time, or 0 if none is known."""
     row = connection.execute(
         "SELECT seq FROM commits WHERE ts < ? ORDER BY ts DESC LIMIT 1", (ts,)
     ).fetchone()
@@ -37,7 +37,7 @@ def seq_before(connection: sqlite3.Connection, ts: int) -> int:
 def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> int:
     """Return how many changes the partition ever had up to and including a sequence number.
 
-    The number includes at least the removed changes.
+    The number is never less than the number of removed changes.
     """
     if seq >= row.last_seq:
         return row.written
@@ -61,10 +61,9 @@ def count_bound(
 
 
 def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int) -> int:
-    """Remove every change up to and including `bound`; return the number of removed changes.
+    """Remove every change up to and including `bound`. Return the number of removed changes.
 
-    The bound is the same for all partitions, so the remaining changes of a parent are always older than the
-    changes that its children have lost.
+    The bound is the same for all partitions, so if a parent still has changes, its children have lost none.
     """
     highest, total = 0, 0
     for row in partition_rows(connection, collection.id):
@@ -88,7 +87,7 @@ def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int)
 def _forget_commits(connection: sqlite3.Connection) -> None:
     """Delete commit times that are no longer needed as start times of any collection.
 
-    The last such time is kept, so that an earlier time is known to be older than the removed changes.
+    The last of these times is kept, to show that any earlier time is older than the removed changes.
     """
     connection.execute(
         "DELETE FROM commits WHERE seq < (SELECT max(seq) FROM commits WHERE seq <= "

@@ -1,4 +1,4 @@
-"""Reads all documents of a collection, as of one moment."""
+"""Reads all documents of a collection as they were at one point in time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Row = tuple[str, str]
 
 
 class Scan(Holder):
-    """A cursor over the documents; a fork during the scan reads the remaining rows into memory.
+    """A cursor over the documents. A fork during the scan reads the remaining rows into memory.
 
     Args:
         path: The store.
         database: The database that contains the collection.
-        collection: Its name.
+        collection: The name of the collection.
     """
 
     def __init__(self, path: str, database: str, collection: str) -> None:
@@ -47,7 +47,7 @@ class Scan(Holder):
         self.partition_components = found.partition_components
 
     def fetch(self) -> list[Row]:
-        """Return the next rows; none at the end."""
+        """Return the next rows; an empty list at the end."""
         with using_sqlite(), self._lock:
             if self._kept:
                 return self._kept.pop(0)
@@ -56,12 +56,12 @@ class Scan(Holder):
             return self._cursor.fetchmany(_ROWS) if self._connection is not None else []
 
     def close(self) -> None:
-        """Close the connection; idempotent."""
+        """Close the connection. A second call does nothing."""
         with using_sqlite(), self._lock:
             self._drop()
 
     def let_go(self) -> None:
-        """Read the remaining rows, if there are not too many, and close the connection."""
+        """Read the remaining rows if they are not too many, and close the connection."""
         if self._connection is None or not self._lock.acquire(blocking=False):
             return
         try:

@@ -15,7 +15,8 @@ __all__ = ["SCHEMA_VERSION", "check_store", "create_store", "enter_wal_mode"]
 SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x6D636462  # "mcdb"
 
-# Larger than SQLite's 4 KiB: a third less time a row in scans, and documents to 4 KB stay in their row.
+# Larger than SQLite's default of 4 KiB. Scans need a third less time per row, and documents of up to 4 KB
+# stay in their row.
 _PAGE_BYTES: Final = 16384
 
 _TABLES: Final = """
@@ -88,13 +89,13 @@ CREATE TABLE commits (
 
 
 def create_store(connection: sqlite3.Connection, path: str, patience: float) -> None:
-    """Create the tables in an empty file; on a store this does nothing.
+    """Create the tables in an empty file. For an existing store, do nothing.
 
     Several processes may call this function at the same time.
 
     Args:
         connection: A connection to the file, which may be empty.
-        path: For messages.
+        path: The path of the file, for messages.
         patience: The number of seconds to wait for another process that also creates the store.
 
     Raises:
@@ -135,13 +136,13 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
             )
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            f"the file {path} holds other data and is not an embedded store; name another file",
+            f"the file {path} contains other data and is not an embedded store; name another file",
         )
     (version,) = connection.execute("SELECT version FROM store").fetchone()
     if version > SCHEMA_VERSION:
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            f"the store {path} has schema version {version}, this multiclouddb-embedded knows "
+            f"the store {path} has schema version {version}, but this multiclouddb-embedded supports "
             f"{SCHEMA_VERSION}; run: pip install --upgrade multiclouddb-embedded",
         )
 
@@ -155,11 +156,11 @@ def _is_empty(connection: sqlite3.Connection, path: str) -> bool:
 def enter_wal_mode(connection: sqlite3.Connection, patience: float) -> None:
     """Switch to WAL mode, in which readers and a writer work at the same time.
 
-    SQLite's own busy timeout does not always cover this change: with several processes at once it may
-    give up without waiting.
+    SQLite's own busy timeout does not always cover this change: if several processes do this at once, SQLite
+    may give up without waiting.
 
     Args:
-        connection: Outside a transaction.
+        connection: The connection, outside a transaction.
         patience: The number of seconds for which to keep trying.
     """
     until = time.monotonic() + patience

@@ -27,7 +27,7 @@ _WAL_BYTES: Final = 64 * 1024 * 1024
 
 
 class Session(Holder):
-    """The one connection that a store uses for writing.
+    """The only connection that a store uses for writing.
 
     Args:
         path: The path of the file, which is created if it does not exist.
@@ -80,13 +80,13 @@ class Session(Holder):
             raise invalid_request("EmbeddedStore", "is closed", "open the file again: EmbeddedStore(path)")
 
     def close(self) -> None:
-        """Close the connection; idempotent."""
+        """Close the connection. A second call does nothing."""
         with using_sqlite(), self._lock:
             self.closed = True
             self._drop()
 
     def let_go(self) -> None:
-        """Close the connection outside a transaction; the next call opens it again."""
+        """Close the connection, unless a transaction is open. The next call opens it again."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._connection is not None and not self._connection.in_transaction:
@@ -113,7 +113,7 @@ class Session(Holder):
             else:
                 check_store(connection, self.path)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
-            # Without it, macOS leaves synced data in the disk's own cache.
+            # Without this setting, macOS leaves synced data in the disk's own cache.
             connection.execute(f"PRAGMA fullfsync = {int(self._durable)}")
             connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         except BaseException:

@@ -1,4 +1,4 @@
-"""The store itself: it creates collections, writes documents, and splits and merges partitions."""
+"""Implements the store, which creates collections, writes documents, and splits and merges partitions."""
 
 from __future__ import annotations
 
@@ -51,34 +51,34 @@ __all__ = ["EmbeddedStore", "PartitionRange"]
 
 @attrs.frozen
 class PartitionRange:
-    """An open partition."""
+    """An open partition of a collection, with its range of hashes."""
 
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the partition in the collection, for example `p0`."""
     low: int = attrs.field(validator=is_a(int))
-    """Its first hash."""
+    """The first hash in the range."""
     high: int = attrs.field(validator=is_a(int))
-    """The hash after the last one in the range."""
+    """The first hash after the range."""
     parents: tuple[str, ...] = attrs.field(validator=each_is(str))
-    """The partitions that this one replaced."""
+    """The ids of the partitions that this partition replaced."""
 
 
 class EmbeddedStore:
     """A document store with a change feed in one SQLite file, which is created if it does not exist.
 
-    It writes; `connect("embedded:///…")` reads the feed. Any number of stores in any number of processes may
-    have the same file open: writers wait for each other, and readers never wait. A store is safe for several
-    threads. Parent and child can continue after a fork, which waits up to ten seconds for calls that run in
-    other threads. If a call is still running then, or if the application has its own SQLite connection to the
-    file, the child is refused with `INVALID_REQUEST`.
+    The store writes; a client from `connect("embedded:///…")` reads the feed. Any number of stores in any
+    number of processes may have the same file open: writers wait for each other, and readers never wait. A
+    store is safe for several threads. Parent and child can continue after a fork, which waits up to ten
+    seconds for calls that run in other threads. If a call is still running then, or if the application has
+    its own SQLite connection to the file, the child is refused with `INVALID_REQUEST`.
 
     Args:
         path: The path of the file; its folder must exist.
         clock: A function that returns the time of commits, for tests. The function's time may stand still or
-            go back; the store's time never does.
-        durable: False lets the system decide when to sync commits to disk. That allows about 30 times as many
-            single writes per second. A crash of a process still loses nothing, but a crash of the machine may
-            lose the last commits, which readers may have seen.
+            go back; the store's time never goes back.
+        durable: False lets the system decide when to sync commits to disk, which allows about 30 times as
+            many single writes per second. A crash of a process still loses nothing. A crash of the machine
+            may lose the last commits, even if readers have already seen them.
         busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
@@ -103,12 +103,12 @@ class EmbeddedStore:
 
     @property
     def path(self) -> str:
-        """The file, absolute."""
+        """The absolute path of the file."""
         return self._session.path
 
     @property
     def closed(self) -> bool:
-        """True after the store was closed."""
+        """Return True after the store was closed."""
         return self._session.closed
 
     def now(self) -> datetime:
@@ -130,20 +130,21 @@ class EmbeddedStore:
         """Create a collection and return its address.
 
         Args:
-            name: Its name.
+            name: The name of the collection.
             partitions: The number of partitions at the start; their ids are `p0`, `p1`, ….
-            database: The database of the collection, which need not be created before.
+            database: The database of the collection. A database need not be created.
             images: The content of a change in the log: `"keys"`, the `"new"` document, or `"new_and_old"`.
             partition_key: The names of the first components of every key that form the partition key; None
-                means the first component, whatever its name.
+                means the first component with any name.
             retention: The time for which changes are kept; `trim(name)` uses it.
-            recreate: True to drop a collection with the same name first; tokens of the old one are refused
-                from then on.
+            recreate: True to drop a collection with the same name first. Tokens of the old collection are
+                then refused.
             exist_ok: True to keep an existing collection with this name, with its partitions, documents and
                 changes. The collection's `images` and `partition_key` must equal the given ones.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if such a collection exists and may be neither dropped nor kept.
+            MulticloudDbError: `CONFLICT` if a collection with this name exists and may be neither dropped nor
+                kept.
         """
         check_type("name", name, str)
         check_type("database", database, str)
@@ -164,10 +165,10 @@ class EmbeddedStore:
         return address
 
     def drop_collection(self, name: str, database: str = MAIN) -> None:
-        """Drop a collection with its documents and changes; its readers end with `NOT_FOUND`.
+        """Drop a collection with its documents and changes. Its readers end with `NOT_FOUND`.
 
         Args:
-            name: Its name.
+            name: The name of the collection.
             database: The database of the collection; `main` by default.
         """
         check_type("name", name, str)
@@ -177,7 +178,7 @@ class EmbeddedStore:
     def put(
         self, collection: str, key: Key, document: Mapping[str, Any], *, database: str = MAIN
     ) -> ChangeType:
-        """Write one document; return whether this was a `CREATE` or an `UPDATE`.
+        """Write one document, and return whether this was a `CREATE` or an `UPDATE`.
 
         Args:
             collection: The name of the collection.
@@ -187,16 +188,16 @@ class EmbeddedStore:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if a value has no JSON form or the document is larger than 16
-                MiB; then nothing is written.
+                MiB. Then nothing is written.
         """
         (kind,) = self._write("put", collection, [Put(key, document)], database)
         assert kind is not None
         return kind
 
     def delete(self, collection: str, key: Key, *, database: str = MAIN) -> bool:
-        """Delete one document; Delete a document.
+        """Delete a document.
 
-        Return False, without writing, if the document does not exist.
+        If the document does not exist, nothing is written, and the result is False.
 
         Args:
             collection: The name of the collection.
@@ -214,7 +215,7 @@ class EmbeddedStore:
             database: The database that contains the collection; `main` by default.
 
         Returns:
-            The number of changes that were made; deleting a document that does not exist makes none.
+            The number of changes that were made; deleting a document that does not exist is not a change.
         """
         return sum(kind is not None for kind in self._write("batch", collection, operations, database))
 
@@ -237,7 +238,7 @@ class EmbeddedStore:
     def scan(
         self, collection: str, *, database: str = MAIN
     ) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
-        """Return every document with its key, as of one moment, in the order of the keys' canonical JSON.
+        """Return all documents with their keys, as of one point in time, sorted by the keys' canonical JSON.
 
         Args:
             collection: The name of the collection.
@@ -255,7 +256,7 @@ class EmbeddedStore:
                     yield MulticloudDbKey(decode_json(key), rows.partition_components), decode_json(doc)
 
     def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
-        """Return the open partitions in the order of their ranges; adjacent partitions can be merged.
+        """Return the open partitions in the order of their ranges. Adjacent partitions can be merged.
 
         Args:
             collection: The name of the collection.
@@ -272,13 +273,15 @@ class EmbeddedStore:
     def split(
         self, collection: str, partition_id: str, at: int | None = None, *, database: str = MAIN
     ) -> tuple[str, str]:
-        """Close a partition and open two that share its range; return their ids.
+        """Close a partition and open two partitions that share its range.
+
+        Return the ids of the new partitions.
 
         Args:
             collection: The collection.
             partition_id: The partition: `p0`, or the public id that a client lists.
             at: The first hash of the upper partition; None means the middle of the range.
-            database: Its database.
+            database: The database of the collection.
         """
         with self._session.writing("split") as (connection, moment):
             found = find_collection(connection, database, collection)
@@ -296,12 +299,14 @@ class EmbeddedStore:
         return lower, upper
 
     def merge(self, collection: str, a: str, b: str, *, database: str = MAIN) -> str:
-        """Close two adjacent partitions and open one with both ranges; return its id.
+        """Close two adjacent partitions and open one partition with both ranges.
+
+        Return the new partition's id.
 
         Args:
             collection: The name of the collection.
             a: One partition: `p0`, or the public id that a client lists.
-            b: Its neighbour.
+            b: The adjacent partition.
             database: The database that contains the collection; `main` by default.
         """
         with self._session.writing("merge") as (connection, moment):
@@ -313,7 +318,7 @@ class EmbeddedStore:
             if low.high != high.low:
                 raise invalid_request(
                     "partition_id",
-                    f"{a!r} and {b!r} are no neighbours",
+                    f"{a!r} and {b!r} are not adjacent",
                     "see EmbeddedStore.partitions(collection)",
                 )
             ranges = [(low.low, high.high)]
@@ -329,14 +334,14 @@ class EmbeddedStore:
         before: datetime | None = None,
         database: str = MAIN,
     ) -> int:
-        """Remove old changes; the documents stay. Positions before the removed changes expire.
+        """Remove old changes, but not the documents. Positions before the removed changes expire.
 
         Args:
             collection: The collection.
             max_age: Keep the changes that were committed within this time.
-            max_count: Keep this many of the newest changes in the collection; 0 removes all.
+            max_count: Keep the given number of newest changes in the collection; 0 removes all changes.
             before: Remove the changes that were committed before this time.
-            database: Its database.
+            database: The database of the collection.
 
         Returns:
             The number of changes that were removed. If several bounds are given, the strictest one applies;
@@ -361,7 +366,7 @@ class EmbeddedStore:
             return trim_log(connection, found, bound)
 
     def close(self) -> None:
-        """Close the file; idempotent."""
+        """Close the file. A second call does nothing."""
         self._session.close()
 
     def __enter__(self) -> EmbeddedStore:

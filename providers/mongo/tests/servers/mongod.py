@@ -30,16 +30,17 @@ MEMBER = "internalClient"
 ALREADY_INITIALIZED = 23
 # Long enough for three members on a busy machine.
 START_SECONDS = 180.0
-# The time until the others replace a silent primary. A machine that pauses for a few seconds
-# must not cause an election; only tests that remove the primary set less.
+# The time until the others replace a silent primary. A machine that pauses for a few seconds must not cause
+# an election. Only tests that remove the primary use a shorter time.
 ELECTION_MS, QUICK_ELECTION_MS = 10_000, 2000
 TAIL = 4000
-# Otherwise a member starts with 300 MB of it.
+# Otherwise a member starts with 300 MB of log.
 SMALL_JOURNAL = "log=(file_max=8MB)"
 T = TypeVar("T")
 
-# When we end in any way, it kills the servers and removes their data, which may be in memory:
-# it reads a pipe that only we hold. A killed server may still write for a moment, which makes `rm` fail.
+# When this process ends in any way, the script kills the servers and removes their data, which may be in
+# memory. It notices the end because it reads a pipe that only this process holds open. A killed server may
+# still write for a moment, which makes `rm` fail.
 WATCHER = """
 read -r _
 kill -s KILL -- "-$1"
@@ -54,14 +55,14 @@ LEADER = ["sleep", "infinity"]
 
 
 class Group:
-    """A process group that ends when this process ends, in any way.
+    """A process group that always ends together with this process.
 
     Attributes:
         id: The `process_group` that the group's processes need.
     """
 
     def __init__(self, *data: Path) -> None:
-        """Start an empty group; `data` is removed if the group ends without `close`."""
+        """Start an empty group; The folder `data` is removed if the group ends without `close`."""
         self._leader = subprocess.Popen(LEADER, process_group=0)
         self.id: int = self._leader.pid
         watcher = ["sh", "-c", WATCHER, "watcher", str(self.id), *map(str, data)]
@@ -77,7 +78,7 @@ class Group:
 
 
 class ReplicaSet:
-    """A replica set on the loopback interface; it ends with this process at the latest.
+    """A replica set on the loopback interface. It ends with this process at the latest.
 
     Attributes:
         members: The `host:port` of each member, as in the set's own configuration.
@@ -102,11 +103,11 @@ class ReplicaSet:
         Args:
             folder: An empty folder, for data and logs.
             members: The number of members.
-            oplog_mb: The size of the oplog, which makes it roll over soon; None means the server's default.
+            oplog_mb: The size of the oplog; a small oplog rolls over soon. None means the server's default.
             auth: True to require a user and a password: `USER` and `PASSWORD`, with all rights.
             proxied: True if clients reach each member only through a proxy. Members and `client` also use the
                 proxy, but it never disturbs them.
-            election_ms: The time without news from the primary after which the others elect a new one.
+            election_ms: If the primary is silent for this time, the other members elect a new primary.
             parameters: Further parameters of the server.
 
         Raises:
@@ -157,7 +158,7 @@ class ReplicaSet:
             self.resume(member)
         while self._clients:
             self._clients.popitem()[1].close()
-        # Servers first: connections through a proxy then end by themselves.
+        # The servers are stopped first, because connections through a proxy then end by themselves.
         for process in self._processes.values():
             process.kill()
             process.wait()
@@ -193,14 +194,20 @@ class ReplicaSet:
         return f"mongodb://{user}{','.join(self.members)}/?{urlencode(texts)}"
 
     def client(self) -> MongoClient[dict[str, Any]]:
-        """Return a plain client for native writes, always the same one; no proxy disturbs it."""
+        """Return a plain client for native writes.
+
+        Each call returns the same client, and no proxy disturbs it.
+        """
         if NAME not in self._clients:
             options: dict[str, Any] = {"tz_aware": True, "uuidRepresentation": "standard"}
             self._clients[NAME] = MongoClient(self.uri(appName=NATIVE), **options)
         return self._clients[NAME]
 
     def direct(self, member: str) -> MongoClient[dict[str, Any]]:
-        """Return a plain client of one member, always the same one, without its proxy."""
+        """Return a plain client that is connected directly to one member.
+
+        Each call returns the same client.
+        """
         if member not in self._clients:
             self._clients[member] = self._direct(member, self._auth)
         return self._clients[member]
@@ -233,7 +240,7 @@ class ReplicaSet:
         raise ServerUnavailableError("the replica set has no primary now")
 
     def alive(self) -> list[str]:
-        """Return the members whose process runs."""
+        """Return the members whose processes are running."""
         return [member for member, process in self._processes.items() if process.poll() is None]
 
     def wait_primary(self) -> str:
@@ -249,7 +256,8 @@ class ReplicaSet:
             found = [member["stateStr"] for member in status["members"]]
             if set(found) - {"PRIMARY", "SECONDARY"}:
                 raise ServerUnavailableError(f"the members are {', '.join(found)}")
-            # Otherwise it uses the former primary until its next check, and not every command is retried.
+            # Otherwise the client uses the former primary until its next check, and not every command is
+            # retried.
             self.client().admin.command("ping")
             known = "{}:{}".format(*self.client().primary or ("nobody", 0))
             if known != primary:
@@ -263,7 +271,10 @@ class ReplicaSet:
         self._processes[member].wait()
 
     def restart(self, member: str) -> None:
-        """Start a member that was killed; when the call returns, it answers, but may still be catching up."""
+        """Start a member that was killed.
+
+        When the call returns, the member answers, but it may still be catching up.
+        """
         self._launch(member)
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
 
@@ -271,7 +282,7 @@ class ReplicaSet:
         """Make a member hang: its connections stay open, but it does not answer."""
         process = self._processes[member]
         process.send_signal(signal.SIGSTOP)
-        # A signal takes a moment; commands sent before would still be answered.
+        # The signal takes a moment to arrive. Until then, commands would still be answered.
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self, member: str) -> None:
@@ -282,7 +293,7 @@ class ReplicaSet:
         """Make the primary step down, and return it. There may be no primary when the call returns.
 
         Args:
-            seconds: The time in which the member does not stand for election, unless `stand` allows it.
+            seconds: The time during which the member does not stand for election, unless `stand` allows it.
         """
         force = len(self.members) == 1
         asked = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0 if force else seconds // 3}
@@ -294,15 +305,14 @@ class ReplicaSet:
             if tried and tried[0] != primary:  # the answer was lost, not the command
                 return tried[0]
             tried.append(primary)
-            # It refuses until another member has its data, or because it is no longer primary.
+            # The member refuses until another member has its data, or because it is no longer the primary.
             self.direct(primary).admin.command(asked, force=force)
             return primary
 
         return _wait(given_up, "the primary to step down")
 
     def stand(self, member: str) -> None:
-        """Allow a member that stepped down to stand for election. A single member becomes primary again at
-        once."""
+        """Allow a member that stepped down to be elected again; a single member becomes primary at once."""
         self.direct(member).admin.command("replSetFreeze", 0)
 
     def output(self) -> str:
@@ -322,7 +332,7 @@ class ReplicaSet:
         for member in self.members:
             self._launch(member)
         with contextlib.ExitStack() as stack:
-            # Without a user nobody can log in, and a server that has ended must be noticed soon.
+            # Without a user nobody can log in. A server that has ended must be noticed soon.
             clients = [
                 stack.enter_context(self._direct(member, auth=False, selection_ms=2000))
                 for member in self.members
@@ -344,7 +354,7 @@ class ReplicaSet:
         try:
             client.admin.command("replSetInitiate", config)
         except OperationFailure as error:
-            if error.code != ALREADY_INITIALIZED:  # by an attempt whose answer was lost
+            if error.code != ALREADY_INITIALIZED:  # the set was created by an attempt whose answer was lost
                 raise
 
     def _make_user(self, client: MongoClient[dict[str, Any]]) -> None:

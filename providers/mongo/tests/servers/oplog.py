@@ -16,7 +16,7 @@ def wait_uncut(beginning: Callable[[], object]) -> None:
     busy server delays both its oplog and its answers.
 
     Args:
-        beginning: Return the first entry of the server's oplog.
+        beginning: A function that returns the first entry of the server's oplog.
 
     Raises:
         TimeoutError: Raised if the truncation does not end.

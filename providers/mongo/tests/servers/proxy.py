@@ -15,16 +15,17 @@ class Proxy:
     """Forwards every connection to a server, until `cut` or `drop`.
 
     Attributes:
-        port: Its port.
+        port: The port of the proxy.
     """
 
     def __init__(self, target: str, spare: tuple[bytes, ...] = ()) -> None:
-        """Start listening; the server need not be running yet.
+        """Start listening. The server need not be running yet.
 
         Args:
             target: The host and the port of the server.
-            spare: Texts. A connection whose first message contains one of these texts is never disturbed: it
-                comes from another member of the replica set, or from the client that writes for a test.
+            spare: Texts that mark undisturbed connections. If the first message of a connection contains one
+                of them, the connection comes from another member of the replica set, or from the client that
+                writes for a test.
         """
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
@@ -54,14 +55,17 @@ class Proxy:
             link.reset()
 
     def drop(self) -> None:
-        """Swallow every byte in both directions until `heal`; connections stay open and new ones open."""
+        """Drop every byte in both directions until `heal`.
+
+        Connections stay open, and new connections can be opened.
+        """
         with self._lock:
             self._dropping = True
 
     def heal(self) -> None:
         """Forward all bytes again.
 
-        Stop disturbing; a connection that lost bytes is reset, because the bytes after a gap are useless.
+        A connection that lost bytes is reset, because the bytes after a gap are useless.
         """
         with self._lock:
             self._cutting = self._dropping = False
@@ -84,7 +88,7 @@ class Proxy:
             link.join()
 
     def troubles(self, link: "_Link") -> bool:
-        """Return True if a connection must lose its bytes; the connection is reset if the network is cut."""
+        """Return True if a connection must lose its bytes. If the network is cut, reset the connection."""
         with self._lock:
             if link.spared:
                 return False
@@ -142,7 +146,7 @@ class _Link:
             thread.join()
 
     def reset(self) -> None:
-        """Close both sides at once; the threads notice it and end."""
+        """Close both sides at once. The threads notice this and end."""
         for side in (self._near, self._far):
             with contextlib.suppress(OSError):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

@@ -1,4 +1,7 @@
-"""Provides the servers that the tests of a worker share; each starts when the first test requests it."""
+"""Provides the servers that the tests of a worker share.
+
+Each server starts when the first test requests it.
+"""
 
 import contextlib
 import os
@@ -13,12 +16,12 @@ from .mongod import ReplicaSet
 
 _running: dict[Hashable, tuple[ReplicaSet, Path]] = {}
 
-# A server spends most of a test's time waiting for its disk, and memory does not make it wait.
+# A server spends most of a test's time waiting for its disk. With files in memory, it does not wait.
 _MEMORY = Path("/dev/shm")
 # A set takes about 0.1 GB, a worker has up to five sets, and other test runs may be active.
 _ENOUGH = 4 << 30
 _MEMINFO = Path("/proc/meminfo")
-# A container's limit on all its memory, which includes files in memory.
+# The file with a container's limit on all its memory, which includes files in memory.
 _BOUNDS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -29,12 +32,12 @@ def folder() -> Path:
 
 
 def _room() -> int:
-    """Return the bytes that files in memory may use, because the file system itself reports too many."""
+    """Return the number of bytes that files in memory may use. The file system itself reports too many."""
     found = [shutil.disk_usage(_MEMORY).free]
     available = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
     found.append(int(available[1]) << 10 if available else 0)
     for bound in _BOUNDS:
-        # There is no limit, or it is the word "max".
+        # There is no such file, or it contains the word "max".
         with contextlib.suppress(OSError, ValueError):
             found.append(int(bound.read_text()))
     return min(found)
@@ -44,7 +47,7 @@ def shared(name: Hashable, members: int = 1, **options: Any) -> ReplicaSet:
     """Return the set with this name. A test that disturbs the set must leave it healthy.
 
     Args:
-        name: The same name returns the same set.
+        name: The name of the set. The same name always returns the same set.
         members: The number of members.
         options: Other arguments of `ReplicaSet`.
     """

@@ -15,7 +15,7 @@ from multiclouddb_spanner_emulator.google import google_emulator as program
 PROJECT, INSTANCE = "tests", "tests"
 STILL = ("--enable_change_stream_churning=false",)
 RESTLESS = ()
-# Partitions live for three to six seconds, and are moved, split and merged by themselves.
+# Partitions live for three to six seconds. The emulator moves, splits and merges them by itself.
 HASTY = (
     "--override_change_stream_partition_token_alive_seconds=3",
     "--change_stream_churn_thread_sleep_interval=1s",
@@ -28,14 +28,15 @@ _running = {}
 
 
 def given():
-    """Return host and port of an emulator that is already running, or None. The tests assume that the
-    emulator has its default settings.
+    """Return the host and port of an emulator that is already running, or None.
+
+    The tests assume that this emulator has its default settings.
     """
     return os.environ.get(_HOST)
 
 
 def is_available(flags):
-    """Return True if a test can have an emulator with these settings."""
+    """Return True if an emulator with these settings is available."""
     return program() is not None or (not flags and given() is not None)
 
 
@@ -43,9 +44,9 @@ class Emulator:
     """An emulator and its native client.
 
     Attributes:
-        host: Host and port.
-        client: The vendor's.
-        instance: Its one instance.
+        host: The host and the port.
+        client: The vendor's client.
+        instance: The only instance.
     """
 
     def __init__(self, flags=(), port=None):
@@ -93,7 +94,7 @@ class Emulator:
         return made
 
     def stop(self):
-        """End the emulator; its data is lost."""
+        """Stop the emulator. Its data is lost."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

@@ -8,10 +8,10 @@ from typing import Any
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spi import ProviderFault, cancelled
 
-__all__ = ["Hold", "late"]
+__all__ = ["CancelScope", "late"]
 
 
-class Hold:
+class CancelScope:
     """The running call of a caller; another thread can cancel it."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Hold:
         self._call: Any = None
 
     def take(self, call: Any) -> None:
-        """Remember the call that is running now.
+        """Store the call that is running now.
 
         Args:
             call: The gRPC call.
@@ -29,7 +29,7 @@ class Hold:
             call.cancel()
 
     def cancel(self) -> None:
-        """Cancel the running call, and every later one."""
+        """Cancel the running call and every later call."""
         self._cancelled.set()
         call = self._call
         if call is not None:
@@ -39,7 +39,7 @@ class Hold:
         """Raise an error if the call was cancelled.
 
         Raises:
-            ProviderFault: `TRANSIENT_FAILURE`.
+            ProviderFault: `TRANSIENT_FAILURE` if the call was cancelled.
         """
         if self._cancelled.is_set():
             raise cancelled()

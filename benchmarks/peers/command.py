@@ -1,0 +1,127 @@
+"""The command line: `python -m benchmarks.peers`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+
+from benchmarks.peers.cores import divided_text
+from benchmarks.peers.feeds import Size
+from benchmarks.peers.page import write_docs
+from benchmarks.peers.peer import Group, Peer
+from benchmarks.peers.peers import PEERS
+from benchmarks.peers.record import Record
+from benchmarks.peers.run import Plan, measure
+from benchmarks.peers.screen import progress, show
+from benchmarks.record import setting
+from benchmarks.screen import console
+
+__all__ = ["app", "choose", "plan"]
+
+_EVENTS: Final = 100_000
+_RUNS: Final = 3
+_QUIET: Final = 2.0
+"""The load from which figures are not recorded."""
+_WARM_UP: Final = 5
+"""One change to warm up for this many that are measured."""
+_TAIL: Final = 5000
+"""More than two batches of Debezium."""
+_LATENCY: Final = 50
+"""One change in the latency group for this many in the others, because these come at a fixed rate."""
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def bench(
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this peer; repeat it for more.")
+    ] = None,
+    events: Annotated[
+        int, typer.Option(min=500, help="How many changes are measured in each run.")
+    ] = _EVENTS,
+    runs: Annotated[int, typer.Option(min=1, help="How often each peer runs; medians count.")] = _RUNS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record", help="Write the figures into the documentation: page, charts and JSON file."
+        ),
+    ] = False,
+    redraw: Annotated[
+        bool,
+        typer.Option("--redraw", help="Write page and charts again from the JSON file, without measuring."),
+    ] = False,
+) -> None:
+    """Measure multiclouddb beside other readers of the same feeds; takes some ten minutes.
+
+    The first run fetches the peers. The exit code is 1 if a peer failed, or did not deliver every change
+    exactly once. A peer that is missing changes nothing.
+    """
+    if redraw:
+        _redraw()
+        return
+    peers = choose(only)
+    _check_request(peers, events, runs, record=record)
+    with progress(peers, runs) as step:
+        outcomes = measure(peers, plan(events, runs), step)
+    failed = any(outcome.state == "failed" for outcome in outcomes)
+    if record and not failed:
+        day = datetime.now(UTC).date().isoformat()
+        write_docs(Record(setting(), divided_text(), day, events, tuple(outcomes)))
+    if as_json:
+        typer.echo(json.dumps([outcome.to_json() for outcome in outcomes], indent=2))
+    else:
+        show(console(), peers, outcomes)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _redraw() -> None:
+    kept = Record.read()
+    if kept is None:
+        raise _refused("there is no record yet; make one: make bench-peers ARGS=--record")
+    write_docs(kept)
+
+
+def _check_request(peers: Sequence[Peer], events: int, runs: int, *, record: bool) -> None:
+    """Warn if the machine is busy; refuse a record that would not be a fair one."""
+    load = os.getloadavg()[0]
+    if record and (len(peers) < len(PEERS) or events < _EVENTS or runs < _RUNS):
+        raise _refused(f"--record needs all peers, {_EVENTS:,} events and {_RUNS} runs")
+    if record and load >= _QUIET:
+        raise _refused(f"--record needs a quiet machine (load below {_QUIET:g}), and its load is {load:.1f}")
+    if load >= _QUIET:
+        typer.echo(f"warning: the machine is busy (load {load:.1f}): figures mean little", err=True)
+
+
+def _refused(message: str) -> typer.Exit:
+    """Format an error as one line."""
+    typer.echo(f"error: {message}", err=True)
+    return typer.Exit(2)
+
+
+def choose(only: Sequence[str] | None) -> list[Peer]:
+    """Return the selected peers, in the order of the tables; all peers by default."""
+    wanted = [name for names in only or [] for name in names.replace(",", " ").split()]
+    known = {peer.name: peer for peer in PEERS}
+    for name in wanted:
+        if name not in known:
+            raise _refused(f"there is no peer {name!r}; the peers are {', '.join(known)}")
+    return [peer for peer in known.values() if not wanted or peer.name in wanted]
+
+
+def plan(events: int, runs: int) -> Plan:
+    """Return how much is measured in each group."""
+    size, few = Size(events, events // _WARM_UP, _TAIL), max(100, events // _LATENCY)
+    return Plan({Group.MONGO: size, Group.DYNAMO: size, Group.LATENCY: Size(few, few // _WARM_UP)}, runs)

@@ -1,0 +1,154 @@
+"""Starts the server of a group with the changes to read, and describes them for the programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from benchmarks.peers.cores import on_cores
+from benchmarks.peers.data import FIELDS, document, item
+from benchmarks.peers.peer import Group
+from benchmarks.peers.peers import BATCH_SIZE
+from benchmarks.servers import server_module
+
+__all__ = ["FEEDS", "RATE", "Size", "Spec"]
+
+RATE: Final = 100
+_DATABASE, _COLLECTION = "bench", "items"
+_BATCH: Final = 1000
+_DYNAMO_BATCH: Final = 25  # the service's bound on BatchWriteItem
+# More memory than the tests' server has, and the thorough compiler: the server must not be the limit.
+_JAVA_OPTIONS: Final = ("-Xmx1g", "-XX:+UseSerialGC")
+
+Spec: TypeAlias = dict[str, Any]
+
+
+@attrs.frozen
+class Size:
+    """The number of changes.
+
+    Attributes:
+        events: The changes that are measured.
+        warm_up: The changes before, which a peer also reads.
+        tail: The changes after, so that no peer waits at the end of the feed for its last batch.
+    """
+
+    events: int
+    warm_up: int
+    tail: int = 0
+
+    @property
+    def least(self) -> int:
+        """The changes that a peer has to read."""
+        return self.events + self.warm_up
+
+    @property
+    def written(self) -> int:
+        """All changes."""
+        return self.least + self.tail
+
+
+@contextmanager
+def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
+    """Start a replica set of one node whose collection has these inserts.
+
+    Yields:
+        A function that describes the work of a run.
+    """
+    with on_cores("servers"):
+        server = server_module("mongo", "mongod").ReplicaSet(folder)
+    with server:
+        collection = server.client()[_DATABASE].create_collection(_COLLECTION)
+        second = _next_second(server.client())
+        for first in range(0, size.written, _BATCH):
+            numbers = range(first, min(size.written, first + _BATCH))
+            collection.insert_many([document(number) for number in numbers])
+        url = _url(server)
+        spec = {"url": url, "database": _DATABASE, "collection": _COLLECTION, "second": second}
+        spec |= {"batch_size": BATCH_SIZE, "debezium": debezium(url, second)}
+        yield lambda run: spec
+
+
+def _url(server: Any) -> str:
+    # Plain, as a user would write it: no peer gets options of the tests.
+    return f"mongodb://{','.join(server.members)}/?replicaSet=rs"
+
+
+def _next_second(client: Any) -> int:
+    """Return a second of the server's clock that is after everything so far, when it has begun."""
+    second: int = client.admin.command("ping")["operationTime"].time + 1
+    while client.admin.command("hello")["localTime"].timestamp() < second:
+        time.sleep(0.05)
+    return second
+
+
+def debezium(url: str, second: int) -> dict[str, str]:
+    """Return the properties of Debezium's engine: its defaults, without schemas in keys and values."""
+    return {
+        "name": "peers",
+        "connector.class": "io.debezium.connector.mongodb.MongoDbConnector",
+        "topic.prefix": "peers",
+        "mongodb.connection.string": url,
+        "capture.scope": "collection",
+        "capture.target": f"{_DATABASE}.{_COLLECTION}",
+        "collection.include.list": f"{_DATABASE}.{_COLLECTION}",
+        "snapshot.mode": "no_data",
+        "capture.start.op.time": str(second << 32),
+        "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
+        "key.converter.schemas.enable": "false",
+        "value.converter.schemas.enable": "false",
+    }
+
+
+@contextmanager
+def dynamo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
+    """Start DynamoDB Local with a table that has these items, each written once.
+
+    Yields:
+        A function that describes the work of a run.
+    """
+    module = server_module("dynamo", "server")
+    with on_cores("servers"):
+        server = server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS)
+    with server:
+        arn = server.create_table(_COLLECTION, "NEW_IMAGE")
+        for first in range(0, size.written, _DYNAMO_BATCH):
+            numbers = range(first, min(size.written, first + _DYNAMO_BATCH))
+            puts = [{"PutRequest": {"Item": item(number)}} for number in numbers]
+            server.client().batch_write_item(RequestItems={_COLLECTION: puts})
+        variables = {**module.CREDENTIALS, "AWS_DEFAULT_REGION": module.REGION}
+        variables |= {"AWS_ENDPOINT_URL": server.endpoint_url, "AWS_CONFIG_FILE": str(folder / "none")}
+        variables |= {"AWS_SHARED_CREDENTIALS_FILE": str(folder / "none")}
+        spec = {"endpoint_url": server.endpoint_url, "region": module.REGION, "arn": arn}
+        spec |= {"table": _COLLECTION, "fields": FIELDS, "variables": variables}
+        yield lambda run: spec
+
+
+@contextmanager
+def latency(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
+    """Start a replica set of one node; each run has its own collection, which its writer fills.
+
+    Yields:
+        A function that describes the work of a run.
+    """
+    with on_cores("servers"):
+        server = server_module("mongo", "mongod").ReplicaSet(folder)
+    with server:
+        spec = {"url": _url(server), "database": _DATABASE, "rate": RATE}
+
+        def begin(run: int) -> Spec:
+            collection = f"{_COLLECTION}-{run}"
+            server.client()[_DATABASE].create_collection(collection)
+            return {**spec, "collection": collection}
+
+        yield begin
+
+
+Feed: TypeAlias = Callable[[Path, Size], AbstractContextManager[Callable[[int], Spec]]]
+
+FEEDS: Final[dict[Group, Feed]] = {Group.MONGO: mongo, Group.DYNAMO: dynamo, Group.LATENCY: latency}

@@ -1,0 +1,66 @@
+"""The goals of the comparison, each a bound on a figure of ours or on its ratio to a peer's figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from benchmarks.peers.report import Outcome
+from benchmarks.result import figure
+
+__all__ = ["GOALS", "Goal"]
+
+
+@attrs.frozen
+class Goal:
+    """A bound on a figure.
+
+    Attributes:
+        title: What is bounded, for people.
+        ours: The name of our line.
+        field: The field of `Outcome` that is bounded.
+        bound: The bound.
+        at_most: True if less is better.
+        other: The name of the peer to divide by, or the empty text for a bound on the figure itself.
+    """
+
+    title: str
+    ours: str
+    field: str
+    bound: float
+    at_most: bool = False
+    other: str = ""
+
+    def achieved(self, outcomes: Mapping[str, Outcome]) -> float | None:
+        """Return the figure to compare with the bound, or None if a line of it was not measured."""
+        names = [self.ours, *([self.other] if self.other else [])]
+        figures: list[float] = [getattr(outcomes[name], self.field) for name in names if name in outcomes]
+        if len(figures) < len(names) or not all(figures):
+            return None
+        return figures[0] / figures[1] if self.other else figures[0]
+
+    def line(self, outcomes: Mapping[str, Outcome]) -> tuple[str, str, str, str]:
+        """Return title, figure, goal and verdict as text."""
+        achieved, sign = self.achieved(outcomes), "≤" if self.at_most else "≥"
+        unit = "x" if self.other else ""
+        goal = f"{sign} {figure(self.bound, unit)}"
+        if achieved is None:
+            return self.title, "-", goal, "not measured"
+        met = achieved <= self.bound if self.at_most else achieved >= self.bound
+        return self.title, figure(achieved, unit), goal, "met" if met else "missed"
+
+
+GOALS: Final = (
+    Goal("MongoDB, events a second beside Debezium", "mongo-ours", "rate", 3, other="debezium"),
+    Goal("MongoDB, CPU beside Debezium", "mongo-ours", "cpu", 0.2, at_most=True, other="debezium"),
+    Goal("MongoDB, CPU beside PyMongo's loop", "mongo-ours", "cpu", 1.15, at_most=True, other="pymongo"),
+    Goal("MongoDB, stream of Spark, events a second", "spark", "rate", 36_000),
+    Goal("DynamoDB, events a second beside JavaScript", "dynamo-ours", "rate", 2, other="aws-sdk-js"),
+    Goal("DynamoDB, peak memory beside boto3", "dynamo-ours", "mebibytes", 1.3, at_most=True, other="boto3"),
+    Goal(
+        "Delay of one change of a hundred, `wait_seconds=1`, ms", "latency-waiting", "p99_ms", 5, at_most=True
+    ),
+    Goal("Delay of one change of a hundred, by default, ms", "latency-default", "p99_ms", 20, at_most=True),
+)

@@ -1,0 +1,71 @@
+"""Defines a peer: a reader of a change feed that is measured in its own process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+
+__all__ = ["Command", "Group", "MissingError", "Peer"]
+
+
+class Group(Enum):
+    """The peers that read the same data from the same server; the value is the title of their table."""
+
+    MONGO = "MongoDB"
+    DYNAMO = "DynamoDB Local"
+    LATENCY = "MongoDB, delay of delivery at 100 changes a second"
+
+
+class MissingError(Exception):
+    """A peer cannot run on this machine; the message says why."""
+
+
+@attrs.frozen
+class Command:
+    """The command that runs a peer.
+
+    Attributes:
+        arguments: The program and its arguments; the file that describes the work comes next.
+        reader: A further argument after that file, or the empty text.
+        environment: Variables to set for the program.
+        versions: The versions of the packages that it uses.
+        spec: Fields to add to the description of the work.
+    """
+
+    arguments: tuple[str, ...]
+    reader: str = ""
+    environment: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    versions: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    spec: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+
+    def line(self, spec: str) -> list[str]:
+        """Return the command for a description of the work."""
+        return [*self.arguments, spec, *([self.reader] if self.reader else [])]
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of the program."""
+        return {**os.environ, **self.environment}
+
+
+@attrs.frozen
+class Peer:
+    """One line of a table.
+
+    Attributes:
+        name: The name for `--only`.
+        group: The table.
+        title: The name for people.
+        about: The description of the program, in sentences.
+        prepare: Makes the peer's environment and returns the command. It raises `MissingError` if the peer
+            cannot run on this machine.
+    """
+
+    name: str
+    group: Group
+    title: str
+    about: str
+    prepare: Callable[[], Command]

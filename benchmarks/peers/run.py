@@ -1,0 +1,187 @@
+"""Runs peers in rounds: each run in a process of its own on the clients' cores, with its delivery checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.peers.cores import on_cores
+from benchmarks.peers.data import LostError, check_keys, keys_in
+from benchmarks.peers.feeds import FEEDS, RATE, Size, Spec
+from benchmarks.peers.peer import Command, Group, MissingError, Peer
+from benchmarks.peers.report import Outcome, PeerError, Report
+from multiclouddb_conformance.servers import ServerUnavailableError
+
+__all__ = ["Plan", "Step", "measure", "run_once"]
+
+# Long enough for Debezium, and for bloop at a twentieth of its rate, on a busy machine.
+_START_SECONDS: Final = 120.0
+_LEAST_RATE: Final = 350.0
+_TAIL: Final = 300
+
+Step = Callable[[Peer, int], None]
+
+
+@attrs.frozen
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        sizes: The number of changes in each group.
+        runs: The number of runs of each peer, whose median counts.
+    """
+
+    sizes: Mapping[Group, Size] = attrs.field(hash=False)
+    runs: int
+
+
+def measure(peers: Sequence[Peer], plan: Plan, step: Step) -> list[Outcome]:
+    """Measure peers; one that is missing or fails leaves the others as they are.
+
+    Args:
+        peers: The peers.
+        plan: How much is measured.
+        step: Called before each run with the peer and the number of the run.
+    """
+    found: dict[str, Outcome] = {}
+    for group in FEEDS:
+        members = [peer for peer in peers if peer.group is group]
+        commands = _prepared(members, found)
+        if commands:
+            with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+                _measure_group(group, commands, plan, step, Path(folder), found)
+    return [found[peer.name] for peer in peers]
+
+
+def _prepared(peers: Sequence[Peer], found: dict[str, Outcome]) -> dict[Peer, Command]:
+    commands = {}
+    for peer in peers:
+        try:
+            commands[peer] = peer.prepare()
+        except MissingError as error:
+            found[peer.name] = Outcome(peer.name, "missing", str(error))
+    return commands
+
+
+def _measure_group(
+    group: Group,
+    commands: dict[Peer, Command],
+    plan: Plan,
+    step: Step,
+    folder: Path,
+    found: dict[str, Outcome],
+) -> None:
+    reports: dict[Peer, list[Report]] = {peer: [] for peer in commands}
+    size = plan.sizes[group]
+    try:
+        with FEEDS[group](folder / "server", size) as describe:
+            # Rounds, so that a change of the machine's speed meets all peers.
+            for run in range(plan.runs):
+                for number, (peer, command) in enumerate(commands.items()):
+                    if peer.name in found:
+                        continue
+                    step(peer, run + 1)
+                    spec = describe(run * len(commands) + number)
+                    try:
+                        reports[peer].append(run_once(group, command, size, spec, folder))
+                    except (LostError, PeerError) as error:
+                        found[peer.name] = Outcome(peer.name, "failed", str(error))
+    except ServerUnavailableError as error:
+        reason = str(error).strip().splitlines()[0]
+        found.update({peer.name: Outcome(peer.name, "missing", reason) for peer in commands})
+    for peer, runs in reports.items():
+        if peer.name not in found:
+            found[peer.name] = Outcome.of(peer.name, runs, commands[peer].versions)
+
+
+def run_once(group: Group, command: Command, size: Size, spec: Spec, folder: Path) -> Report:
+    """Run a peer's program once, and check that it has delivered every change once.
+
+    Raises:
+        LostError: Raised if it has not.
+        PeerError: Raised if the program failed.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        keys = Path(scratch, "keys.txt")
+        work = attrs.asdict(size) | {"keys": str(keys), "folder": scratch} | spec | dict(command.spec)
+        file = Path(scratch, "spec.json")
+        variables = command.variables() | work.pop("variables", {})
+        file.write_text(json.dumps(work), encoding="utf-8")
+        with (
+            _started(command.line(str(file)), variables, scratch, _limit(group, size)) as process,
+            _writer(process, file) if group is Group.LATENCY else nullcontext(),
+        ):
+            output, said = process.communicate()
+        if process.returncode:
+            raise PeerError(_why(process.returncode, said))
+        report = Report.parse(output)
+        delivered = keys_in(keys)
+        check_keys(delivered, size.least, size.written)
+        if report.count != len(delivered):
+            raise LostError(f"it counted {report.count:,} changes, and delivered {len(delivered):,}")
+        return report
+
+
+def _limit(group: Group, size: Size) -> float:
+    """Return how many seconds a run may take."""
+    return _START_SECONDS + size.written / (RATE / 2 if group is Group.LATENCY else _LEAST_RATE)
+
+
+@contextmanager
+def _started(
+    line: list[str], variables: dict[str, str], folder: str, seconds: float
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a program, and end its processes if it takes too long, or when the block ends."""
+    pipe = subprocess.PIPE
+    settings: dict[str, Any] = {"cwd": folder, "env": variables, "text": True, "process_group": 0}
+    with on_cores("clients"):
+        process = subprocess.Popen(line, stdout=pipe, stderr=pipe, **settings)
+    watch = threading.Timer(seconds, _end, [process])
+    watch.start()
+    try:
+        yield process
+    finally:
+        watch.cancel()
+        _end(process)
+        process.communicate()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _writer(reader: subprocess.Popen[str], spec: Path) -> Iterator[None]:
+    """Start the writer when the reader says that it reads, and end it with the reader."""
+    assert reader.stdout is not None
+    if reader.stdout.readline().strip() != "ready":
+        yield  # it has failed, and its output says why
+        return
+    line = [sys.executable, "-m", "benchmarks.peers.programs.writer", str(spec)]
+    with on_cores("servers"):
+        writer = subprocess.Popen(line, cwd=Path(__file__).parents[2])
+    try:
+        yield
+    finally:
+        writer.kill()
+        writer.communicate()
+
+
+def _why(status: int, said: str) -> str:
+    """Return one line about a program that failed."""
+    if status == -signal.SIGKILL:
+        return "it did not deliver all changes in time"
+    lines = [line.strip() for line in said.strip().splitlines() if line.strip()] or ["it said nothing"]
+    return f"its program ended with status {status}: {lines[-1][-_TAIL:]}"

@@ -1,0 +1,172 @@
+"""Runs the `multiclouddb` command in processes of its own, which do not import everything again.
+
+One helper process imports the command, and the SDK of each database that a command names. Then it forks a
+process for each command: most commands take less time than these imports. The helper has one thread and no
+connection to a server, so that a fork finds nothing in use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import IO, Any, Final
+
+from multiclouddb_api import MulticloudDbError
+from multiclouddb_api.registry import load_plugin
+
+__all__ = ["CommandProcess"]
+
+_COMMAND: Final = "multiclouddb_cli"
+_HELPER: Final = f"from {__name__} import _serve; _serve()"
+_helpers: Final[dict[int, socket.socket]] = {}
+
+
+class CommandProcess:
+    """A command that was started.
+
+    Args:
+        words: The arguments after `multiclouddb`.
+        stdout: The file that receives what it prints.
+        stderr: The file that receives its warnings and errors.
+        environment: All its environment variables.
+
+    Attributes:
+        pid: The id of its process.
+    """
+
+    def __init__(
+        self, words: Sequence[str], stdout: IO[Any], stderr: IO[Any], environment: Mapping[str, str]
+    ) -> None:
+        self._answers, theirs = socket.socketpair()
+        with theirs:
+            asked = {"words": list(words), "environment": dict(environment), "folder": os.getcwd()}
+            with self._answers.makefile("w", encoding="utf-8") as line:
+                # The files go first: the helper reads the line from the socket that comes with them.
+                files = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
+                socket.send_fds(_helper(), [b"+"], files)
+                line.write(json.dumps(asked) + "\n")
+        self._lines = self._answers.makefile("r", encoding="utf-8")
+        self.pid = int(self._lines.readline())
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL, if it still runs."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """Wait until it has ended.
+
+        Args:
+            timeout: The longest time, in seconds.
+
+        Returns:
+            Its exit code, or the negative number of the signal that ended it.
+
+        Raises:
+            TimeoutError: It still runs. Then it is killed.
+        """
+        self._answers.settimeout(timeout)
+        try:
+            status = int(self._lines.readline())
+        except TimeoutError:
+            self.kill()
+            raise
+        finally:
+            self._lines.close()
+            self._answers.close()
+        return status
+
+
+def _helper() -> socket.socket:
+    """Return the connection to the helper of this process, which is started for the first command."""
+    found = _helpers.get(os.getpid())
+    if found is None:
+        found, theirs = socket.socketpair()
+        with theirs:
+            helper = subprocess.Popen([sys.executable, "-c", _HELPER], stdin=theirs)
+        _helpers[os.getpid()] = found
+
+        def end() -> None:
+            found.close()
+            helper.wait()
+
+        atexit.register(end)
+    return found
+
+
+def _serve() -> None:
+    """Fork a process for each command that the other process asks for, until that process ends."""
+    import_module(f"{_COMMAND}.main")
+    asking = socket.socket(fileno=os.dup(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        message, files, _, _ = socket.recv_fds(asking, 1, 3)
+        if not message:
+            return
+        with socket.socket(fileno=files[0]) as answers:
+            with answers.makefile("r", encoding="utf-8") as line:
+                asked = json.loads(line.readline())
+            _load_providers(asked["words"])
+            if not os.fork():
+                asking.close()
+                _watch(answers, asked, files[1:])
+        for file in files[1:]:
+            os.close(file)
+        # What watches a command ends soon after it, and each call collects those that have ended.
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _load_providers(words: Iterable[str]) -> None:
+    """Import the SDK of each database that a command names. The command itself reports what fails."""
+    for scheme in {found[1] for word in words if (found := re.match(r"([a-z]+)(?:$|:)", word))}:
+        with suppress(MulticloudDbError):
+            load_plugin(scheme)
+
+
+def _watch(answers: socket.socket, asked: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Fork the command, report its id, wait for it, and report its end."""
+    pid = os.fork()
+    if not pid:
+        answers.close()
+        _run(asked, files)
+    for file in files:
+        os.close(file)
+    with suppress(OSError):
+        answers.sendall(f"{pid}\n".encode())
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(OSError):
+        answers.sendall(f"{status}\n".encode())
+    os._exit(0)
+
+
+def _run(asked: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Run the command in this process to its end, as `python -m multiclouddb_cli` does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for number, file in enumerate(files, 1):
+        os.dup2(file, number)
+        os.close(file)
+    # The objects of the helper know its own files: whether they are terminals, and where they stand.
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding=sys.stdout.encoding)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, sys.stderr.encoding, "backslashreplace")  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    time.tzset()
+    os.chdir(asked["folder"])
+    sys.argv[:] = [_COMMAND, *asked["words"]]
+    runpy.run_module(_COMMAND, run_name="__main__", alter_sys=True)
+    sys.exit()

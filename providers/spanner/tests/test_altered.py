@@ -1,0 +1,144 @@
+"""Tests change streams that are altered to watch other columns while they are read: no row is partial."""
+
+import pytest
+from google.cloud.spanner_admin_database_v1 import DatabaseDialect
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    NewItemStateMode,
+    Now,
+    ResourceAddress,
+    connect,
+)
+
+from .servers.emulator import STILL
+from .table import Table
+from .test_scripted_attacks import STREAM, TABLE, feed, numbers, once
+
+NARROW = "ALTER CHANGE STREAM items_stream SET FOR items(n)"
+WIDE = "ALTER CHANGE STREAM items_stream SET FOR items"
+HOUR = 3600
+
+
+def run(items, *statements):
+    items.server.execute(items.scripted.database, *statements)
+
+
+def put(items, key, number):
+    items.put((key, number, "text"), names=("id", "n", "text"))
+
+
+def schema_reads(items):
+    return sum("change_stream_tables" in call.sql for call in items.server.journal.calls)
+
+
+def states(events):
+    return [event.new_item_state and {**event.new_item_state, "f": 0} for event in events]
+
+
+def row(key, number):
+    return {"id": key, "n": number, "text": "text", "f": 0}
+
+
+class TestColumns:
+    @pytest.mark.parametrize("size", [0, 1])
+    @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "new processes"])
+    def test_a_stream_that_left_columns_out_for_a_time_has_no_rows_of_that_time(self, size, fresh):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            put(items, "a", 1)
+            run(items, NARROW)
+            put(items, "a", 2)
+            put(items, "b", 3)
+            run(items, WIDE)
+            put(items, "a", 4)
+            events = items.drain(token, size, fresh=fresh)
+            once(events, 4)
+            assert states(events) == [row("a", 1), None, None, row("a", 4)]
+
+    def test_the_first_change_of_a_client_is_checked_too(self):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            run(items, NARROW)
+            put(items, "a", 1)
+            assert states(items.drain(token)) == [None]
+
+    def test_whoever_requires_rows_is_told_at_the_change_without_one(self):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            put(items, "a", 1)
+            run(items, NARROW)
+            put(items, "a", 2)
+            run(items, WIDE)
+            put(items, "a", 3)
+            required = {"new_item_state_mode": NewItemStateMode.REQUIRE}
+            page = items.page(token, **required)
+            assert numbers(page.events) == [1]
+            with pytest.raises(MulticloudDbError) as caught:
+                items.page(page.continuation_token, **required)
+            assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            assert "all columns" in str(caught.value)
+            assert WIDE in str(caught.value)
+            page = items.page(page.continuation_token)
+            assert [state and state["n"] for state in states(page.events)] == [None, 3]
+
+    def test_a_stream_of_everything_that_is_narrowed(self):
+        everything = STREAM.replace("FOR items", "FOR ALL")
+        with feed(TABLE, everything, initial_partitions=1) as items:
+            token = items.token()
+            put(items, "a", 1)
+            run(items, NARROW)
+            put(items, "a", 2)
+            run(items, "ALTER CHANGE STREAM items_stream SET FOR ALL")
+            put(items, "a", 3)
+            assert states(items.drain(token)) == [row("a", 1), None, row("a", 3)]
+
+    def test_a_schema_that_the_database_no_longer_keeps(self):
+        """The database keeps an hour of its schema; for an older record, the present schema decides."""
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            put(items, "a", 1)
+            items.server.advance(2 * HOUR)
+            run(items, "ALTER TABLE items ADD COLUMN extra INT64")
+            assert states(items.drain(token)) == [row("a", 1)]
+
+
+class TestCost:
+    def test_the_schema_is_read_once_for_each_set_of_columns(self):
+        with feed(initial_partitions=8) as items:
+            token = items.token()
+            for number in range(40):
+                put(items, f"k{number}", number)
+            items.page(token)
+            items.server.journal.clear()
+            once(items.drain(token, 7), 40)
+            assert schema_reads(items) <= 1
+            run(items, "ALTER TABLE items ADD COLUMN extra INT64")
+            token = items.token()
+            items.server.journal.clear()
+            for number in range(40):
+                put(items, f"k{number}", number)
+            once(items.drain(token, 7), 40)
+            assert schema_reads(items) == 1
+
+
+@pytest.mark.emulator(*STILL)
+@pytest.mark.parametrize("dialect", [None, DatabaseDialect.POSTGRESQL], ids=["googlesql", "postgresql"])
+def test_on_google_s_emulator_a_time_without_some_columns_has_no_rows(still, dialect):
+    columns = None if dialect is None else "id varchar NOT NULL, n bigint, text varchar"
+    table = Table(still, dialect=dialect, **({} if columns is None else {"columns": columns}))
+    here = ResourceAddress(table.database.database_id, table.name)
+    with connect(still.url) as client:
+        token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+        table.put(["a", 1, "x"])
+        table.ddl(NARROW)
+        table.put(["a", 2, "x"])
+        table.ddl(WIDE)
+        table.put(["a", 3, "x"])
+        request = ChangeFeedRequest(here, FromContinuationToken(token))
+        found = [event.new_item_state for event in client.iterate_changes(request, until_idle=True)]
+    assert found == [{"id": "a", "n": 1, "text": "x"}, None, {"id": "a", "n": 3, "text": "x"}]
+    table.drop()

@@ -1,0 +1,140 @@
+"""Tests that an audit finds the partitions that a start has left out, also those that have ended since."""
+
+import attrs
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+    PartitionFoundLate,
+    PhysicalPartition,
+)
+from multiclouddb_conformance.faults import FaultyPlugin, LeavesOut
+from multiclouddb_conformance.open_client import open_client
+from multiclouddb_spanner.partitions import oldest_left
+from multiclouddb_spanner.position import Place, cursor_of
+from multiclouddb_spanner.provider import PLUGIN
+from multiclouddb_spi import Deadline, Seed
+
+from .fake import ORIGIN
+from .test_scripted_attacks import feed, in_order, once
+
+COUNT = 30
+TOLD = pytest.mark.parametrize("told", [True, False], ids=["told", "searched"])
+
+
+def left_out(items):
+    """Return the token of a start that misses the last partition."""
+    config = ClientConfig("spanner", {"url": items.scripted.url})
+    with open_client(FaultyPlugin(PLUGIN, LeavesOut()), config) as client:
+        return items.page(Now(), client=client).continuation_token
+
+
+def audited(items, token):
+    """Read all that was written, with an audit at each page; return the events and the late partitions."""
+    config = attrs.evolve(ClientConfig("spanner", {"url": items.scripted.url}), coverage_audit_seconds=0)
+    events, late = [], []
+    with open_client(PLUGIN, config) as client:
+        for _ in range(100):
+            request = ChangeFeedRequest(items.address, FromContinuationToken(token))
+            page = client.read_changes(request, OperationOptions(20))
+            events += page.events
+            late += [notice for notice in page.notices if isinstance(notice, PartitionFoundLate)]
+            token = page.continuation_token
+            if len(events) == COUNT and page.idle:
+                break
+    return events, late
+
+
+def fill(items, part):
+    """Write a third of the changes, of ten keys."""
+    for number in range(part * 10, part * 10 + 10):
+        items.put((f"k{number % 10}", number))
+
+
+class TestAudit:
+    @TOLD
+    @pytest.mark.parametrize("shape", ["open", "split", "split again", "merged"])
+    def test_what_a_start_left_out_is_read_late_and_whole(self, shape, told):
+        with feed(initial_partitions=3, life_is_told=told, horizon_is_told=told) as items:
+            token = left_out(items)
+            missed = items.open_partitions()[-1]
+            fill(items, 0)
+            if shape != "open":
+                first, second = items.server.split(missed)
+            fill(items, 1)
+            if shape == "split again":
+                items.server.split(first)
+            if shape == "merged":
+                items.server.merge(first, second)
+            fill(items, 2)
+            events, late = audited(items, token)
+            once(events, COUNT)
+            assert late
+
+
+class TestAlone:
+    @TOLD
+    def test_a_partition_that_began_after_the_start_is_read_from_its_beginning(self, told):
+        with feed(initial_partitions=1, life_is_told=told) as items:
+            fill(items, 0)
+            children = items.server.split(items.open_partitions()[0])
+            fill(items, 1)
+            names = items.client.list_physical_partitions(items.address)
+            assert all(any(child in name for name in names) for child in children)
+            events = []
+            for name in names:
+                events += items.drain(Beginning(), scope=PhysicalPartition(name))
+            once(events, 10)
+            in_order(events)
+
+    def test_a_partition_of_an_earlier_stream_is_refused(self):
+        with feed(initial_partitions=1) as items:
+            (name,) = items.client.list_physical_partitions(items.address)
+            items.server.split(items.open_partitions()[0])
+            other = name[:-4] + "AAAA"
+            with pytest.raises(MulticloudDbError) as caught:
+                items.page(Beginning(), scope=PhysicalPartition(other))
+            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+            assert "does not belong" in str(caught.value)
+
+
+class FakeSource:
+    """Partitions whose lifetimes are given; `oldest` begins at ORIGIN."""
+
+    def __init__(self, **lives):
+        self.lives = lives
+
+    def oldest(self, now, deadline, scope):
+        return ORIGIN, [name for name, (begin, end) in self.lives.items() if begin <= ORIGIN < end]
+
+    def interval(self, name, now, deadline, scope):
+        return self.lives.get(name)
+
+
+class TestOldest:
+    def left(self, names, **lives):
+        found = oldest_left(FakeSource(**lives), names, ORIGIN + 100, Deadline.after(5), None)
+        return {seed.partition_id: seed for seed in found}
+
+    def test_a_partition_that_ends_at_the_oldest_time_has_changes_of_that_time(self):
+        """Its last changes may have the commit timestamp at which it ends."""
+        found = self.left(["a"], a=(ORIGIN - 5, ORIGIN), b=(ORIGIN, ORIGIN + 9))
+        assert found == {"a": Seed("a", (), cursor_of(Place.at(ORIGIN)))}
+
+    def test_a_partition_that_begins_later_is_read_from_its_beginning(self):
+        found = self.left(["a"], a=(ORIGIN + 3, ORIGIN + 9), b=(ORIGIN - 4, ORIGIN + 3))
+        assert found == {"a": Seed("a", (), cursor_of(Place.at(ORIGIN + 3)))}
+
+    @pytest.mark.parametrize("name", ["a", "unknown"])
+    def test_for_one_that_is_gone_all_that_are_alive_are_read(self, name):
+        lives = {"a": (ORIGIN - 5, ORIGIN - 1), "b": (ORIGIN - 1, ORIGIN + 9), "c": (0, ORIGIN + 1)}
+        found = self.left([name, "b"], **lives)
+        start = cursor_of(Place.at(ORIGIN))
+        assert found == {"b": Seed("b", (), start), "c": Seed("c", (), start)}
