@@ -26,8 +26,8 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 
-# Makes the settings of Spark's JVM for tests. Programs on pages do not contain these settings; their JVM takes
-# them from the environment.
+# Makes the settings of Spark's JVM for tests. Programs on pages do not contain these settings. Their JVM
+# takes them from the environment.
 JVM_SETTINGS = Path(__file__).parent / "spark" / "tests" / "jvm_settings.py"
 
 # The public key of Cosmos DB emulators. Spark's workers also take it from here, because their JVM outlives a

@@ -39,7 +39,7 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
         process = CommandProcess([*map(str, words)], stdout, stderr, {**os.environ, **environment})
         status = process.wait(SOON)
         printed = [(file.seek(0), file.read())[1] for file in (stdout, stderr)]
-    return subprocess.CompletedProcess(words, status, *printed)
+    return subprocess.CompletedProcess([*map(str, words)], status, *printed)
 
 
 def said(*words: object) -> str:

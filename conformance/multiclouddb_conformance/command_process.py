@@ -94,7 +94,7 @@ def _helper() -> socket.socket:
     if found is None:
         found, theirs = socket.socketpair()
         with theirs:
-            helper = subprocess.Popen([sys.executable, "-c", _HELPER], stdin=theirs)
+            helper = subprocess.Popen([sys.executable, "-c", _HELPER], stdin=theirs.fileno())
         _helpers[os.getpid()] = found
 
         def end() -> None:
@@ -161,8 +161,9 @@ def _run(asked: Mapping[str, Any], files: Sequence[int]) -> None:
         os.dup2(file, number)
         os.close(file)
     # The objects of the helper know its own files: whether they are terminals, and where they stand.
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding=sys.stdout.encoding)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", 1, sys.stderr.encoding, "backslashreplace")  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding=sys.stdout.encoding)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, sys.stderr.encoding, "backslashreplace")  # noqa: SIM115
+    vars(sys).update(__stdout__=sys.stdout, __stderr__=sys.stderr)
     os.environ.clear()
     os.environ.update(asked["environment"])
     time.tzset()

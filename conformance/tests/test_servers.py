@@ -122,7 +122,7 @@ class TestFetchOnce:
             for name in files:
                 (into / name).write_bytes(CONTENT)
 
-        with pytest.raises(ServerUnavailableError, match="a, b came" if files else "nothing came"):
+        with pytest.raises(ServerUnavailableError, match="got a, b" if files else "got nothing"):
             fetch_once(folder, wrong, DIGEST, unpack)
 
     def test_a_failure_leaves_nothing_behind_and_the_next_one_fetches(self, folder):
