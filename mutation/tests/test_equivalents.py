@@ -66,8 +66,8 @@ class TestFile:
             listed(text)
 
     def test_the_project_lists_nothing_stale(self):
-        settings = Settings.read(FOLDER / "mutation.toml", ROOT)
-        mutants = [each for file in settings.modules for each in mutants_of(ROOT, file)]
+        every = [Settings.read(FOLDER / name, ROOT) for name in ("mutation.toml", "spanner.toml")]
+        mutants = [each for settings in every for file in settings.modules for each in mutants_of(ROOT, file)]
         assert stale(read_equivalents(FOLDER / "equivalents.toml"), mutants) == []
 
 
