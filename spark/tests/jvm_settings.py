@@ -31,11 +31,16 @@ def environment():
 
 
 def _python():
-    """Return a program that runs Python, where some modules of Spark connect to the JVM first."""
+    """Return a program that runs Python with less work, and lets streams connect to the JVM first.
+
+    Spark puts an archive of PySpark first on the path, from which each process compiles modules again. The
+    same modules are in the packages of this Python.
+    """
     program, python = Path(sys.prefix, "bin", "spark-python"), shlex.quote(sys.executable)
     draft = program.with_name(f"{program.name}-{os.getpid()}")
     draft.write_text(
         "#!/bin/sh\n"
+        'export PYTHONPATH="${PYTHONPATH##*/pyspark.zip:}"\n'
         f'case "$2" in pyspark.sql.*streaming.*) exec {python} {shlex.quote(str(EARLY))} "$2" ;; esac\n'
         f'exec {python} "$@"\n'
     )

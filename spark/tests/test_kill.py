@@ -52,7 +52,7 @@ def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, 
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
     dice = random.Random(seed)
     queries = start_queries(list(databases("killed", "embedded", *OTHERS)))
-    followed = source.options(maxRecordsPerTrigger="30", pollInterval="50 ms")
+    followed = source.options(maxRecordsPerTrigger="30")
     folder = queries.folder / "followed"
     further = int(os.environ.get("MULTICLOUDDB_KILLS", "5")) - len(MOMENTS)
     for number, moment in enumerate([*MOMENTS, *repeat(None, further)]):

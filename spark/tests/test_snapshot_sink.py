@@ -1,6 +1,6 @@
 """Runs random snapshots through the Delta sink: the table must equal the source, despite kills and expiry.
 
-Each run plans and reads micro-batches as Spark does, and keeps Spark's checkpoint in a folder. The process
+Each run plans and reads micro-batches as Spark does, and stores Spark's checkpoint in a folder. The process
 dies before or after any commit of the table, and between the commit of the table and the update of the
 checkpoint.
 """

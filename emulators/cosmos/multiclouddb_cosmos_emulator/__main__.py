@@ -20,9 +20,13 @@ def _parser() -> argparse.ArgumentParser:
         description="A Cosmos DB account for azure-cosmos. Its data is lost when the process ends.",
     )
     parser.add_argument("--host", default="localhost", help="the host to listen on (default: localhost)")
-    parser.add_argument("--port", type=int, default=8081, help="the port, 0 for a free one (default: 8081)")
     parser.add_argument(
-        "--key", default=WELL_KNOWN_KEY, help="base64 key (default: that of the vendor's emulators)"
+        "--port", type=int, default=8081, help="the port; 0 for any free port (default: 8081)"
+    )
+    parser.add_argument(
+        "--key",
+        default=WELL_KNOWN_KEY,
+        help="the account key in base64 (default: the key of the vendor's emulators)",
     )
     parser.add_argument("--https", action="store_true", help="use TLS with a new self-signed certificate")
     parser.add_argument(

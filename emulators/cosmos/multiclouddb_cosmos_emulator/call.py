@@ -47,7 +47,7 @@ class Call:
         intended = self.request.headers.get("x-ms-cosmos-intended-collection-rid")
         if intended not in (None, container.rid):
             raise bad_request(
-                f"Collection rid {intended} in the request is not {container.rid}, that of the container.",
+                f"Collection rid {intended} in the request is not {container.rid}, the id of the container.",
                 1024,
             )
         return container

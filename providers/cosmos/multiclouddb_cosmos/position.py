@@ -1,7 +1,7 @@
 """Defines positions in a range, and their form in a token. The functions are pure.
 
     [lsn]                     everything up to this logical sequence number was read
-    [lsn, seconds]            the same, and no change after it is older than this time
+    [lsn, seconds]            the same, with a lower limit on the times of later changes
     [lsn, seconds, inner]     within one LSN: everything in it up to `inner` was read
 
 Several changes may have the same LSN, and the service does not order them. The library orders them by

@@ -1,4 +1,4 @@
-"""Runs random histories with all faults at once: exactly the changes arrive, in order for each key."""
+"""Runs random histories with all faults at once: only the written changes arrive, in order for each key."""
 
 import random
 from collections import defaultdict

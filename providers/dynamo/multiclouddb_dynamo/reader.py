@@ -275,7 +275,7 @@ class DynamoReader(Reader):
         return self._batch(records, begin, nbytes)
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
-        """Return the records and the position before them.
+        """Return records and the position before the first of them.
 
         After the iterator of `Now` has expired, remove older records.
         """

@@ -227,7 +227,7 @@ class TestListing:
         assert world.journal.count(LISTING) == TRIES
 
     def test_a_page_is_not_asked_for_at_once_when_the_service_wants_a_pause(self, world):
-        """The engine waits before it tries again."""
+        """If the service wants a pause, the engine waits before it tries again."""
         _, feed = world.feed()
         call = feed.for_one_call()
         world.troubles.fail(LISTING, REFUSAL, every=2, retry_after=0.5)

@@ -78,12 +78,12 @@ class Row(error_table.Row):
 
 AUTHENTICATION: Final = Row(
     ErrorCategory.AUTHENTICATION_FAILED,
-    "the server does not accept who we are; check the user, the password, authSource and authMechanism "
+    "the server refuses the login; check the user, the password, authSource and authMechanism "
     "of the connection",
 )
 _AUTHORIZATION: Final = Row(
     ErrorCategory.AUTHORIZATION_FAILED,
-    f"the user may not do that; grant it the roles of {_PAGE}",
+    f"the user has no permission for this; grant the user the roles of {_PAGE}",
     # The server's text quotes the command, with its resume token.
     confidential=True,
 )
@@ -98,7 +98,7 @@ _CURSOR: Final = Row(
 )
 OUT_OF_TIME: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,
-    "the server ran out of the time that the call had; try again with a longer timeout",
+    "the time of the call was not enough for the server; try again with a longer timeout",
 )
 THROTTLED: Final = Row(
     ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later"
@@ -210,6 +210,6 @@ CODES: Final[Mapping[int, Row]] = {
     ),
     **dict.fromkeys(
         (11000, 11001, 12582),
-        Row(ErrorCategory.CONFLICT, "a unique index has this key already", confidential=True),
+        Row(ErrorCategory.CONFLICT, "a unique index already contains this key", confidential=True),
     ),
 }

@@ -261,7 +261,9 @@ class Commands:
         if not isinstance(name, str) or not name:
             problem = "is empty" if isinstance(name, str) else f"is a {type(name).__name__}"
             raise invalid_request(
-                "database", problem, 'pass its name, "admin" for commands of the deployment'
+                "database",
+                problem,
+                'pass the name of a database; for commands of the deployment, pass "admin"',
             )
         return self._client.get_database(name, codec_options=self._codec)
 

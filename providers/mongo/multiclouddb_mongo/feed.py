@@ -74,7 +74,9 @@ __all__ = ["MongoFeed"]
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
-_FOLLOW: Final = 'continue with whatever has its name next by MongoOptions(after_invalidate="follow")'
+_FOLLOW: Final = (
+    'pass MongoOptions(after_invalidate="follow") to continue with the next collection of this name'
+)
 # The server reads the clock for a change's timestamp after the clock for its order. If a new second begins in
 # between, the timestamp of a change is later than its place in the order.
 _STAMPED_LATER_SECONDS: Final = 0.1

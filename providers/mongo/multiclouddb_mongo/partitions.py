@@ -35,8 +35,8 @@ _IMAGES: Final = (
 
 _SERVERS_OWN: Final = ("admin", "config", "local")
 _OTHERWISE: Final = {
-    "view": "name the collection that the view reads (viewOn), where that is no view",
-    "timeseries": "nor has what MongoDB keeps it in: write to an ordinary collection as well, and name that",
+    "view": "name the collection that the view reads (viewOn)",
+    "timeseries": "also write to an ordinary collection, and name that collection",
 }
 
 

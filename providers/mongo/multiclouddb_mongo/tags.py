@@ -67,7 +67,7 @@ def _pair(inner: Any, first: type, second: type) -> Any:
 
 def _matching(pattern: re.Pattern[str], inner: Any) -> str:
     if type(inner) is not str or pattern.fullmatch(inner) is None:
-        raise ValueError("not its hex digits")
+        raise ValueError("not a text of hexadecimal digits")
     return inner
 
 

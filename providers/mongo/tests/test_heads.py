@@ -278,7 +278,7 @@ class TestHead:
         assert world.heads(cursor) == expected
 
     def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
-        """The last change is the head if the member that was asked for the end does not have it yet."""
+        """A change is the head if the member that was asked for the end has not replicated it yet."""
         world = make()
         cursor = world.start()
         before = world.feed._source.now()

@@ -1,4 +1,4 @@
-"""Tests that Spark reads a collection during writes: each change comes once, and the sink equals it."""
+"""Tests that Spark reads a collection during writes. Each change comes once."""
 
 import random
 import threading

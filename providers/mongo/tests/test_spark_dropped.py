@@ -25,7 +25,7 @@ def test_last_changes_of_a_dropped_collection_come_and_then_its_end(
     written.drop()
     expected = [('{"_id":0}', "CREATE"), ('{"_id":1}', "CREATE"), ('{"_id":0}', "DELETE")]
     for _ in range(2):
-        with pytest.raises(StreamingQueryException, match="all its changes are delivered") as caught:
+        with pytest.raises(StreamingQueryException, match="all its changes were delivered") as caught:
             run(spark, one, here, tmp_path, **bound)
         assert error_from_query(caught.value) == ErrorCategory.NOT_FOUND
         assert rows(spark, tmp_path) == expected

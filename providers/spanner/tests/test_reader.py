@@ -45,7 +45,7 @@ def logs(draw):
 class TestEveryPlace:
     @given(logs(), st.integers(1, 5), st.integers(1, 4), st.lists(st.integers(0, 3)), st.booleans())
     def test_a_new_process_at_any_place_goes_on_exactly_there(self, records, most, message, taken, ends):
-        """Each run fetches once or twice, delivers a part of the records, and ends."""
+        """A new process continues at the exact position. Each run delivers a part of the records and ends."""
         stream = FakeStream(records, ends=62 if ends else None, message=message)
         stream.client.time = 70
         cursor, seen = BEGIN, []

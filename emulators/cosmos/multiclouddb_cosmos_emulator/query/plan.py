@@ -119,5 +119,5 @@ def _partial(select: Select) -> str:
         elif isinstance(node, Function) and node.name in _KINDS:
             parts.append(f'{{"item": {column.text}}}')
         else:
-            raise bad_request("Over several partitions, a query can only select the aggregate alone.")
+            raise bad_request("Over several partitions, a query can select only the aggregate itself.")
     return f"[{', '.join(parts)}]"

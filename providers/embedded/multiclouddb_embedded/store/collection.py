@@ -95,7 +95,8 @@ class Collection:
         if names != wanted:
             raise invalid_request(
                 "key",
-                f"has the partition key ({', '.join(names)}), {self.name!r} has ({', '.join(wanted)})",
+                f"has the partition key ({', '.join(names)}), but {self.name!r} is partitioned by "
+                f"({', '.join(wanted)})",
                 "begin the key with those components, in that order, and give partition_components to match",
             )
 
