@@ -78,7 +78,7 @@ def kill_executors(queries):
 
 
 def test_local_cluster_loses_executors_in_a_task(databases, start_queries):
-    queries = start_queries(list(databases("local", *DATABASES)), master="local-cluster[2,4,1024]")
+    queries = start_queries(list(databases("local", *DATABASES)), master="local-cluster[2,2,1024]")
     queries.start("task")
     queries.write()
     kill_executors(queries)
@@ -98,7 +98,7 @@ def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
     feeds = list(databases("standalone", *DATABASES))  # workers pass their environment to executors
     processes(log, str(SPARK_CLASS), f"{deploy}.master.Master", *place, "--port", str(port))
     wait_until(lambda: "I have been elected leader" in log.read_text(), seconds=SECONDS)
-    room = ["--cores", "4", "--memory", "600m", "--work-dir", str(tmp_path / "work")]
+    room = ["--cores", "2", "--memory", "600m", "--work-dir", str(tmp_path / "work")]
     workers = [
         processes(log, str(SPARK_CLASS), f"{deploy}.worker.Worker", *place, *room, master) for _ in range(2)
     ]
