@@ -1,7 +1,12 @@
 """Tests that Spark reads a container during writes, and that the sink equals the source in the end."""
 
+import os
 import random
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 from azure.cosmos.exceptions import CosmosResourceNotFoundError
@@ -88,6 +93,45 @@ def test_a_snapshot_is_followed_by_the_changes(spark, world, tmp_path):
     write(world, 60, 1)
     run(spark, world, tmp_path, startingPosition="snapshot")
     assert {row.backfilled for row in check(spark, world, tmp_path)} == {True, False}
+
+
+LIFE = """
+import sys
+from pyspark_multiclouddb import local_session
+url, database, collection, folder = sys.argv[1:]
+spark = local_session("killed", **{"spark.master": "local[2]"})
+query = (
+    spark.readStream.format("multiclouddb")
+    .options(url=url, database=database, collection=collection, maxRecordsPerTrigger="20",
+             startingPosition="now").load()
+    .writeStream.format("parquet").option("path", folder + "/rows")
+    .option("checkpointLocation", folder + "/checkpoint").start()
+)
+query.awaitTermination()
+"""
+
+
+def test_the_next_query_finishes_the_work_of_a_query_that_was_killed(spark, world, tmp_path):
+    run(spark, world, tmp_path)
+    write(world, 100)
+    options = options_of(world)
+    command = [sys.executable, "-c", LIFE, *(options[name] for name in ("url", "database", "collection"))]
+    life = subprocess.Popen(
+        [*command, str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 120
+    while len(list((tmp_path / "rows").glob("*.parquet"))) < 2:
+        assert time.monotonic() < until
+        assert life.poll() is None
+        time.sleep(0.05)
+    os.killpg(life.pid, signal.SIGKILL)
+    life.wait()
+    write(world, 30, 2)
+    run(spark, world, tmp_path)
+    check(spark, world, tmp_path)
 
 
 def test_a_batch_that_was_not_done_comes_again_with_the_same_rows(spark, world, tmp_path):
