@@ -1,14 +1,12 @@
-"""Runs the suite's tests of loss and of sharing on Google's emulator, where partitions live for 20 to 40
-seconds by default. test_us8_hasty.py runs all reading tests on partitions that live for 3 to 6 seconds.
-"""
+"""Runs the suite's reading tests on Google's emulator, where partitions live for 20 to 40 seconds."""
 
 import pytest
 
 from .harness import RestlessHarness
 from .servers.emulator import RESTLESS
-from .suite import TestLoss, TestSharing
+from .suite import TestBeginning, TestCheckpoint, TestLoss, TestNow, TestSharing, TestWatermark
 
-__all__ = ["TestLoss", "TestSharing"]
+__all__ = ["TestBeginning", "TestCheckpoint", "TestLoss", "TestNow", "TestSharing", "TestWatermark"]
 
 pytestmark = pytest.mark.emulator(*RESTLESS)
 
