@@ -37,8 +37,8 @@ _HOW: Final = """## How it is measured
   side can be faster by reading less.
 - The garbage collector is on, as in an application. Before each run the garbage of the other side is
   collected.
-- Peak memory is measured once, in one fresh process per side. For tokens, the goal is a number of bytes, and
-  there is no baseline.
+- Peak memory is measured once, in one fresh process per side. For tokens, the goal is a
+  size in bytes, not a comparison.
 
 Absolute figures are valid only for one machine. Rely on the ratios, and measure absolute figures on your
 machine.

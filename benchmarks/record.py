@@ -73,7 +73,7 @@ class Record:
         return attrs.evolve(self, results={name: results[name] for name in names if name in results})
 
     def check(self, now: str) -> None:
-        """Check that the rows of a run in this setting may be combined with the recorded rows.
+        """Check that a run with this setting can be added to the recorded rows.
 
         Raises:
             SettingError: Raised if the rows and the record come from different settings.

@@ -98,8 +98,8 @@ what](databases.md) shows the databases side by side.
 
 *As cosmos* is the embedded store opened with `?profile=cosmos`. It refuses the same requests as Cosmos DB.
 Its notes say what the service can do, and what to use on a laptop instead. The table shows a profile only if
-the provider of the service is not installed; the notes below always show both. The last three capabilities
-exist on MongoDB itself, but not on the embedded store.
+the provider of the service is not installed. The notes below always show both the provider and the profile.
+The last three capabilities exist on MongoDB itself, but not on the embedded store.
 
 {matrix}
 

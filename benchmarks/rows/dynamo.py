@@ -335,7 +335,7 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
         "stream has 5,000 shards, listed in 50 pages, and the service allows ten calls a second. "
         "The reader asks for the children of one parent. A single child may be one half of a split,"
         " so the reader looks for the other half for one second. Only the start reads the list. At "
-        "`Now` it reads the list twice, so that it misses no shard that ends meanwhile. The goal "
+        "`Now` it reads the list twice, so that it finds a shard that ends in the meantime. The goal "
         "allows four calls: one search, two more searches in that second, and one in reserve."
     ),
     against="",

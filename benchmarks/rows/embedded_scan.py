@@ -154,7 +154,7 @@ def _lag(path: Path) -> Done:
 
 @row(
     "snapshot-lag",
-    title="Changes during an interleaved scan, lag",
+    title="Lag of changes during an interleaved scan",
     unit="ms",
     goal=100.0,
     at_most=True,

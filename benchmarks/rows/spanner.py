@@ -37,7 +37,7 @@ _WAIT: Final = 5.0
 _PAUSE: Final = 0.3
 _PARALLEL: Final = 8
 _READ: Final = (
-    "from Google's emulator, with churning off. A row has nine columns, which are about 300 bytes "
+    "from Google's emulator, with churn turned off. A row has nine columns, which are about 300 bytes "
     "of JSON. On both sides the client runs on one core and the emulator on another. Both sides "
     "connect, resume before the first change, and stop after the last change."
 )

@@ -145,4 +145,4 @@ class TestWords:
         assert re.search(r"`cursor_type` has to match .* the behaviour is \*\*undefined\*\*", text())
 
     def test_rc_28_the_page_says_that_two_timeouts_are_refused(self):
-        assert "`timeout_ms` together with `max_time_ms` is not supported and refused" in text()
+        assert "A command with both `timeout_ms` and `max_time_ms` is refused" in text()

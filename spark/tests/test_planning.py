@@ -1,6 +1,6 @@
 """Tests planning with random changes to a partitioned log.
 
-The log is planned in steps, and the ranges are read again later, as micro-batches do.
+As with micro-batches, the log is planned in steps, and the planned ranges are read later.
 """
 
 import random

@@ -47,7 +47,7 @@ def hash_v2(values: Sequence[Json]) -> str:
 
 
 def hash_hierarchy(values: Sequence[Json]) -> str:
-    """Hash a key of kind `MultiHash`, to 32 digits for each level."""
+    """Hash a key of kind `MultiHash` into 32 digits per level."""
     return "".join(_hashed(_encoded(value, b"\xff")) for value in values)
 
 

@@ -95,7 +95,7 @@ class DataChange:
         return [told], [], []
 
     def value(self) -> Value:
-        """Return the row in GoogleSQL. The row is built only once."""
+        """Return the row as a value of GoogleSQL. The row is built only once."""
         if self._value is None:
             self._value = _row(self)
         return self._value
@@ -139,7 +139,7 @@ class Heartbeat:
         return [], [[to_text(self.moment)]], []
 
     def value(self) -> Value:
-        """Return the row in GoogleSQL."""
+        """Return the row as a value of GoogleSQL."""
         return _row(self)
 
     def text(self) -> str:
@@ -167,7 +167,7 @@ class Children:
         return [], [], [[to_text(self.start), f"{self.sequence:08d}", children]]
 
     def value(self) -> Value:
-        """Return the row in GoogleSQL."""
+        """Return the row as a value of GoogleSQL."""
         return _row(self)
 
     def text(self) -> str:

@@ -52,7 +52,10 @@ class EmbeddedProvider(Provider):
         )
 
     def capabilities(self) -> CapabilitySet:
-        """Return all capabilities except wider scopes and commands, limited by the profile."""
+        """Return the capabilities that the profile allows.
+
+        Commands and scopes wider than a collection are never among them.
+        """
         return self._store.profile.capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
@@ -94,7 +97,10 @@ class EmbeddedPlugin(ProviderPlugin):
         self._profile = profile
 
     def capabilities(self) -> CapabilitySet:
-        """Return all capabilities except wider scopes and commands, limited by the profile."""
+        """Return the capabilities that the profile allows.
+
+        Commands and scopes wider than a collection are never among them.
+        """
         return self._profile.capabilities
 
     def check(self, config: ClientConfig) -> None:

@@ -84,7 +84,7 @@ class SegmentReader(Reader):
         )
 
     def cancel(self) -> None:
-        """Close the cursor that a running fetch reads. The server immediately stops its work on an answer."""
+        """Close the cursor that a running fetch is reading. The server immediately stops its work."""
         self.halt()
         self._close_cursor()
 

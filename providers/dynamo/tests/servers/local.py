@@ -27,7 +27,9 @@ JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class LocalDynamo(Server):
-    """A DynamoDB Local with one database for all keys and regions. It ends with this process at the latest.
+    """A process of DynamoDB Local with one database for all access keys and regions.
+
+    It ends with the test process at the latest.
 
     `rollover` and `dilate_time` act on every table, so a test that uses them starts its own server, which
     takes about a second.
