@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark_multiclouddb import ensure_java
@@ -21,7 +22,7 @@ PROGRAM = Path(__file__).with_name("training.py")
 # Each test runs Spark for seconds only: a compiler and a garbage collector that are quick to start save more
 # than they cost.
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-SECONDS = 300
+SECONDS = 200
 
 
 def environment():
@@ -61,10 +62,7 @@ def _java_options(python):
     version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     digest = hashlib.sha256(f"{pyspark.__file__} {pyspark.__version__} {version}".encode()).hexdigest()
     archive = Path(sys.prefix, f"spark-classes-{digest[:16]}.jsa")
-    try:
-        _make_once(archive, python)
-    except subprocess.SubprocessError:  # it works without, and another process tries again
-        return OPTIONS
+    _make_once(archive, python)
     # A JVM that the archive is not for would say so on its standard output.
     return f"{OPTIONS} -XX:SharedArchiveFile={archive} -Xlog:disable"
 
@@ -80,13 +78,15 @@ def _make_once(archive, python):
         with tempfile.TemporaryDirectory(**place) as folder:
             draft = Path(folder, archive.name)
             options = f"{OPTIONS} -XX:ArchiveClassesAtExit={draft} -Xlog:disable"
-            subprocess.run(
-                [sys.executable, str(PROGRAM), folder],
-                env={**os.environ, "PYSPARK_PYTHON": python, "SPARK_SUBMIT_OPTS": options},
-                capture_output=True,
-                timeout=SECONDS,
-                check=True,
-            )
-            # Some Javas cannot make one. An empty archive is ignored, and is not made again.
+            with suppress(subprocess.SubprocessError):
+                subprocess.run(
+                    [sys.executable, str(PROGRAM), folder],
+                    env={**os.environ, "PYSPARK_PYTHON": python, "SPARK_SUBMIT_OPTS": options},
+                    capture_output=True,
+                    timeout=SECONDS,
+                    check=True,
+                )
+            # Some Javas cannot make an archive, and some machines are too slow. Then the archive is empty.
+            # The JVM ignores it, and no process makes it again.
             draft.touch()
             draft.rename(archive)
