@@ -128,7 +128,7 @@ def _temporary_folder() -> Path:
 
 def _ways_out(trouble: str) -> str:
     found = _java_of_spark()
-    java = f"{found} does not work as a Java" if found else "neither JAVA_HOME nor PATH has one"
+    java = f"{found} is another version or does not start" if found else "neither JAVA_HOME nor PATH has one"
     newest = _newest()
     versions = f"{OLDEST_JAVA} or newer" if newest is None else f"{OLDEST_JAVA} to {newest}"
     return (
