@@ -102,7 +102,7 @@ def test_recreated_resource_is_refused():
     offset.check_incarnation(opened)
     opened.renew()
     sim.recreate()
-    with pytest.raises(MulticloudDbError, match=r"earlier sim/items .* recreated .* checkpointLocation"):
+    with pytest.raises(MulticloudDbError, match=r"earlier sim/items, .* recreated .* checkpointLocation"):
         offset.check_incarnation(opened)
 
 
