@@ -273,9 +273,10 @@ class ChangeFeedIterator:
         """Wait, and report an outage during the wait; return False if `stop` was called."""
         assert self._outage is not None
         while (step := self._outage.until_next()) < due - self._timer.now():
-            if not self._timer.wait(step):
+            # A wait may end a moment too early, and the rest may be too short for the clock to notice.
+            if not self._timer.wait(max(step, 0.001)):
                 return False
-            self._outage.waits(lambda: None)
+            self._outage.pauses()
         return self._timer.wait(due - self._timer.now())
 
     def _read(self, schedule: PollSchedule) -> ChangeFeedPage | None:

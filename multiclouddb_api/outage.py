@@ -26,7 +26,7 @@ class Outage:
 
     A read that fails is reported at once. While a read is running, the engine reports that it is still
     waiting (`still_waiting`). A failed attempt is then reported after half a second, and a missing answer
-    after a second.
+    after 1.6 seconds.
 
     Args:
         address: The collection that is read.
@@ -80,6 +80,11 @@ class Outage:
         now = self._now()
         if self._is_due(now, reason):
             self._report(now, reason)
+
+    def pauses(self) -> None:
+        """Record that the iterator is still waiting before it reads again."""
+        if self.until_next() <= 0:
+            self._report(self._now(), self._reason or _SILENCE)
 
     def ended(self) -> None:
         """Record that a read has returned a page."""

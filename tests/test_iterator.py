@@ -671,6 +671,26 @@ class TestOutage:
         list(changes)
         assert min(changes._timer.waits[7:]) < 15 < max(changes._timer.waits[7:])
 
+    @pytest.mark.parametrize(("began", "most"), [(1000.0, 29.9), (1e9 + 0.1, 10 / 3), (1000.0, 30.0)])
+    def test_reports_of_an_outage_need_one_wait_each(self, monkeypatch, began, most):
+        """A read may fail shortly before the next report is due, and seconds are rounded."""
+        monkeypatch.setattr("random.uniform", lambda low, high: min(high, most))
+        service = Service({"P": [1]})
+        service.faults = [throttled() for _ in range(100)]
+        changes = iterator(service, until_idle=True, max_outage_seconds=10_000)
+        timer, waits = changes._timer, []
+        timer.time = began
+
+        def wait(seconds):
+            waits.append(seconds)
+            timer.time += seconds
+            assert len(waits) < 400
+            return True
+
+        timer.wait = wait
+        list(changes)
+        assert sum(waits) > 300
+
     def test_raises_the_last_error_when_it_lasts_too_long(self, monkeypatch):
         monkeypatch.setattr("random.uniform", lambda low, high: high)
         service = Service({"P": [1]})
