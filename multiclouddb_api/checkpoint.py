@@ -52,8 +52,8 @@ class CheckpointStore(Protocol):
 
         Raises:
             MulticloudDbError: Raised if the checkpoint exists but cannot be used. In that case an
-            implementation must not return None, because the reader would then silently start from the
-            beginning.
+                implementation must not return None, because the reader would then silently start from the
+                beginning.
         """
         ...
 
@@ -66,14 +66,14 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
             token: The token to keep.
             expected: The version that `load` or the last `save` returned; None means that no checkpoint with
-            this name may exist yet.
+                this name may exist yet.
 
         Returns:
             The saved checkpoint with its new version.
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker that uses the same name has changed the
-            checkpoint.
+                checkpoint.
         """
         ...
 
@@ -86,7 +86,7 @@ class FileCheckpointStore:
 
     Args:
         directory: The folder that contains the files; the first `save` creates it. A relative path is
-        resolved when the store is built, so a later change of the working directory has no effect.
+            resolved when the store is built, so a later change of the working directory has no effect.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -112,9 +112,8 @@ class FileCheckpointStore:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the file is damaged, contains the checkpoint of another
-            name, or has a newer format version; `PERMANENT_FAILURE` if the file cannot be read. The message
-            names the
-                file.
+                name, or has a newer format version; `PERMANENT_FAILURE` if the file cannot be read. The
+                message names the file.
         """
         path = self.path(name)
         try:
@@ -132,11 +131,11 @@ class FileCheckpointStore:
             name: The name of the checkpoint.
             token: The token to keep.
             expected: The version that `load` or the last `save` returned; None means that no checkpoint with
-            this name may exist yet.
+                this name may exist yet.
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint; the same errors as
-            `load` if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write.
+                `load` if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write.
         """
         path = self.path(name)
         check_type("token", token, str)

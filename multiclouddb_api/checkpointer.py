@@ -46,7 +46,7 @@ class Checkpointer:
         Args:
             token: The new position.
             at_once: True to save the token immediately, False if the save may wait until the interval has
-            passed.
+                passed.
         """
         self._pending = None if token == self._saved else token
         # The first token is saved at once, because a start position such as `Now` is durable only as a token.

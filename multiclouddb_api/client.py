@@ -66,14 +66,14 @@ def connect(
         source: A URL (`"embedded:///data/store.db"`), the path of a TOML file
             (`ClientConfig.from_toml`), or a configuration.
         native_client: A vendor client that the application has already created. The library uses the vendor
-        client as it is, and never reconfigures or closes it. The library tries each call only once, because
-        the vendor client has its own retries.
+            client as it is, and never reconfigures or closes it. The library tries each call only once,
+            because the vendor client has its own retries.
         observer: Receives notifications of internal events, for metrics.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an unknown provider, for a missing extra (the message
-        contains the command to install it), or for an option that is unknown or has a value of the wrong
-        type.
+            contains the command to install it), or for an option that is unknown or has a value of the wrong
+            type.
 
     Examples:
         >>> with connect("embedded:///tmp/store.db") as client:
@@ -174,7 +174,7 @@ class MulticloudDbClient:
 
         Raises:
             MulticloudDbError: An error with a category; see `ErrorCategory`. The token in the request remains
-            valid.
+                valid.
 
         Portability:
             If the database does not support a request, the error is `UNSUPPORTED_CAPABILITY` and its message

@@ -67,7 +67,7 @@ def register_type(tag: str, cls: type, encode: _Encoder, decode: _Decoder) -> No
         cls: The exact Python class to encode; its subclasses are not included.
         encode: A function that converts a value to a JSON value, without side effects.
         decode: A function that converts a JSON value back to an equal value, and raises `ValueError` for any
-        other input.
+            other input.
     """
     _encoders[cls] = (tag, encode)
     _decoders[tag] = decode
@@ -169,7 +169,7 @@ def encode_json(value: Any) -> bytes:
 
     Args:
         value: A value of a JSON type or a tagged type (bytes, datetime, decimal and so on); the types can be
-        nested in any way.
+            nested in any way.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a part of the value has no JSON form.

@@ -201,7 +201,7 @@ def check_type(field: str, value: object, *types: type) -> None:
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` with a message that names the field and the types, and says what
-        to do.
+            to do.
     """
     if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
         return
