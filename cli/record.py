@@ -89,7 +89,7 @@ def _fill(path: Path) -> None:
 
 
 def _run(command: str, folder: Path) -> str:
-    """Return what a terminal would show, and the exit code if it is not 0."""
+    """Return the text that a terminal would show, with the exit code if it is not 0."""
     words = shlex.split(command.replace("/data/", f"{folder}/"))[1:]
     ran = subprocess.run(
         [sys.executable, "-m", "multiclouddb_cli", *words],
@@ -116,7 +116,7 @@ def _transcript(folder: Path) -> str:
 
 
 def main() -> None:
-    """Write the transcript to the file in the argument."""
+    """Write the transcript to the file that the argument names."""
     if len(sys.argv) != 2:
         sys.exit("usage: python cli/record.py FILE")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""One Python API for the change feeds of several databases; applications import this package."""
+"""One Python API for the change feeds of several databases; this is the package that applications import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Small protocols that the client calls and the SPI implements.
+"""Defines small protocols: the client calls their methods, and the SPI implements them.
 
-These protocols are defined here so that applications need not import the engine. A package entry point tells
-the client which engine to load.
+These protocols are defined here so that applications do not have to import the engine. A package entry point
+tells the client which engine to load.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """End all running calls within a second and free all resources; idempotent."""
+        """End all running calls within a second and free all resources; may be called more than once."""
         ...
 
 
 class Plugin(Protocol):
-    """The object that a provider registers under the entry point `multiclouddb.providers`."""
+    """The object that a provider registers in the entry point group `multiclouddb.providers`."""
 
     provider_id: str
 

@@ -16,7 +16,7 @@ class Capability(Enum):
     """A feature that only some databases support. The most important capabilities come first."""
 
     CHANGE_FEED = "change_feed"
-    """Reads changes of a collection or a physical partition, starting now or at a token."""
+    """Supports reading the changes of a collection or a physical partition, starting now or from a token."""
     CHANGE_FEED_BEGINNING = "change_feed_beginning"
     """Supports reading a feed from `Beginning()`."""
     CHANGE_FEED_POINT_IN_TIME = "change_feed_point_in_time"
@@ -36,27 +36,28 @@ class Capability(Enum):
 
 
 class Support(Enum):
-    """How far a capability is supported."""
+    """The level of support for a capability."""
 
     NATIVE = "native"
     """The service supports it natively."""
     EMULATED = "emulated"
     """This library emulates it.
 
-    The capability is refused unless the caller gives the opt-in that the note names.
+    A request that needs the capability is refused unless the caller sets the option that the note names.
     """
     UNSUPPORTED = "unsupported"
-    """The capability is refused with `UNSUPPORTED_CAPABILITY`; the note says what to do instead."""
+    """A request that needs the capability raises `UNSUPPORTED_CAPABILITY`; the note says what to do
+    instead."""
 
 
 @attrs.frozen
 class CapabilityNote:
-    """States how far a capability is supported, with its limits and setup steps."""
+    """States the level of support for a capability, its limits and its setup steps."""
 
     support: Support = attrs.field(validator=is_a(Support))
     """Whether the capability is native, emulated or unsupported."""
     note: str = attrs.field(default="", validator=is_a(str))
-    """One line that states the precision, the setup step, the opt-in or the alternative."""
+    """One line that states the precision, the setup step, the option to set or the alternative."""
 
 
 def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:
@@ -69,10 +70,10 @@ def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, Capa
 
 @attrs.frozen
 class CapabilitySet:
-    """The capabilities of one provider, when its resources are provisioned as documented."""
+    """The capabilities of one provider, provided that its resources are set up as documented."""
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
-    """Maps each capability to the extent of its support. A capability that is missing from the map is
+    """Maps each capability to its level of support. A capability that is missing from the map is
     `UNSUPPORTED`."""
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
@@ -83,7 +84,7 @@ class CapabilitySet:
         return iter(Capability)
 
     def is_supported(self, capability: Capability) -> bool:
-        """Return whether the capability works, natively or with the opt-in that its note names.
+        """Return whether the capability works, either natively or with the option that its note names.
 
         Args:
             capability: The capability.

@@ -28,20 +28,20 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @attrs.frozen
 class Checkpoint:
-    """A continuation token as a checkpoint store keeps it."""
+    """A continuation token in the form in which a checkpoint store keeps it."""
 
     token: str = attrs.field(
         repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
     )
     """The `continuation_token` of a page or of a `ChangeFeedIterator`."""
     version: str = attrs.field(validator=[is_a(str), not_blank("pass what the store returned")])
-    """An opaque name that the store gives to this saved state; pass this name to the next `save`."""
+    """An opaque version that the store assigns to this saved state; pass it to the next `save`."""
 
 
 class CheckpointStore(Protocol):
-    """Keeps one checkpoint per name; implement it over a database to share work between machines.
+    """Keeps one checkpoint per name; to share work between machines, implement it with a database.
 
-    Methods may be called from several threads and processes.
+    The methods may be called from several threads and processes.
     """
 
     def load(self, name: str) -> Checkpoint | None:
@@ -51,28 +51,29 @@ class CheckpointStore(Protocol):
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: Raised if the checkpoint exists but cannot be used. An implementation must not
-                return None in that case, because the reader would silently start again.
+            MulticloudDbError: Raised if the checkpoint exists but cannot be used. In that case an
+                implementation must not return None, because the reader would then silently start from the
+                beginning.
         """
         ...
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if it still has the expected version.
+        """Replace the checkpoint if its version is still the expected version.
 
-        When the call returns, the new checkpoint is durable.
+        When the call returns, the new checkpoint has been stored durably.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that no checkpoint may
-                exist yet.
+            expected: The version that `load` or the last `save` returned; None means that no checkpoint with
+                this name may exist yet.
 
         Returns:
             The saved checkpoint with its new version.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if the checkpoint has changed, because another worker uses the same
-                name.
+            MulticloudDbError: `CONFLICT` if another worker that uses the same name has changed the
+                checkpoint.
         """
         ...
 
@@ -81,11 +82,11 @@ class FileCheckpointStore:
     """Keeps one file per checkpoint in a local directory.
 
     Each file is replaced atomically and flushed to disk. Several threads and processes may share the
-    directory. The files are readable by their owner only, because a token may hold the key of a document.
+    directory. Only the owner can read the files, because a token may contain the key of a document.
 
     Args:
-        directory: The folder of the files; the first `save` creates it. A relative path is resolved
-            immediately, so a later change of the working directory has no effect.
+        directory: The folder that contains the files; the first `save` creates it. A relative path is
+            resolved when the store is built, so a later change of the working directory has no effect.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -110,9 +111,9 @@ class FileCheckpointStore:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the file is damaged, belongs to another name or has a
-                newer format version; `PERMANENT_FAILURE` if the file cannot be read. The message names the
-                file.
+            MulticloudDbError: `INVALID_REQUEST` if the file is damaged, contains the checkpoint of another
+                name, or has a newer format version; `PERMANENT_FAILURE` if the file cannot be read. The
+                message names the file.
         """
         path = self.path(name)
         try:
@@ -124,17 +125,17 @@ class FileCheckpointStore:
         return _decode(path, name, text)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if it still has the expected version.
+        """Replace the checkpoint if its version is still the expected version.
 
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that no checkpoint may
-                exist yet.
+            expected: The version that `load` or the last `save` returned; None means that no checkpoint with
+                this name may exist yet.
 
         Raises:
-            MulticloudDbError: `CONFLICT` if another worker has written the checkpoint; the errors of `load`
-                if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write.
+            MulticloudDbError: `CONFLICT` if another worker has changed the checkpoint; the same errors as
+                `load` if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write.
         """
         path = self.path(name)
         check_type("token", token, str)
@@ -156,7 +157,7 @@ class FileCheckpointStore:
 
 
 def check_name(name: object) -> None:
-    """Refuse a checkpoint name that cannot be a file name; every store accepts the same names."""
+    """Refuse a checkpoint name that cannot be used as a file name; every store applies this rule."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid_request(
             "name",
@@ -175,7 +176,8 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Closing the file is not enough: a fork in the meantime may have given the child the same lock.
+            # Closing the file is not enough: if the process forked in the meantime, the child may hold the
+            # same lock.
             fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
@@ -186,7 +188,7 @@ def _replace(path: Path, draft: Path, text: bytes) -> None:
 
     After a crash at any point, either the old or the new file exists and is complete.
     """
-    # The lock is held, so an existing draft comes from a crash.
+    # This process holds the lock, so an existing draft was left by a crash.
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(text)
@@ -202,12 +204,12 @@ def make_folder(folder: Path) -> None:
         return
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    with suppress(PermissionError):  # A user who may write in a folder may not be allowed to open it.
+    with suppress(PermissionError):  # a user may be able to write in a folder but not to open it
         sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's list of entries to disk."""
+    """Flush the list of a folder's entries to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -216,7 +218,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def next_version(found: Checkpoint | None) -> str:
-    """Return the next version: a count for people, and a nonce so that a recreated file never matches."""
+    """Return the next version: a readable count, and a nonce that differs if the file is recreated."""
     count, _, _ = ("0" if found is None else found.version).partition("-")
     return f"{int(count) + 1 if count.isdecimal() else 1}-{os.urandom(4).hex()}"
 
@@ -263,7 +265,7 @@ def _decode(path: Path, name: str, text: bytes) -> Checkpoint:
 
 
 def unusable(path: Path, problem: str, way_out: str = "restore it from a backup") -> MulticloudDbError:
-    """Make the error for a file that contains no checkpoint or a damaged one."""
+    """Make the error for a file that contains no checkpoint or a damaged checkpoint."""
     return invalid_request(
         f"checkpoint file {path}",
         problem,
@@ -272,7 +274,7 @@ def unusable(path: Path, problem: str, way_out: str = "restore it from a backup"
 
 
 def newer(path: Path, version: int, known: int, distribution: str) -> MulticloudDbError:
-    """Make the error for a file that was written in a later format."""
+    """Make the error for a file whose format is newer than this version supports."""
     return invalid_request(
         f"checkpoint file {path}",
         f"has format version {version}, newer than {known}",
@@ -291,7 +293,7 @@ def broken(
         error: The reason.
         text: The operating system's error as text.
         code: The number or name of the operating system's error.
-        busy: True if the file fails only because another process has it open at present.
+        busy: True if the action fails only because another process currently has the file open.
     """
     advice = "try again" if busy else "fix the disk or the permissions and continue"
     return MulticloudDbError(

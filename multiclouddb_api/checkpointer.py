@@ -10,7 +10,7 @@ __all__ = ["Checkpointer"]
 
 
 class Checkpointer:
-    """Saves the tokens of events that the caller has handled; without a store, nothing is saved.
+    """Saves the tokens of pages that the caller has handled; if there is no store, nothing is saved.
 
     Args:
         store: The store for the tokens, or None to save nothing.
@@ -45,10 +45,11 @@ class Checkpointer:
 
         Args:
             token: The new position.
-            at_once: True to save the token immediately, False if the save may wait for the interval.
+            at_once: True to save the token immediately, False if the save may wait until the interval has
+                passed.
         """
         self._pending = None if token == self._saved else token
-        # The first token is saved at once, because a start like `Now` is durable only as a token.
+        # The first token is saved at once, because a start position such as `Now` is durable only as a token.
         if at_once or self._saved is None or self._timer.now() - self._saved_at >= self._interval:
             self.flush()
 
@@ -70,9 +71,9 @@ class Checkpointer:
         self._saved_at = self._timer.now()
 
     def _settle(self, store: CheckpointStore) -> None:
-        """Find out whether a save that raised an error has succeeded.
+        """Find out whether a save succeeded although it raised an error.
 
-        If the save has succeeded, the stored version is the one written here.
+        If it succeeded, remember the version that is now stored.
         """
         if self._attempted is None:
             return

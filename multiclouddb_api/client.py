@@ -42,7 +42,7 @@ _DEFAULTS = OperationOptions()
 
 
 _clients: weakref.WeakSet[MulticloudDbClient] = weakref.WeakSet()
-# Kept for ever, because closing or garbage-collecting a backend could use the parent's connections.
+# Backends are kept for ever, because closing or garbage-collecting one could use the parent's connections.
 _inherited: list[Backend] = []
 
 
@@ -65,14 +65,15 @@ def connect(
     Args:
         source: A URL (`"embedded:///data/store.db"`), the path of a TOML file
             (`ClientConfig.from_toml`), or a configuration.
-        native_client: The vendor client that the application has already made. The library uses the vendor
-            client as it is, and never reconfigures or closes it. Each call is tried once, because the
-            vendor's client has its own retries.
+        native_client: A vendor client that the application has already created. The library uses the vendor
+            client as it is, and never reconfigures or closes it. The library tries each call only once,
+            because the vendor client has its own retries.
         observer: Receives notifications of internal events, for metrics.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, a missing extra (the message contains
-            the command to install it), or an unknown or wrongly typed option.
+        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, for a missing extra (the message
+            contains the command to install it), or for an option that is unknown or has a value of the wrong
+            type.
 
     Examples:
         >>> with connect("embedded:///tmp/store.db") as client:
@@ -120,9 +121,10 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 class MulticloudDbClient:
     """A client of one database.
 
-    Use it as a context manager, from any number of threads. After a fork, the child process opens its own
-    connections. If the client was given the application's `native_client`, the child refuses calls instead.
-    Two processes never share a connection. A client cannot be pickled, but its `config` can.
+    Use the client as a context manager. Any number of threads may share it. After a fork, the child process
+    opens its own connections. If the client uses a `native_client` of the application, calls in the child
+    process are refused instead. Two processes never share a connection. A client cannot be pickled, but its
+    `config` can.
 
     Args:
         config: Names the provider and how to reach it.
@@ -165,20 +167,20 @@ class MulticloudDbClient:
 
         Args:
             request: The request.
-            options: Time limits; by default a call takes at most 30 seconds and does not wait for events.
+            options: Time limits; by default, a call takes at most 30 seconds and does not wait for events.
 
         Returns:
-            A page, possibly empty. The page's token is the position to continue from.
+            A page, which may be empty. The page's token is the position to continue from.
 
         Raises:
-            MulticloudDbError: An error with a category, see `ErrorCategory`. The token in the request stays
+            MulticloudDbError: An error with a category; see `ErrorCategory`. The token in the request remains
                 valid.
 
         Portability:
             If the database does not support a request, the error is `UNSUPPORTED_CAPABILITY` and its message
-            names the way out; see `capabilities`. `REQUIRE` needs the all-versions-and-deletes mode on Cosmos
-            DB, a stream with images on DynamoDB, and a change stream of full rows on Spanner. See warnings 1,
-            4 and 5 in docs/configuration.md.
+            names an alternative; see `capabilities`. `REQUIRE` needs the all-versions-and-deletes mode on
+            Cosmos DB, a stream with images on DynamoDB, and a change stream of full rows on Spanner. See
+            warnings 1, 4 and 5 in docs/configuration.md.
         """
         check_type("request", request, ChangeFeedRequest)
         return self._live("read_changes").read_changes(request, _limits(options))
@@ -186,7 +188,7 @@ class MulticloudDbClient:
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions | None = None
     ) -> tuple[str, ...]:
-        """Return the ids of the partitions that accept writes at present, for `PhysicalPartition`.
+        """Return the ids of the partitions that currently accept writes; pass an id to `PhysicalPartition`.
 
         Args:
             address: The address of the collection, table or container.
@@ -208,15 +210,16 @@ class MulticloudDbClient:
     ) -> tuple[tuple[str, str], ...]:
         """Resolve the start position once and return one token per partition.
 
-        An application uses these tokens to spread a feed over several processes. With `with_descendants`,
-        each process reads its `PhysicalPartition(partition_id, with_descendants=True)` from its token. The
-        same process then also reads the partition's descendants. Without `with_descendants`, each process
-        reads `PhysicalPartition(partition_id)`, and later the child partitions that a page names. If
-        partitions merge, each parent names the common child. Read that child only once, after all of its
-        parents.
+        An application uses these tokens to distribute a feed over several processes. With `with_descendants`,
+        each process reads `PhysicalPartition(partition_id, with_descendants=True)` from the token of its
+        partition. The same process then also reads the partition's descendants. Without `with_descendants`,
+        each process reads `PhysicalPartition(partition_id)`, and later the child partitions that a page
+        names. If partitions merge, each parent names the common child. Read that child only once, after all
+        of its parents.
 
-        `Snapshot(SnapshotOrder.INTERLEAVED)` gives one more token for each segment of its scan. A segment is
-        read like a partition: it has its own `SnapshotStarted` and `BackfillDone` notices, and then it ends.
+        With `Snapshot(SnapshotOrder.INTERLEAVED)`, the result also contains one token for each segment of the
+        scan. A segment is read like a partition: it has its own `SnapshotStarted` and `BackfillDone` notices,
+        and then it ends.
 
         Args:
             request: The start position and the modes; its scope must be the entire collection.
@@ -224,13 +227,14 @@ class MulticloudDbClient:
             with_descendants: True for tokens of `PhysicalPartition(…, with_descendants=True)`.
 
         Returns:
-            Pairs of partition id and continuation token. Partitions that wait for a parent are not included,
-            because reading the parent leads to them. A partition that has ended is included as long as the
-            service may still name more of its children, so read that partition too.
+            Pairs of partition id and continuation token. A partition whose parent has not been read to its
+            end is not included, because the reader of the parent continues with that partition. A partition
+            that has ended is included as long as the service may still name more of its children, so read
+            that partition too.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one
-            partition, so there is nothing to spread. See warnings 7, 11 and 22 in docs/configuration.md.
+            partition, so its feed cannot be distributed. See warnings 7, 11 and 22 in docs/configuration.md.
         """
         check_type("request", request, ChangeFeedRequest)
         check_type("with_descendants", with_descendants, bool)
@@ -240,16 +244,16 @@ class MulticloudDbClient:
     def iterate_changes(
         self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]
     ) -> ChangeFeedIterator:
-        """Read changes in a loop over `read_changes`; the arguments are the settings of `ChangeFeedIterator`.
+        """Return a `ChangeFeedIterator`, which calls `read_changes` in a loop.
 
         Args:
             request: The request.
-            **settings: See `ChangeFeedIterator`.
+            **settings: The settings of `ChangeFeedIterator`.
         """
         return ChangeFeedIterator(self, request, **settings)
 
     def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
-        """Run one of the service's own commands; the library neither changes nor retries the command.
+        """Run a native command of the service; the library neither changes nor retries the command.
 
         Args:
             database: The database in which to run the command.
@@ -275,13 +279,13 @@ class MulticloudDbClient:
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of this database when it is set up as documented, without any I/O."""
+        """Return, without any I/O, the capabilities that this database has if it is set up as documented."""
         return self._live("capabilities").capabilities()
 
     def close(self) -> None:
-        """Free all resources; calls in flight end within a second.
+        """Free all resources; calls that are still running end within a second.
 
-        Any thread may call this method, even more than once.
+        Any thread may call this method, and more than one call is allowed.
         """
         with self._lock:
             if self._closed:

@@ -1,4 +1,4 @@
-"""Defines one canonical JSON text for every value that a document or a key may contain.
+"""Defines one canonical JSON text for every value that a document or a key can contain.
 
 JSON's own types are written unchanged. A value of another type is written as an object with one key that
 starts with `$`, so that a round trip is exact:
@@ -37,7 +37,7 @@ from multiclouddb_api.validators import is_a
 __all__ = ["JsonValue", "Tagged", "canonical_json", "decode_json", "encode_json", "register_type"]
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
-"""The values that `json.loads` can return; cursors and tokens are kept in this form."""
+"""The values that `json.loads` can return; cursors and tokens are stored in this form."""
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _MAX_DEPTH: Final = 200
@@ -45,12 +45,12 @@ _MAX_DEPTH: Final = 200
 
 @attrs.frozen
 class Tagged:
-    """A value whose vendor-specific type no loaded provider knows."""
+    """A value of a vendor-specific type that no loaded provider has registered."""
 
     tag: str = attrs.field(validator=is_a(str))
     """The type's name without the `$`, for example `"mongo.objectid"`."""
     value: JsonValue = attrs.field(validator=is_a(bool, int, float, str, list, dict, type(None)))
-    """Its JSON form."""
+    """The value in its JSON form."""
 
 
 _Encoder: TypeAlias = Callable[[Any], JsonValue]
@@ -60,13 +60,13 @@ _decoders: dict[str, _Decoder] = {}
 
 
 def register_type(tag: str, cls: type, encode: _Encoder, decode: _Decoder) -> None:
-    """Register a vendor's type with the codec; for provider authors, called once when `mapping` is imported.
+    """Register a vendor's type with the codec; a provider's `mapping` module calls this once.
 
     Args:
         tag: `"<provider id>.<type>"`, written as `{"$<tag>": …}`.
         cls: The exact Python class to encode; its subclasses are not included.
         encode: A function that converts a value to a JSON value, without side effects.
-        decode: A function that converts a JSON value back to an equal value, and raises `ValueError` on any
+        decode: A function that converts a JSON value back to an equal value, and raises `ValueError` for any
             other input.
     """
     _encoders[cls] = (tag, encode)
@@ -116,7 +116,7 @@ def _encode(value: Any, depth: int) -> JsonValue:
 
 
 def _encode_rare(value: Any, depth: int) -> JsonValue:
-    """Encode the types that documents contain less often, including subclasses of the common types."""
+    """Encode a value of a less frequent type, or of a subclass of a frequent type."""
     if isinstance(value, datetime):
         return _encode_datetime(value)
     if isinstance(value, Decimal):
@@ -157,7 +157,8 @@ def _dumps(value: Any, option: int) -> bytes:
     try:
         return orjson.dumps(_encode(value, 0), option=option)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        # A lone surrogate, an int of thousands of digits, a time outside the years of UTC, deep nesting.
+        # A lone surrogate, an int with thousands of digits, a time outside the years that UTC supports, or
+        # deep nesting.
         raise invalid_request(
             "value", f"cannot be written as JSON ({error})", "use valid Unicode text"
         ) from error
@@ -167,8 +168,8 @@ def encode_json(value: Any) -> bytes:
     """Return the value as JSON text in UTF-8; object keys keep their order.
 
     Args:
-        value: A value of JSON's types, bytes, datetimes, decimals and the other tagged types, nested in any
-            way.
+        value: A value of a JSON type or a tagged type (bytes, datetime, decimal and so on); the types can be
+            nested in any way.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a part of the value has no JSON form.
@@ -177,12 +178,12 @@ def encode_json(value: Any) -> bytes:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Like `encode_json`, but with sorted object keys, so that equal values give equal text."""
+    """Like `encode_json`, but with sorted object keys, so that equal values have equal texts."""
     return _dumps(value, orjson.OPT_SORT_KEYS)
 
 
 def decode_json(text: bytes | str) -> Any:
-    """Return the value that was passed to `encode_json` or `canonical_json`.
+    """Return the value that `encode_json` or `canonical_json` has encoded.
 
     Args:
         text: The JSON, as text or as UTF-8 bytes.

@@ -1,4 +1,4 @@
-"""The configuration says how to reach a database; to switch databases, change only the configuration."""
+"""Defines how to reach a database; an application switches databases by changing only this configuration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 
 
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a value whose repr, and the repr of each text in it, shows no secret."""
+    """Return a copy of a value; neither its repr nor the repr of any text in it shows a secret."""
     found = to_dict("ClientConfig.connection", connection)
     return {
         name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
@@ -57,17 +57,17 @@ def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(init=False)
 class ClientConfig:
-    """Names the provider, the settings to reach the database, and the limits of the client.
+    """Contains the provider id, the settings for the connection, and the limits of the client.
 
-    A configuration can be pickled if the values in `connection` can be pickled; a client never can. The repr
-    of a configuration shows no secrets.
+    A configuration can be pickled if the values in `connection` can be pickled; a client cannot be pickled.
+    The repr of a configuration shows no secrets.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
     """The provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`."""
     connection: Mapping[str, Any] = attrs.field(factory=dict, repr=_redacted, hash=False)
     """The provider's own settings, as a mapping from name to value. Every provider accepts the setting
-    `url`, which contains the same URL that `connect` accepts."""
+    `url`, which contains a URL in the form that `connect` accepts."""
     max_buffered_bytes: int = attrs.field(
         default=_BUFFERED_BYTES,
         validator=[is_a(int), at_least(65536, "give at least 64 KiB, one small read")],
@@ -81,26 +81,26 @@ class ClientConfig:
     headroom_warning_seconds: float = attrs.field(
         default=_HEADROOM_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
     )
-    """`Observer.retention_headroom_low` is called if the headroom is below this value; one hour by
-    default."""
+    """`Observer.retention_headroom_low` is called if the service will keep a position for less than this
+    time; one hour by default."""
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How long to keep looking for more children of an ended partition, in seconds of running
-    time; ten minutes by default. This setting matters only for DynamoDB, which does not prove
-    that all children of a partition are known."""
+    """How long to keep looking for more children of an ended partition, in seconds during which the feed is
+    read; ten minutes by default. This setting matters only for DynamoDB, which cannot confirm that all
+    children of a partition are known."""
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How often a feed of a whole collection is compared with the service's list of partitions, in
-    seconds; every ten minutes by default. After a partition has ended, the feed waits only a tenth of
-    this time."""
+    """The time between two comparisons of a feed of a whole collection with the service's list of partitions,
+    in seconds; ten minutes by default. After a partition has ended, the feed waits only a tenth of this
+    time."""
     max_readers_per_partition: int = attrs.field(
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )
     """The number of partition readers that are kept open between calls; 64 by default. Each consumer of a
-    feed in this client needs one open reader. Without an open reader, the consumer opens a new reader,
-    and so a cursor at the service, for each page."""
+    feed in this client needs one open reader. Without it, the client opens a new reader for each page, and
+    with it a new cursor at the service."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ClientConfig:
 
     @classmethod
     def from_url(cls, url: str) -> ClientConfig:
-        """Make the configuration from a URL, for example `embedded:///data/store.db`.
+        """Build the configuration from a URL, for example `embedded:///data/store.db`.
 
         Args:
             url: The URL, in the form that docs/configuration.md shows for each provider.
@@ -146,8 +146,8 @@ class ClientConfig:
         """Read the configuration from a TOML file.
 
         Top-level keys are the fields of this class; the table `[connection]` holds the provider's own
-        settings. A value `{ env = "NAME" }` in that table is read from the environment; use this form for
-        secrets.
+        settings. A value `{ env = "NAME" }` in that table is replaced by the environment variable `NAME`; use
+        this form for secrets.
 
         Args:
             path: The file.
@@ -169,7 +169,7 @@ def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:
 
 
 def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
-    import tomllib  # only a configuration in a file needs it
+    import tomllib  # needed only for a configuration in a file
 
     try:
         table = tomllib.loads(place.read_text(encoding="utf-8"))

@@ -17,23 +17,24 @@ class OperationDiagnostics:
     """Measurements of one call; a value is None if the service does not report the value."""
 
     watermark: datetime | None = None
-    """No later event is older than this time. The watermark is the minimum over every partition in the
-    token, including children that wait for their parents. The watermark never goes back. UTC."""
+    """The watermark in UTC: no later event is older than this time. It is the minimum over all partitions in
+    the token, including children that wait for their parents. It never goes back."""
     lag_seconds: float | None = None
-    """How far the watermark lags behind the service's clock; 0 on an idle feed."""
+    """The time by which the watermark lags behind the service's clock; 0 for an idle feed."""
     retention_headroom_seconds: float | None = None
-    """How long the service will still keep the oldest position in the token; the smallest value that the
+    """How long the service will still keep the oldest position in the token; the shortest time that the
     service reported during this call."""
     requests: int = 0
     """The number of requests sent to the service."""
     native_charge: float | None = None
-    """The cost that the service reported, in the service's own unit (request units, read units)."""
+    """The cost that the service reported, in the service's own unit (for example request units or read
+    units)."""
     retries: int = 0
-    """The number of times that a request was repeated after a failure."""
+    """The number of requests that were repeated after a failure."""
     open_watches: int = 0
-    """The number of ended partitions that are still watched for more children. While ended partitions are
-    watched, `idle` may be true. If a child partition is found during that time, its events may be older
-    than the watermark."""
+    """The number of ended partitions that are still watched for more children. `idle` may be true while ended
+    partitions are watched. If a child partition is found during that time, its events may be older than the
+    watermark."""
     found_late: int = 0
     """The number of partitions that an audit found during this call. For each of these partitions, the
     page contains a `PartitionFoundLate` notice."""
@@ -41,6 +42,6 @@ class OperationDiagnostics:
     """Maps the id of each partition that failed during this call to its failure. The position of a failed
     partition does not move."""
     elapsed_seconds: float = 0.0
-    """The elapsed time of the call."""
+    """The duration of the call."""
     snapshot: SnapshotProgress | None = None
     """The progress of the scan of a `Snapshot()`; None if no scan is running."""

@@ -5,17 +5,17 @@ to do:
 
     INVALID_REQUEST          the call is wrong: change it, a retry fails again
     UNSUPPORTED_CAPABILITY   this database cannot do that: the message names an alternative
-    AUTHENTICATION_FAILED    the service could not authenticate you
+    AUTHENTICATION_FAILED    the service does not accept your credentials
     AUTHORIZATION_FAILED     you are not allowed to do that
     NOT_FOUND                no such database, table, container or collection
     CONFLICT                 another writer was first
-    THROTTLED                too many requests for the service: wait, then retry
-    TRANSIENT_FAILURE        unavailable, or the deadline passed: retry
+    THROTTLED                the service received too many requests: wait, then retry
+    TRANSIENT_FAILURE        the service is unavailable, or the deadline passed: retry
     PERMANENT_FAILURE        the service failed in a way that a retry does not fix
     PROVIDER_ERROR           a record cannot be decoded or is too large: `detail.skip_token` skips it
     CHECKPOINT_EXPIRED       the position is older than what the service still keeps
 
-`MulticloudDbError.help_url` links to a page with the causes of each category and what to do.
+`MulticloudDbError.help_url` links to a page that explains the causes of each category and what to do.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 DOCS_URL: Final = "https://multiclouddb.readthedocs.io/"
-"""The address at which this documentation is published."""
+"""The address at which the documentation is published."""
 
 
 class ErrorCategory(str):
-    """The kind of a failure, as upper-case text; later versions may add further kinds.
+    """The kind of a failure, as upper-case text; later versions may add more kinds.
 
     Compare a category with the constants of this class (`error.category == ErrorCategory.THROTTLED`). Treat
     an unknown category like `PERMANENT_FAILURE`.
@@ -65,7 +65,7 @@ class ErrorCategory(str):
 
     @classmethod
     def known(cls) -> tuple[ErrorCategory, ...]:
-        """Return all categories of this version, in the order of the table at the top of the module."""
+        """Return all categories that this version defines, in the order of the table above."""
         return _KNOWN
 
 
@@ -91,7 +91,7 @@ for _category in _KNOWN:
 
 @attrs.frozen
 class ErrorDetail:
-    """The facts of a failure; they survive pickling and sending to another process."""
+    """The facts about a failure; they can be pickled and sent to another process."""
 
     category: ErrorCategory
     """The kind of the failure."""
@@ -108,10 +108,10 @@ class ErrorDetail:
     native_text: str | None = None
     """The vendor's own error message, or None."""
     oldest_position: str | None = None
-    """With `CHECKPOINT_EXPIRED`: the oldest position that the service still keeps, as readable text, or
+    """For `CHECKPOINT_EXPIRED`, the oldest position that the service still keeps, as readable text, or
     None if the service does not report it."""
     skip_token: str | None = attrs.field(default=None, repr=shorten)
-    """With `PROVIDER_ERROR` on a record: a continuation token for the position after that record."""
+    """For `PROVIDER_ERROR` caused by a record, a continuation token for the position after that record."""
 
     def __attrs_post_init__(self) -> None:
         check_type("ErrorDetail.category", self.category, ErrorCategory)
@@ -126,7 +126,7 @@ _TEXTS: Final = tuple(
 
 
 class MulticloudDbError(Exception):
-    """Raised for any failure of a call, with a message that says what to do about the failure.
+    """Raised for any failure of a call, with a message that says how to fix it.
 
     If a vendor's exception caused the error, that exception is `__cause__` in the process that raised the
     error. The vendor's exception is not pickled, but `detail` is. A note (PEP 678) makes a traceback end with
@@ -134,14 +134,15 @@ class MulticloudDbError(Exception):
 
     Args:
         message: One line that says what is wrong and how to fix it.
-        detail: The facts of the failure.
+        detail: The facts about the failure.
     """
 
     def __init__(self, message: str, detail: ErrorDetail) -> None:
         check_type("message", message, str)
         check_type("detail", detail, ErrorDetail)
         super().__init__(message, detail)
-        # Copies and unpickled errors are also made here; the notes of the original then replace this note.
+        # This code also runs for copies and unpickled errors; the notes of the original then replace this
+        # note.
         self.add_note(f"See {self.help_url}")
 
     @property
@@ -151,7 +152,7 @@ class MulticloudDbError(Exception):
 
     @property
     def detail(self) -> ErrorDetail:
-        """The facts of the failure."""
+        """The facts about the failure."""
         detail = self.args[1]
         assert isinstance(detail, ErrorDetail)
         return detail
@@ -168,7 +169,7 @@ class MulticloudDbError(Exception):
 
     @property
     def help_url(self) -> str:
-        """The address of the page that explains this category, its usual causes and its ways out."""
+        """The address of the page that explains this category, its usual causes and how to fix them."""
         return f"{DOCS_URL}reference/errors/#{self.detail.category.lower()}"
 
     def __str__(self) -> str:
@@ -181,7 +182,7 @@ def invalid_request(field: str, problem: str, way_out: str) -> MulticloudDbError
     Args:
         field: The name of the argument, field or option.
         problem: The problem with the value; do not include the value itself if it may be a secret.
-        way_out: What the user can do instead.
+        way_out: What the caller can do instead.
     """
     for name, text in (("field", field), ("problem", problem), ("way_out", way_out)):
         check_type(name, text, str)
@@ -191,15 +192,16 @@ def invalid_request(field: str, problem: str, way_out: str) -> MulticloudDbError
 
 
 def check_type(field: str, value: object, *types: type) -> None:
-    """Refuse a value that is an instance of none of the types; a bool does not count as a number.
+    """Refuse a value that is not an instance of one of the types; a bool does not count as a number.
 
     Args:
-        field: Name of the argument, field or option.
+        field: The name of the argument, field or option.
         value: The value.
-        types: The types that it may have.
+        types: The allowed types.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the field, the types and the way out.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names the field and the types, and says what
+            to do.
     """
     if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
         return
@@ -211,7 +213,7 @@ _NAMES: Final[dict[type, str]] = {NoneType: "None", Mapping: "mapping"}
 
 
 def type_name(value: object) -> str:
-    """Return how a message names the type of a value; a class is not taken for its instance."""
+    """Return the name of a value's type for a message; a class gets a different name than its instances."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
@@ -220,7 +222,7 @@ def _way_out(value: object, types: tuple[type, ...], wanted: str) -> str:
         needs = any(field.default is attrs.NOTHING for field in getattr(value, "__attrs_attrs__", ()))
         return f"write {value.__name__}({'…' if needs else ''})"
     for kind in types:
-        # The name or the value of an enum's member, written as text.
+        # The caller passed the name or the value of an enum member as text.
         for name, member in getattr(kind, "__members__", {}).items():
             if isinstance(value, str) and value.casefold() in (name.casefold(), member.value):
                 return f"pass {kind.__name__}.{name}"

@@ -1,7 +1,7 @@
 """Writes events and pages as JSON, and reads them back.
 
-`codec` writes the documents and the key values. Key components are an array of `[name, value]`
-pairs, because their order matters. `ChangeEvent.native` is not written.
+`codec` encodes the documents and the values of keys. The components of a key are written as an array of
+`[name, value]` pairs, because their order matters. `ChangeEvent.native` is not written.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NOTICES: Final[dict[str, type[Notice]]] = {
 
 
 def event_to_json(event: ChangeEvent) -> bytes:
-    """Return one event as a JSON object in UTF-8, without `native`.
+    """Return one event, without its `native` field, as a JSON object in UTF-8.
 
     Args:
         event: The event.
@@ -73,7 +73,7 @@ def event_to_json(event: ChangeEvent) -> bytes:
 
 
 def event_from_json(text: bytes | str) -> ChangeEvent:
-    """Return the event that was passed to `event_to_json`; `native` is None.
+    """Return the event that `event_to_json` has encoded; its `native` field is None.
 
     Args:
         text: The JSON, as text or as UTF-8 bytes.
@@ -109,7 +109,7 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
 
 
 def page_from_json(text: bytes | str) -> ChangeFeedPage:
-    """Return the page that was passed to `page_to_json`.
+    """Return the page that `page_to_json` has encoded.
 
     Args:
         text: The JSON, as text or as UTF-8 bytes.
@@ -152,9 +152,9 @@ def _moment_out(name: str, moment: datetime) -> str:
 
 
 class _Fields:
-    """Reads one JSON object that must have exactly the fields of a class.
+    """Reads one JSON object that must contain exactly the fields of a class.
 
-    Errors name the field by its path.
+    Error messages contain the path of the field.
     """
 
     def __init__(self, where: str, value: Any, kind: type, extra: str = "", without: str = "") -> None:
@@ -249,7 +249,7 @@ def _notice_in(where: str, value: Any) -> Notice:
 
 
 def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
-    # Pages that were written by versions without snapshots lack this field.
+    # Pages written by versions that did not support snapshots lack this field.
     measures = _Fields(where, {"snapshot": None, **value}, OperationDiagnostics)
     number = (float, int, type(None))
     errors = measures.take("partition_errors", dict)

@@ -51,21 +51,21 @@ def _not_below_the_first(
 
 @attrs.define(eq=False)
 class ChangeFeedIterator:
-    """Reads a feed page by page until it is stopped, or until the feed ends.
+    """Reads a feed page by page until `stop` is called or the feed ends.
 
-    Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page counts as
-    done when the caller asks for the next event or page; an empty page is done at once. Only then does
-    `continuation_token` advance and the checkpoint get saved. So after a crash, an exception or a `break` in
-    the loop body, the page is delivered again and never skipped. The next `for` over the same iterator, or a
-    new iterator with the same checkpoint, starts after the last page that is done. After a failed read, the
-    iterator also continues from there.
+    Iterate over events (`for event in it`) or pages (`for page in it.pages()`) in a single thread. A page
+    counts as done when the caller asks for the next event or page; an empty page is done at once. Only after
+    a page is done, `continuation_token` advances and the checkpoint is saved. Therefore, after a crash, an
+    exception or a `break` in the loop body, the page is delivered again and never skipped. The next `for`
+    over the same iterator, or a new iterator with the same checkpoint, starts after the last page that is
+    done. After a failed read, the iterator also continues after that page.
 
-    Retryable failures are retried with growing, jittered waits. An outage is reported within 2 seconds, and
-    then every 30 seconds: in the log (`multiclouddb.iterator`, WARNING), and to `Observer.outage`. `CONFLICT`
-    means that another worker has saved the checkpoint in the meantime.
+    Retryable failures are retried after random waits that grow. An outage is reported within 2 seconds, and
+    then every 30 seconds. Each report goes to the log (`multiclouddb.iterator`, WARNING) and to
+    `Observer.outage`. `CONFLICT` means that another worker has saved the checkpoint in the meantime.
 
-    If the partition that is read ends, the iteration ends. With the scope `PhysicalPartition(…,
-    with_descendants=True)`, the iterator continues in the partitions that replace it.
+    With the scope `PhysicalPartition(…)`, the iteration ends when the partition ends. With the scope
+    `PhysicalPartition(…, with_descendants=True)`, the iterator continues in the partitions that replace it.
 
     With `on_expired=Resnapshot()`, iterate over pages. A loop over single events is refused, because it would
     not see the notices.
@@ -87,7 +87,7 @@ class ChangeFeedIterator:
     client: ReadsChanges = attrs.field(
         repr=False, validator=has_methods("read_changes", advice="pass a client")
     )
-    """Reads the pages. The client stays open when the iterator is closed. If the client has an `observer`,
+    """Reads the pages. The client remains open when the iterator is closed. If the client has an `observer`,
     outages are reported to that observer."""
     request: ChangeFeedRequest = attrs.field(validator=is_a(ChangeFeedRequest))
     """The request. A stored checkpoint takes precedence over the request's `start_position`."""
@@ -102,10 +102,10 @@ class ChangeFeedIterator:
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")],
     )
-    """How long a read may wait at the service for a first event (long poll), in seconds; 0 by default.
-    `stop` has to wait for such a read, so choose a short time if the iterator must stop quickly."""
+    """How long a read may wait for its first event (long poll), in seconds; 0 by default. `stop` takes effect
+    only after such a read, so choose a short time if the iterator must stop quickly."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
-    """True for a bounded run: end after the first idle page."""
+    """True to end the iteration after the first idle page."""
     idle_backoff_seconds: float = attrs.field(
         default=0.005,
         kw_only=True,
@@ -140,13 +140,13 @@ class ChangeFeedIterator:
         kw_only=True,
         validator=[is_a(int, float), at_least(0, "use 0 to save after each page")],
     )
-    """The shortest time between two saves after empty pages; with 0, the default, each empty page is
-    saved. After a page with events, the position is always saved."""
+    """The shortest time between two saves after empty pages; with 0, the default, the position is saved after
+    each empty page. After a page with events, the position is always saved."""
     on_poison: Literal["raise", "skip"] = attrs.field(
         default="raise", kw_only=True, validator=one_of("raise", "skip")
     )
-    """`"raise"`, the default, or `"skip"`. With `"skip"`, the iterator continues after a record that
-    cannot be decoded; the next page contains a `RecordSkipped` notice and no events."""
+    """What to do about a record that cannot be decoded: `"raise"`, the default, or `"skip"`. With `"skip"`,
+    the iterator continues after the record; the next page contains a `RecordSkipped` notice and no events."""
 
     _timer: Timer = attrs.field(factory=Timer, init=False, repr=False)
     _position: StartPosition | None = attrs.field(default=None, init=False, repr=False)
@@ -164,7 +164,7 @@ class ChangeFeedIterator:
 
     @property
     def continuation_token(self) -> str | None:
-        """The token after the last page that is done; None if there is no token to start from yet."""
+        """The token after the last page that is done; None if there is no token yet."""
         position = self._position or self.request.start_position
         return position.token if isinstance(position, FromContinuationToken) else None
 
@@ -172,7 +172,7 @@ class ChangeFeedIterator:
         """Iterate over pages, including empty and idle ones, starting after the last page that is done.
 
         Raises:
-            MulticloudDbError: Errors of the reads and of the checkpoint store; see the class.
+            MulticloudDbError: Raised if a read fails or the checkpoint store raises an error; see the class.
         """
         return self._pages()
 
@@ -195,18 +195,18 @@ class ChangeFeedIterator:
                     yield event
 
     def stop(self) -> None:
-        """End the iteration permanently; any thread or a signal handler may call this.
+        """End the iteration permanently; any thread or signal handler may call this method.
 
-        A waiting iterator stops within 0.1 seconds. Otherwise it stops when the current read ends, and the
-        page of that read is not delivered. The caller must still finish the events that were already
-        returned.
+        If the iterator is waiting between two reads, it stops within 0.1 seconds. Otherwise it stops when the
+        current read ends, and does not deliver the page of that read. The caller must still handle the events
+        that were already returned.
         """
         self._timer.stop()
 
     def close(self) -> None:
         """Stop, and save the position after the last page that is done.
 
-        Call this only from the iterating thread.
+        Call this method only from the thread that iterates.
         """
         self.stop()
         self._closed = True
@@ -220,7 +220,7 @@ class ChangeFeedIterator:
     ) -> None:
         if error is None:
             self.close()
-        else:  # If this save fails, only the progress over pages without events is lost.
+        else:  # If this save fails, the next run only reads pages without events again.
             self.stop()
             self._closed = True
 
@@ -261,7 +261,7 @@ class ChangeFeedIterator:
         )
 
     def _next(self, schedule: PollSchedule) -> ChangeFeedPage | None:
-        """Return the next page; None if the iterator was stopped."""
+        """Return the next page, or None if the iterator was stopped."""
         while not self._timer.stopped:
             if self._wait_until(schedule.due):
                 page = self._read(schedule)
@@ -270,7 +270,7 @@ class ChangeFeedIterator:
         return None
 
     def _wait_until(self, due: float) -> bool:
-        """Wait, and report an outage during the wait; return False if `stop` was called."""
+        """Wait, and report an outage that lasts during the wait; return False if `stop` was called."""
         assert self._outage is not None
         while (step := self._outage.until_next()) < due - self._timer.now():
             # A wait may end a moment too early, and the rest may be too short for the clock to notice.
@@ -301,7 +301,8 @@ class ChangeFeedIterator:
         self._outage.ended()
         schedule.succeeded(page, min(wait, self._timer.now() - began))
         if isinstance(position, Now | Snapshot) and (page.events or page.notices):
-            # Another read at `Now` would begin later, so this page must be delivered without it.
+            # Another read at `Now` would begin later and miss changes, so this page must be delivered even if
+            # delivering it fails at first.
             self._unrepeatable = page
         return page
 

@@ -1,4 +1,4 @@
-"""The keyword settings of an iterator, as a type for `**settings`."""
+"""Defines the keyword settings of an iterator as a type for `**settings`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class IteratorSettings(TypedDict, total=False):
     timeout_seconds: float
     """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float
-    """How long a read may wait at the service for a first event (long poll), in seconds; 0 by default.
-    `stop` has to wait for such a read, so choose a short time if the iterator must stop quickly."""
+    """How long a read may wait for its first event (long poll), in seconds; 0 by default. `stop` takes effect
+    only after such a read, so choose a short time if the iterator must stop quickly."""
     until_idle: bool
-    """True for a bounded run: end after the first idle page."""
+    """True to end the iteration after the first idle page."""
     idle_backoff_seconds: float
     """How long to wait after the first idle page, in seconds; 0.005 by default. Each further idle page
     doubles the upper limit of the wait, and the first event resets this limit."""
@@ -33,8 +33,8 @@ class IteratorSettings(TypedDict, total=False):
     checkpoint_name: str | None
     """The name of the checkpoint in the store."""
     checkpoint_interval_seconds: float
-    """The shortest time between two saves after empty pages; with 0, the default, each empty page is
-    saved. After a page with events, the position is always saved."""
+    """The shortest time between two saves after empty pages; with 0, the default, the position is saved after
+    each empty page. After a page with events, the position is always saved."""
     on_poison: Literal["raise", "skip"]
-    """`"raise"`, the default, or `"skip"`. With `"skip"`, the iterator continues after a record that
-    cannot be decoded; the next page contains a `RecordSkipped` notice and no events."""
+    """What to do about a record that cannot be decoded: `"raise"`, the default, or `"skip"`. With `"skip"`,
+    the iterator continues after the record; the next page contains a `RecordSkipped` notice and no events."""

@@ -1,4 +1,4 @@
-"""Defines a document's key, in the same form for every database."""
+"""Defines the key of a document in a form that is the same for every database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MulticloudDbKey"]
 
 
 def _plain(value: Any) -> Any:
-    """Give equal decimals the same text, because databases store 1.50 and 1.5 under the same key."""
+    """Normalize decimals, because databases treat 1.50 and 1.5 as the same key."""
     if isinstance(value, Decimal) and value.is_finite():
         # A separate context is used, because the thread's context would round the value to 28 digits.
         digits = len(value.as_tuple().digits)
@@ -38,7 +38,7 @@ def _check_name(name: object) -> None:
 
 @attrs.frozen(eq=False, hash=False)
 class MulticloudDbKey(Slotted):
-    """Ordered components that together identify one document; the first components form the partition key.
+    """Ordered components that identify one document; the first components form the partition key.
 
     Two keys are equal when their components have the same names, order, types and values: `True`, `1` and
     `1.0` are three different keys. MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` are two
@@ -52,15 +52,15 @@ class MulticloudDbKey(Slotted):
     Portability:
         Cosmos DB has up to three partition key components, followed by `id`. DynamoDB has one partition key
         and at most one sort key. Spanner's primary key has no partition key, so the first component is used
-        as the partition key. MongoDB has `_id`, which may be of any type. In a sharded collection the shard
-        key comes before it. See warning 21 in docs/configuration.md.
+        as the partition key. MongoDB has `_id`, which may be of any type. In a sharded collection, the
+        components of the shard key come before `_id`. See warning 21 in docs/configuration.md.
     """
 
     components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)
-    """Maps the name of each component to its value, in the database's own order. The key keeps a copy of
+    """Maps the name of each component to its value, in the database's own order. The key stores a copy of
     this mapping."""
     partition_components: int = attrs.field(default=1, validator=is_a(int))
-    """The number of first components that form the partition key; 1 by default."""
+    """The number of components, counted from the first, that form the partition key; 1 by default."""
 
     def __attrs_post_init__(self) -> None:
         if not self.components:
@@ -83,14 +83,14 @@ class MulticloudDbKey(Slotted):
     def sort_key(self) -> dict[str, Any]:
         """The components after the partition key, as a mapping from name to value.
 
-        The mapping is empty if there are no such components.
+        The mapping is empty if no components follow the partition key.
         """
         return dict(list(self.components.items())[self.partition_components :])
 
     def canonical(self) -> bytes:
         """Return the key's JSON text, which is the same in every process and version.
 
-        Equal keys have equal text.
+        Equal keys have equal texts.
         """
         pairs = [[name, _plain(value)] for name, value in self.components.items()]
         return encode_json([self.partition_components, pairs])
@@ -105,7 +105,7 @@ class MulticloudDbKey(Slotted):
 
 
 class _Draft(Slotted):
-    """A key whose attributes are being set; it has the same slots as a key."""
+    """A key under construction, whose attributes can be set; it has the same slots as a key."""
 
     __slots__ = ("components", "partition_components")
 
@@ -113,9 +113,10 @@ class _Draft(Slotted):
 def trusted_keys(
     components: Sequence[Mapping[str, Any]], partition_components: int = 1
 ) -> list[MulticloudDbKey]:
-    """Build keys from records that the service sent, without checks and without copies of their `components`.
+    """Build keys from records that the service sent, without checking or copying `components`.
 
-    Use this only in `mapping` modules: a key is built for every event, and the checks would double the cost.
+    Only `mapping` modules use this function. They build a key for every event, and the checks would double
+    the cost.
     """
     drafts: list[Any] = list(map(object.__new__, repeat(_Draft, len(components))))
     draft: Any

@@ -1,4 +1,4 @@
-"""Defines notices: facts about a feed that are not changes of a document."""
+"""Defines notices, which report facts about a feed other than changes to documents."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Invalidated:
 
 @attrs.frozen
 class FeedEnded:
-    """No further change will come after this token."""
+    """No more changes will follow this token."""
 
     reason: str = attrs.field(validator=is_a(str))
     """The reason why the feed ended, on one line."""
@@ -60,10 +60,10 @@ class FeedEnded:
 class Gap:
     """Changes were lost because they were older than the retention.
 
-    Reading continued after them (`SkipToOldest`).
+    With `SkipToOldest`, the read continued after the lost changes.
 
     Portability:
-        A gap is possible on every database; the service decides how soon changes expire. See warnings 3 and
+        A gap can occur on every database; the service decides how soon changes expire. See warnings 3 and
         10 in docs/configuration.md.
     """
 
@@ -87,20 +87,20 @@ class RecordSkipped:
 
 @attrs.frozen
 class PartitionFoundLate:
-    """An audit found a partition that the feed did not cover; from now on the feed reads this partition.
+    """An audit found a partition that the feed did not cover; the feed now reads this partition too.
 
-    The service listed the partition so late that its parent was no longer being watched for children. The
-    partition's events come after newer events of other partitions, and may be older than a watermark that was
-    already reported.
+    The service listed the partition only after the library had stopped looking for more children of its
+    parent. The partition's events are delivered after newer events of other partitions, and may be older than
+    a watermark that was already reported.
 
     Portability:
-        This notice occurs only on DynamoDB, which may list shards late and does not prove that a listing is
+        This notice occurs only on DynamoDB, which may list shards late and never confirms that a listing is
         complete. If a service names every child partition, no partition is found late. See warning 22 in
         docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
-    """The partition."""
+    """The partition that was found."""
     starts_at: str = attrs.field(validator=is_a(str))
     """The position at which reading the partition starts, as readable text."""
 
@@ -109,28 +109,29 @@ class PartitionFoundLate:
 class SnapshotStarted:
     """A snapshot has begun.
 
-    All later changes are kept, and the rows of the snapshot come on the next pages. Store the token
-    of this notice's page before you read on. Only a read from this token or a later one continues the
-    snapshot; any other read begins another snapshot.
+    The library will deliver all later changes, and the next pages contain the rows of the snapshot. Store the
+    token of the page that contains this notice before you continue reading. Only a read from this token or a
+    later token continues the snapshot; any other read starts a new snapshot.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB the floor is also less than the `order_key`
-        of some older changes. See warning 23 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, the floor is also less than the `order_key` of
+        some older changes. See warning 23 in docs/configuration.md.
     """
 
     floor: str = attrs.field(validator=is_a(str))
-    """The `order_key` of every row of the snapshot. This floor is greater than the `order_key` of every
-    change that the rows certainly contain, and less than that of every change after this page."""
+    """The `order_key` of every row of the snapshot. This value is called the floor. It is greater than the
+    `order_key` of every change that is certainly included in the rows. It is less than the `order_key` of
+    every change after this page."""
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the snapshot; the matching `BackfillDone` has the same id."""
 
 
 @attrs.frozen
 class BackfillDone:
-    """The backfill from the current documents is complete; all later events are real changes.
+    """The backfill is complete; all later events are real changes.
 
-    This notice is the last content of its page. With `SnapshotOrder.INTERLEAVED` or `AUTO`, keep deleted keys
-    until you have stored the token of this page or of a later one.
+    Nothing on the page comes after this notice. With `SnapshotOrder.INTERLEAVED` or
+    `AUTO`, keep deleted keys until you have stored the token of this page or of a later one.
 
     Portability:
         This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Otherwise it
@@ -139,8 +140,8 @@ class BackfillDone:
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
-    """With `Snapshot()`, the id of the snapshot, as in `SnapshotStarted`. With Cosmos DB's opt-in, the
-    partition whose backfill is complete."""
+    """With `Snapshot()`, the id of the snapshot, as in `SnapshotStarted`. With the opt-in backfill of Cosmos
+    DB, the partition whose backfill is complete."""
 
 
 Notice: TypeAlias = (

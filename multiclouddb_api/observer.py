@@ -1,4 +1,4 @@
-"""Hooks with which an application collects metrics."""
+"""Defines the hooks that an application uses to collect metrics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Receives calls about events inside a client; every method does nothing unless it is overridden.
+    """Receives notifications from inside a client; a method does nothing unless it is overridden.
 
-    Each method is called in the thread that does the work, so several calls may run at once. Make the methods
-    short and thread-safe. An exception from a method is logged and not raised.
+    Each method is called in the thread that does the work, so several calls may run at the same time. Make
+    the methods short and thread-safe. An exception from a method is logged and not raised.
     """
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
@@ -27,7 +27,7 @@ class Observer:
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
     ) -> None:
-        """Called when a call to the service failed and will be retried after `wait_seconds`.
+        """Called after a request to the service failed; it will be retried after `wait_seconds`.
 
         Args:
             address: The collection that is read.
@@ -38,7 +38,7 @@ class Observer:
         """
 
     def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:
-        """Called when a reader of one partition was opened.
+        """Called after a reader of one partition was opened.
 
         Args:
             address: The collection that is read.
@@ -46,7 +46,7 @@ class Observer:
         """
 
     def reader_closed(self, address: ResourceAddress, partition_id: str) -> None:
-        """Called when a reader of one partition was closed.
+        """Called after a reader of one partition was closed.
 
         Args:
             address: The collection that is read.
@@ -56,7 +56,7 @@ class Observer:
     def partition_retired(
         self, address: ResourceAddress, partition_id: str, children: tuple[str, ...]
     ) -> None:
-        """Called when a partition has ended and all its changes were read; its children are read next.
+        """Called after all changes of an ended partition were read; its children are read next.
 
         Args:
             address: The collection that is read.
@@ -67,7 +67,7 @@ class Observer:
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
         """Called when changes were lost because they were older than the retention.
 
-        The read continued after them.
+        The read continued after the lost changes.
 
         Args:
             address: The collection that is read.
@@ -75,7 +75,7 @@ class Observer:
         """
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
-        """Called when an audit found a partition that the feed did not cover; from now on the feed reads it.
+        """Called after an audit found a partition that the feed did not cover; the feed now reads it.
 
         Args:
             address: The collection that is read.
@@ -83,9 +83,9 @@ class Observer:
         """
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """Called when a scan with `SnapshotOrder.AUTO` takes a long time.
+        """Called when a long scan with `SnapshotOrder.AUTO` switches to `INTERLEAVED`.
 
-        From now on changes are read during the scan.
+        From this call on, changes are read during the scan.
 
         Args:
             address: The collection that is read.
@@ -93,12 +93,12 @@ class Observer:
         """
 
     def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:
-        """Called when a `ChangeFeedIterator` gets no page: within 2 seconds, and then every 30 seconds.
+        """Called within 2 seconds after a `ChangeFeedIterator` stops getting pages, then every 30 seconds.
 
         Args:
             address: The collection that is read.
-            seconds: How long the service has not answered yet.
-            reason: One line with the last failure, or saying that the service has not answered yet.
+            seconds: The number of seconds since the outage began.
+            reason: The last failure on one line, or a text that says that the service has not answered yet.
         """
 
     def outage_ended(self, address: ResourceAddress, seconds: float) -> None:

@@ -16,34 +16,34 @@ __all__ = ["OperationOptions", "ProviderOptions"]
 
 @attrs.frozen
 class OperationOptions:
-    """The time limits of one call."""
+    """Defines the time limits of one call."""
 
     timeout_seconds: float = attrs.field(
         default=30.0,
         validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
     )
-    """The time limit of the whole call in seconds, retries included; greater than 0, and 30 by default. If
-    a call has made progress when this time is over, the call returns its page; without progress it
+    """The time limit of the whole call in seconds, including retries. It must be greater than 0; the default
+    is 30. When this time has passed, a call that has made progress returns its page. A call without progress
     raises `TRANSIENT_FAILURE`."""
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
-    """How long to wait for a first event before returning an empty page (long poll), in seconds. The
-    default is 0: return at once. The wait is never longer than `timeout_seconds`."""
+    """How long to wait for a first event before returning an empty page (long poll), in seconds. With 0, the
+    default, the call does not wait. The wait is never longer than `timeout_seconds`."""
 
 
 @attrs.frozen
 class ProviderOptions:
     """The base class of a provider's options; each provider has a frozen subclass.
 
-    Fields whose metadata has `positions=True` change what a position means: a token made with one value is
-    refused with another value.
+    A field whose metadata contains `positions=True` changes what a position means. A token that was made with
+    one value of the field is refused with another value.
     """
 
     def position_digest(self) -> str:
         """Return a digest of the options that change positions.
 
-        The digest is empty if all of them have their defaults.
+        The digest is empty if all of these options have their default values.
         """
         values: dict[str, Any] = {
             field.name: getattr(self, field.name)

@@ -1,4 +1,4 @@
-"""Detects that reads fail or get no answer, and reports this soon and then from time to time."""
+"""Detects that reads fail or get no answer, reports the outage soon, and repeats the report regularly."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SILENCE: Final = "the service has not answered yet"
 
 
 class Outage:
-    """Tracks the outage of one feed; only one thread uses this object.
+    """Tracks the outages of one feed; only one thread uses this object.
 
     A read that fails is reported at once. While a read is running, the engine reports that it is still
-    waiting (`still_waiting`). A failed attempt is then reported after half a second, and a missing answer
-    after 1.6 seconds.
+    waiting (`still_waiting`). During a read, a failed attempt is reported after half a second, and a missing
+    answer after one second.
 
     Args:
         address: The collection that is read.
         observer: The observer of the application, or None.
-        now: A function that returns the seconds of a clock that never goes back.
+        now: A function that returns the time, in seconds, of a clock that never goes back.
     """
 
     def __init__(self, address: ResourceAddress, observer: Observer | None, now: Callable[[], float]) -> None:
@@ -44,7 +44,7 @@ class Outage:
 
     @contextmanager
     def watching(self, wait_seconds: float) -> Iterator[None]:
-        """Return a context for one read, which may wait this long for new records."""
+        """Return a context manager for one read; the read may wait this long for new records."""
         self._wait = wait_seconds
         self._asked_at = self._silent_from = self._now()
         token = _current.set(self)
@@ -54,14 +54,14 @@ class Outage:
             _current.reset(token)
 
     def answered(self) -> None:
-        """Record that the service has answered; from now on it may wait for new records."""
+        """Record that the service has answered; after this, the read may be waiting for new records."""
         self._asked_at = self._now()
         self._silent_from = self._asked_at + self._wait
 
     def waits(self, reason: Callable[[], str | None]) -> None:
-        """Record that the read has had no answer yet.
+        """Record that the read has not received an answer yet.
 
-        `reason` is the failure of its last attempt, or None.
+        `reason` returns the failure of the last attempt, or None.
         """
         now = self._now()
         if now - self._asked_at < _FAILING_SECONDS:
@@ -135,7 +135,7 @@ _current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=
 
 
 def still_waiting(reason: Callable[[], str | None]) -> None:
-    """Called by the engine in the thread of a read: the service has not answered yet.
+    """The engine calls this in the thread of a read while the service has not answered yet.
 
     Args:
         reason: A function that returns the failure of the last attempt, on one line and without a secret;
@@ -147,7 +147,7 @@ def still_waiting(reason: Callable[[], str | None]) -> None:
 
 
 def answered() -> None:
-    """Called by the engine in the thread of a read: the service has answered."""
+    """The engine calls this in the thread of a read when the service has answered."""
     outage = _current.get()
     if outage is not None:
         outage.answered()

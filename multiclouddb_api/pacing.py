@@ -27,11 +27,11 @@ class Timer:
         self._wakeup = Wakeup()
 
     def now(self) -> float:
-        """Return the seconds of a clock that never goes back."""
+        """Return the time, in seconds, of a clock that never goes back."""
         return time.monotonic()
 
     def stop(self) -> None:
-        """End the current wait and every later one; any thread or a signal handler may call this."""
+        """End the current wait and every later one; any thread or signal handler may call this method."""
         self.stopped = True
         self._wakeup.send()
 
@@ -43,7 +43,7 @@ class Timer:
 
 
 class Backoff:
-    """Random waits that grow: the upper limit of each wait is at most twice the previous limit.
+    """Computes random waits that grow; the upper limit of a wait is at most twice the previous limit.
 
     Args:
         first: The upper limit of the first wait, in seconds.
@@ -64,7 +64,7 @@ class Backoff:
         return random.uniform(least, longest)
 
     def reset(self) -> None:
-        """Start again with the shortest wait."""
+        """Make the next wait a first wait again."""
         self._doubled = 0
 
 
@@ -80,7 +80,7 @@ class PollSchedule:
     Attributes:
         due: The time of the next read, on the timer's clock.
         idle: True if the last read found nothing.
-        stuck: The error for a partition that has failed for too long by the last page, else None.
+        stuck: The error of a partition that, according to the last page, has failed for too long; else None.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class PollSchedule:
         left = self._failing_since + self._max_outage - now
         if left <= 0:
             return False
-        # The last attempt is made when the time ends, not one backoff later.
+        # The last attempt is made when the time limit is reached, not after one more backoff.
         self.due = now + min(self._retry_waits.next(), left)
         return True
 

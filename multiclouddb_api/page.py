@@ -19,7 +19,7 @@ def _count(events: tuple[ChangeEvent, ...]) -> str:
 
 @attrs.frozen
 class ChildPartition:
-    """A partition that continues after one of its parent partitions has ended.
+    """A partition that contains the changes that follow the end of its parent partitions.
 
     Portability:
         Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
@@ -30,38 +30,40 @@ class ChildPartition:
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the child; pass it to `PhysicalPartition`."""
     parents: tuple[str, ...] = attrs.field(validator=each_is(str))
-    """The ids of all parents, including the ended partition; read the child only after all of them."""
+    """The ids of all parents, including the ended partition; read the child only after you have read all
+    parents."""
     continuation_token: str = attrs.field(repr=shorten, validator=is_a(str))
-    """The position from which to read the child. If you started from the id alone, changes would be lost."""
+    """The token of the position from which to read the child. A read that starts from the id alone could miss
+    changes."""
 
 
 @attrs.frozen
 class ChangeFeedPage:
-    """Events in the service's order within each partition, and the position to resume from."""
+    """Contains events, in the service's order within each partition, and the position to resume from."""
 
     events: tuple[ChangeEvent, ...] = attrs.field(repr=_count)
-    """The changes; there may be none."""
+    """The changes; the tuple may be empty."""
     continuation_token: str = attrs.field(repr=shorten)
-    """The position to resume from; never None. The token advances whenever the service's position does,
-    even on empty pages. Store it after each page, or the position of an idle feed expires. With many
-    partitions, the token may be several kilobytes long: store it as text or blob, never as
+    """The position to resume from; never None. The token advances whenever the service's position advances,
+    even on empty pages. Store it after each page; otherwise the position of an idle feed will expire. With
+    many partitions, the token may be several kilobytes long, so store it as text or blob, never as
     `varchar(255)`."""
     idle: bool = False
-    """True only if every active partition answered that it has no more changes at the moment. A page may
-    be empty without being idle."""
+    """True only if the service reported for every active partition that there are no more changes at present.
+    A page may be empty without being idle."""
     partition_retired: bool = False
-    """With `PhysicalPartition` alone: the partition has ended and all its changes have been delivered.
-    Reading from the same token again returns the same answer."""
+    """True if the partition has ended and all its changes have been delivered; only with a
+    `PhysicalPartition` without descendants. Another read from the same token returns the same result."""
     child_partitions: tuple[ChildPartition, ...] = ()
     """The partitions to read after the ended partition."""
     notices: tuple[Notice, ...] = ()
-    """Facts that are not changes of a document. Each notice has a place in the order of its partition:
+    """Facts other than changes to documents. Each notice has a position in the order of its partition:
     after the partition's last event on this page, and before its first event on a later page. So this
-    page contains no event of the partition that comes after the notice. It also contains no event that
-    is read as a consequence of the notice. For example, a page with a `Gap` contains no events of the
-    partitions that replace the lost partition. The page may contain events of other partitions. A read from a
-    `skip_token` reads no events: its page contains only the `RecordSkipped` notice. A read from any token
-    before this page delivers the page's notices again, even after a restart; a read from this page's token
-    does not."""
+    page contains no event of the partition that comes after the notice. The page also contains no event that
+    is read only because of what the notice reports. For example, a page with a `Gap` contains no events of
+    the partitions that replace the lost partition. The page may contain events of other partitions. A read
+    from a `skip_token` reads no events: its page contains only the `RecordSkipped` notice. A read from any
+    token before this page delivers the page's notices again, even after a restart; a read from this page's
+    token does not."""
     diagnostics: OperationDiagnostics = attrs.field(factory=OperationDiagnostics)
-    """The cost and the lag of the call."""
+    """Measurements of the call, such as its cost and lag."""

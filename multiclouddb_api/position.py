@@ -16,20 +16,20 @@ __all__ = ["AtTime", "Beginning", "FromContinuationToken", "Now", "StartPosition
 
 @attrs.frozen
 class Beginning:
-    """Starts at the oldest change that the service still keeps: the first of the *available* changes.
+    """Starts at the oldest change that the service still keeps; older changes are not *available*.
 
     Portability:
         DynamoDB keeps changes for 24 hours. Spanner keeps changes for the stream's retention, 1 day by
         default. MongoDB keeps changes as long as they are in the oplog. The embedded store keeps changes
         until `trim`. Cosmos DB cannot start an all-versions-and-deletes feed in the past: unless you opt into
-        its backfill, the start raises `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`. See
+        its backfill, the read raises `UNSUPPORTED_CAPABILITY`. Check `Capability.CHANGE_FEED_BEGINNING`. See
         warnings 3, 8 and 10 in docs/configuration.md.
     """
 
 
 @attrs.frozen
 class Now:
-    """Returns only changes that are committed after the first call returns.
+    """Starts at the first call; returns only changes that are committed after that call has returned.
 
     The first page's token is durable, even if the page is empty. Reading from this token later, even after a
     restart, returns everything that was committed after the first call.
@@ -46,7 +46,7 @@ def _utc(value: datetime) -> datetime:
 
 @attrs.frozen
 class AtTime:
-    """Starts at the first change at or after a given time of the service's clock.
+    """Starts at the first change at or after a given time, according to the service's clock.
 
     The feed never starts too late. The feed may start too early by at most the precision that the note of
     `Capability.CHANGE_FEED_POINT_IN_TIME` states.
@@ -68,13 +68,13 @@ class AtTime:
 
 @attrs.frozen
 class FromContinuationToken:
-    """Starts after everything that an earlier page returned.
+    """Starts at the position of a token, after everything that was returned up to that position.
 
     Portability:
-        A token is valid for the provider, resource and scope that it came from, as long as the service keeps
-        the changes after it (24 hours on DynamoDB). If a resource was deleted and created again with the same
-        name, its old tokens are refused. The exception is a feed of a whole database or cluster on MongoDB.
-        See warnings 3, 7, 10 and 20 in docs/configuration.md.
+        A token is valid only for the provider, resource and scope for which it was issued, and only as long
+        as the service keeps the changes after the token (24 hours on DynamoDB). If a resource was deleted and
+        created again with the same name, its old tokens are refused. They are not refused in a feed of a
+        whole database or cluster on MongoDB. See warnings 3, 7, 10 and 20 in docs/configuration.md.
     """
 
     token: str = attrs.field(
@@ -82,7 +82,7 @@ class FromContinuationToken:
     )
     """The `continuation_token` of a page, the token of a child partition, or the `skip_token` of an error.
     The token is opaque and may be several kilobytes long, so store it as text or blob, never in a
-    `varchar(255)` or a header."""
+    `varchar(255)` or an HTTP header."""
 
 
 StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuationToken

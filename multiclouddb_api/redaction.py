@@ -1,4 +1,4 @@
-"""Shows values to people, shortened and without secrets."""
+"""Prepares values for people to read: shortens them and removes secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HOSTS_PATTERN = r"(?:\[[0-9A-Fa-f:.]*\]|:(?:[0-9]{1,5}|PORT)?(?=[\],:/]|\Z)|%2[Ff]|[\w.,…\[\]-])*+"
 _HOSTS = re.compile(_HOSTS_PATTERN)
 _PATH = re.compile(r"(?:/[\w./ …\[\]-]*+:?)?")
-# Links to pages in our own messages have this form. A token in a fragment would follow a name and a =.
+# Our own messages contain links to pages in this form. A secret token in a fragment would follow a name and
+# an =.
 _PAGE = re.compile(r"https?://[\w.-]+/[\w./-]*+#[\w-]*")
 _PLACE = re.compile(r"([^/?#&;]*)([^?#&;]*)")
 _OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
@@ -41,10 +42,10 @@ def shorten(value: object) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Return the URL without user, password, fragment, and the values of options that may be secrets.
+    """Return the URL without user, password, fragment, and option values that may be secrets.
 
-    In case of doubt less is shown: nothing if the text is not a URL, and no host or path that may be part of
-    an unescaped password.
+    In case of doubt, less is shown: nothing if the text is not a URL, and no host or path if it may be part
+    of an unescaped password.
     """
     found = _SCHEME.match(url)
     if found is None:
@@ -53,15 +54,15 @@ def redact_url(url: str) -> str:
         return url
     scheme, rest = found.group(), url[found.end() :]
     if scheme.lower() == "embedded://" and rest.startswith("/"):
-        # The name of a file contains no user and no password.
+        # A file name does not contain a user or a password.
         path = re.split("[?#]", rest, maxsplit=1)[0]
         return scheme + path + _redact_options(rest[len(path) :])
-    # Up to the last @, because users forget to escape @, /, ? and # in a password.
+    # Hide everything up to the last @, because users forget to escape @, /, ? and # in a password.
     front, at, tail = rest.rpartition("@")
     if at and _is_in_options(front):
         return scheme + _HIDDEN
     place = _PLACE.match(tail)
-    assert place is not None  # it matches any text
+    assert place is not None  # the pattern matches any text
     hosts = place[1] if _HOSTS.fullmatch(place[1]) else _HIDDEN
     path = place[2] if _PATH.fullmatch(place[2]) else f"/{_HIDDEN}"
     user = f"{_HIDDEN}@" if at else ""
@@ -82,7 +83,8 @@ def _is_in_options(front: str) -> bool:
 def _redact_options(text: str) -> str:
     query, mark, fragment = text.partition("#")
     options = query[1:]
-    # MongoDB separates options by either character. The other character is then ordinary text in a value.
+    # MongoDB accepts either character between options. If one separates the options, the other is ordinary
+    # text in a value.
     separator = "&" if "&" in options else ";"
     shown = separator.join(map(_redact_option, options.split(separator)))
     return query[:1] + shown + mark + (_HIDDEN if fragment else "")

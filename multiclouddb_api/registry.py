@@ -1,4 +1,4 @@
-"""Finds providers by entry point, and names the package to install if a provider is missing."""
+"""Finds providers through their entry points, and names the package to install if a provider is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
 
 
 def entry_points(*, group: str) -> Iterable[EntryPoint]:
-    """Call `importlib.metadata.entry_points`; its import takes half as long as this whole package."""
+    """Call `importlib.metadata.entry_points`; the import is late because it is slow."""
     from importlib.metadata import entry_points
 
     return entry_points(group=group)

@@ -1,4 +1,4 @@
-"""Defines the request for one read."""
+"""Defines the request that describes one read."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["ChangeFeedRequest", "Fail", "NewItemStateMode", "OldItemStateMode", 
 
 
 class NewItemStateMode(Enum):
-    """Whether events carry the document as it is after the change.
+    """Defines whether events include the document as it is after the change.
 
     Portability:
         `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
-        and post-images on MongoDB. Otherwise the read raises `UNSUPPORTED_CAPABILITY`. Without images MongoDB
-        looks up the document of an update when the update is read. See warnings 4, 5 and 15 in
+        and post-images on MongoDB. Otherwise the read raises `UNSUPPORTED_CAPABILITY`. Without images,
+        MongoDB looks up the updated document at the time of the read. See warnings 4, 5 and 15 in
         docs/configuration.md.
     """
 
     OMIT = "omit"
-    """Never include the document; this is cheaper if the service can leave it out."""
+    """Never include the document; this reduces the cost if the service can omit the document."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
     """Include the full document if the service has it, else None; a partial document is never returned."""
     REQUIRE = "require"
@@ -43,7 +43,7 @@ class NewItemStateMode(Enum):
 
 
 class OldItemStateMode(Enum):
-    """Whether events carry the document as it was before the change.
+    """Defines whether events include the document as it was before the change.
 
     Portability:
         Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB does not support
@@ -77,7 +77,7 @@ class SkipToOldest:
 
 
 OnExpired: TypeAlias = Fail | SkipToOldest | Resnapshot
-"""What to do if the service no longer keeps the changes after the position."""
+"""The union of the policies for a position whose following changes the service no longer keeps."""
 
 
 @attrs.frozen
@@ -106,7 +106,7 @@ class ChangeFeedRequest:
     old_item_state_mode: OldItemStateMode = attrs.field(
         default=OldItemStateMode.OMIT, validator=is_a(OldItemStateMode)
     )
-    """Whether events include the old document; this needs a capability."""
+    """Whether events include the old document; every value except `OMIT` needs a capability."""
     max_page_size: int = attrs.field(
         default=0, validator=[is_a(int), at_least(0, "use 0 for the provider's own page size")]
     )
@@ -118,4 +118,4 @@ class ChangeFeedRequest:
     provider_options: ProviderOptions | None = attrs.field(
         default=None, validator=is_a(ProviderOptions, type(None))
     )
-    """The options of one provider, or None. Other providers refuse them."""
+    """The options of one provider, or None. Any other provider refuses these options."""

@@ -1,4 +1,4 @@
-"""Defines how much of a database one read covers."""
+"""Defines which part of a database one read covers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ __all__ = [
 
 @attrs.frozen
 class EntireCollection:
-    """The whole collection: the token handles fan-out, splits and merges.
+    """The whole collection; the token tracks all partitions and their splits and merges.
 
-    Events come in the service's commit order within each partition; there is no order across partitions.
+    Within each partition, events are returned in the service's commit order; there is no order across
+    partitions.
     """
 
 
@@ -32,29 +33,30 @@ class EntireCollection:
 class PhysicalPartition:
     """One physical partition: a DynamoDB shard, a Cosmos DB feed range or a Spanner partition token.
 
-    When the partition ends, the page has `partition_retired` and names the partition's children, each with a
-    token. With `with_descendants`, reading continues in all partitions that replace this one after a split or
-    merge. The token tracks these partitions, and `partition_retired` stays unset on every page.
+    When the partition ends, `partition_retired` is True on the last page, and the page contains a token for
+    each child of the partition. With `with_descendants`, reading continues in all partitions that replace
+    this one after a split or merge. The token tracks these partitions, and `partition_retired` is False on
+    every page.
 
-    If the partition merges with a partition that does not descend from it, two readers read their child. Each
-    reader starts the child as soon as it has finished its own parents, and does not know the position of the
-    other reader. So if partitions merge, use a single reader of all parents, such as `EntireCollection`: only
-    such a reader keeps the order across the merge and reads each event once.
+    If the partition merges with a partition that does not descend from it, two readers read the common child.
+    Each reader starts reading the child as soon as it has finished its own parents, and does not know the
+    position of the other reader. Therefore, if partitions merge, use a single reader of all parents, such as
+    `EntireCollection`. Only such a reader keeps the order across the merge and reads each event once.
 
     Portability:
-        An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has one partition
-        that never ends, so both forms are equivalent there. See warnings 6, 7, 11 and 22 in
-        docs/configuration.md.
+        An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
+        partition, which never ends, so `with_descendants` makes no difference on MongoDB. See warnings 6, 7,
+        11 and 22 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(
         validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
     )
-    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is
-    valid only for that provider and resource."""
+    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is valid
+    only for the provider and resource from which it was obtained."""
     with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
-    """True to continue in the partitions that replace this partition after a split or merge. A token made
-    with one value is refused with the other."""
+    """True to continue in the partitions that replace this partition after a split or merge. A token that was
+    made with one value is refused with the other value."""
 
 
 @attrs.frozen
@@ -78,7 +80,7 @@ class EntireDatabase:
 
     Portability:
         This scope exists on MongoDB only. The feed of a dropped database ends, but the library cannot detect
-        that a token is used on a new database with the same name. Gate on
+        that a token is used on a new database with the same name. Check
         `Capability.CHANGE_FEED_DATABASE_SCOPE`. See warnings 13 and 20 in docs/configuration.md.
     """
 

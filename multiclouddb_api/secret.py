@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class SecretText(str):
-    """Text that may contain a password: `repr` hides it, `str` shows it."""
+    """Text that may contain a password; `repr` hides the text, and `str` returns it."""
 
     __slots__ = ()
 
@@ -25,8 +25,8 @@ class SecretText(str):
 def outcome(parse: Callable[..., T], *values: Any) -> Any:
     """Return a function's result, or return its `MulticloudDbError` so that the caller can raise it.
 
-    The frames of the function contain parts of the parsed text. The caller raises the error after these
-    frames have ended, so that no traceback contains them.
+    The frames of the function contain parts of the parsed text. The caller raises the error only after the
+    function has returned, so that no traceback contains these frames.
 
     Args:
         parse: The function.
@@ -39,7 +39,7 @@ def outcome(parse: Callable[..., T], *values: Any) -> Any:
 
 
 def settled(parse: Callable[..., T], *values: Any) -> T:
-    """Return the result of a function; raise its error from here, without the function's frames.
+    """Return the result of a function; if it fails, raise its error without the function's frames.
 
     Args:
         parse: The function.

@@ -1,4 +1,4 @@
-"""The base class of values built from columns: it makes two classes with the same slots exchangeable."""
+"""Defines a base class that lets objects change between two classes with the same slots."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["Slotted"]
 class Slotted:
     """Contains only the slot for weak references.
 
-    An object can change its class if both classes add the same slots to the same base class. So a draft with
-    plain attributes can become a frozen value. Setting an attribute of a frozen value costs a call, and
-    setting an attribute of a draft does not.
+    An object can change its class if both classes add the same slots to the same base class. Therefore a
+    draft with plain attributes can become a frozen value. This is faster, because setting an attribute of a
+    frozen value needs a function call, and setting an attribute of a draft does not.
     """
 
     __slots__ = ("__weakref__",)

@@ -1,4 +1,4 @@
-"""A snapshot feed delivers every existing row, then every change."""
+"""Defines the snapshot start positions, which deliver every existing row and then every change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MOST = 10**15
 
 
 class SnapshotOrder(Enum):
-    """How the rows of a snapshot and the changes after it are mixed.
+    """The order in which the rows of a snapshot and the changes are delivered.
 
     In all three orders, all rows of the snapshot have the same `order_key`, which is called the floor. Apply
-    an event only if its `order_key` is higher than that of the row you have stored.
+    an event only if its `order_key` is greater than the `order_key` of your stored row.
 
     Portability:
         `AUTO` switches to `INTERLEAVED` only if the service reports how long it keeps a position; otherwise
-        it acts as `ORDERED`. See warning 24 in docs/configuration.md.
+        it behaves like `ORDERED`. See warning 24 in docs/configuration.md.
     """
 
     ORDERED = "ordered"
@@ -35,12 +35,13 @@ class SnapshotOrder(Enum):
     INTERLEAVED = "interleaved"
     """Rows and changes are mixed, so that no position becomes too old.
 
-    A delete may come before an old version of the same row. So keep deleted keys with their `order_key`
-    (tombstones) until you have stored a token after `BackfillDone`.
+    A delete may be delivered before an old version of the same row. Therefore, keep deleted keys with their
+    `order_key` (tombstones) until you have stored the token of the page with `BackfillDone` or of a later
+    page.
     """
     AUTO = "auto"
     """Starts as `ORDERED`, and switches to `INTERLEAVED` after half of the service's retention time has
-    passed. Keep deleted keys as for `INTERLEAVED`.
+    passed. Keep deleted keys as with `INTERLEAVED`.
     """
 
 
@@ -64,16 +65,16 @@ def _is_holdable(instance: object, attribute: attrs.Attribute[Any], value: int) 
 
 @attrs.frozen
 class Snapshot:
-    """Delivers every row that exists, then every change; no change in between is lost.
+    """Delivers every existing row and then every change; no change during the scan is lost.
 
-    The first page contains no rows, only a `SnapshotStarted` notice: store its token before you read on. From
-    then on no change is missed: if a row is changed after that call, it is returned again as a change. Rows
-    come with `backfilled=True`, `type=CREATE` and the snapshot's floor as `order_key`. The page with the last
-    row also contains a `BackfillDone` notice. Until then no page is `idle`, and the watermark stays at the
-    time of the snapshot.
+    The first page contains no rows, only a `SnapshotStarted` notice. Store the token of that page before you
+    continue reading. No change after that call is missed: if a row is changed later, it is returned again as
+    a change. Each row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as
+    `order_key`. The page with the last row also contains a `BackfillDone` notice. Before that page, no page
+    is `idle`, and the watermark remains at the time of the snapshot.
 
-    The token contains the progress of the scan, so any process can continue the scan at any row, even days
-    later.
+    The token contains the progress of the scan, so another process can continue the scan from the token, even
+    days later.
 
     Raises:
         MulticloudDbError: Raised when the snapshot is built: `INVALID_REQUEST` with a message that names the
@@ -81,14 +82,14 @@ class Snapshot:
             snapshots.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows are read as of one moment, or
-        each row as of the moment of its own read. Snapshots are possible for a whole collection or one
-        partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See warnings 23 and
-        24 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows show the state at the same
+        time, or each row shows its state at the time when it was read. Snapshots are possible for a whole
+        collection or one partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. See
+        warnings 23 and 24 in docs/configuration.md.
     """
 
     order: SnapshotOrder = attrs.field(default=SnapshotOrder.AUTO, validator=is_a(SnapshotOrder))
-    """How rows and changes are mixed."""
+    """The order in which rows and changes are delivered."""
     segments: int | None = attrs.field(
         default=None,
         validator=[
@@ -102,28 +103,28 @@ class Snapshot:
     max_scan_rate: float | None = attrs.field(
         default=None, validator=[is_a(int, float, type(None)), _is_rate]
     )
-    """The highest rate of the scan per second; a limit reduces cost and load. The unit is that of
-    `native_charge` if the service reports a charge; otherwise it is rows. None means no limit. Each
-    client applies the limit separately; `plan_partitions` divides it between its tokens."""
+    """The maximum rate of the scan per second; a limit reduces cost and load. The unit is that of
+    `native_charge` if the service reports a charge; otherwise the unit is rows. None means no limit. Each
+    client applies the limit separately; `plan_partitions` divides the limit among its tokens."""
 
 
 @attrs.frozen
 class Resnapshot:
-    """If a position is older than the retention, another snapshot starts; it also reveals the lost deletes.
+    """If a position is older than the retention, start a new snapshot, which also reveals lost deletes.
 
     The first page contains a `Gap` and a `SnapshotStarted` notice, and no events. Before you store the token
     of that page, set the `order_key` of every row and every tombstone of your target to `""`. Then apply
-    events as always. After `BackfillDone`, rows that still have `""` no longer exist in the source, so delete
-    them. docs/how-to/snapshot.md shows this with SQLite.
+    events as usual. After `BackfillDone`, rows whose `order_key` is still `""` no longer exist in the source,
+    so delete these rows. docs/how-to/snapshot.md shows this with SQLite.
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. This works only with a whole collection or one partition key,
-        and only in a loop over pages: a loop over single events would not see the notices. See warnings 3 and
-        23 in docs/configuration.md.
+        and only in a loop over pages, because a loop over single events would not see the notices. See
+        warnings 3 and 23 in docs/configuration.md.
     """
 
     snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))
-    """How to scan."""
+    """The settings of the new snapshot."""
 
 
 @attrs.frozen
@@ -131,13 +132,14 @@ class SnapshotProgress:
     """The progress of a snapshot's scan."""
 
     order: SnapshotOrder = attrs.field(validator=is_a(SnapshotOrder))
-    """The present order: `ORDERED` while the changes wait, `INTERLEAVED` once the changes are read too."""
+    """The current order: `ORDERED` while only rows are read, `INTERLEAVED` once changes are read too."""
     segments_done: int = attrs.field(validator=is_a(int))
-    """The number of segments that are already read."""
+    """The number of segments that have been read completely."""
     segments: int | None = attrs.field(validator=is_a(int, type(None)))
-    """The expected total number of segments; None as long as the total is unknown."""
+    """The expected total number of segments; None while the total is unknown."""
     rows: int = attrs.field(validator=is_a(int))
-    """The number of rows delivered so far, summed over all processes that have used this token."""
+    """The number of rows delivered so far, counted over all reads from the start of the snapshot to this
+    token."""
     records: int | None = attrs.field(validator=is_a(int, type(None)))
     """The approximate number of rows at the start of the scan; None if the service does not report this
     number."""

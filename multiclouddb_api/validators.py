@@ -1,6 +1,6 @@
-"""Validates the fields of values that users build.
+"""Validates the fields of objects that users create.
 
-Each validator raises `INVALID_REQUEST` with the field's name, the problem and the way out.
+Each validator raises `INVALID_REQUEST`; the message names the field, the problem and what to do instead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def each_is(*types: type) -> Validator:
 
 
 def has_methods(*names: str, advice: str) -> Validator:
-    """Check that the value is an object, not a class, with these methods; None passes if it is optional."""
+    """Check that the value is an object with these methods, not a class; None passes if allowed."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is None and attribute.default is None:
@@ -128,7 +128,7 @@ def to_dict(field: str, value: object) -> dict[Any, Any]:
 
 
 def to_utc(field: str, value: object) -> datetime:
-    """Return the time in UTC; refuse a naive datetime, because its time zone would be a guess."""
+    """Return the time in UTC; refuse a naive datetime, because its time zone is unknown."""
     if not isinstance(value, datetime):
         raise invalid_request(field, f"must be a datetime, not {type_name(value)}", "pass an aware datetime")
     if value.utcoffset() is None:
@@ -154,7 +154,7 @@ def local_path(field: str, value: object) -> str:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` if a similar name is known, else the list of known names."""
-    from difflib import get_close_matches  # only errors need it
+    from difflib import get_close_matches  # needed only for errors
 
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
@@ -164,5 +164,5 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> MulticloudDbError:
-    """Make the error for an unknown name of an option, a key or a table."""
+    """Make the error for an option, a key or a table whose name is unknown."""
     return invalid_request(kind, f"{name!r} is not known", suggestion(name, known))

@@ -1,4 +1,4 @@
-"""A signal that one thread waits for and that any thread can send."""
+"""Defines a signal that one thread waits for and any thread can send."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Wakeup:
     """Wakes the one thread that waits for it. If no thread is waiting, the next wait ends at once.
 
     The signal can be sent from any thread, from a signal handler in the waiting thread, or from a finalizer.
-    In these cases the lock of a `threading.Event` or a `queue.Queue` could deadlock. A `queue.SimpleQueue`
-    has no such lock. But in Python 3.11 to 3.13, its `get` never ends if the timeout passes before the wait
-    begins. This can happen with a short timeout on a busy machine.
+    In a signal handler or a finalizer, the lock of a `threading.Event` or a `queue.Queue` could deadlock. A
+    `queue.SimpleQueue` has no such lock. However, in Python 3.11 to 3.13, its `get` never returns if the
+    timeout passes before the wait begins, which can happen with a short timeout on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -23,9 +23,9 @@ class Wakeup:
 
     def send(self) -> None:
         """End the running wait, or the next wait if none is running."""
-        with suppress(RuntimeError):  # it was sent already
+        with suppress(RuntimeError):  # the signal was already sent
             self._silent.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most this time; return True if the signal was sent."""
+        """Wait for the signal for at most this time; return True if it was sent."""
         return self._silent.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))

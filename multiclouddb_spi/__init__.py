@@ -1,4 +1,4 @@
-"""The service provider interface: the contract that a provider implements, and the engine that uses it."""
+"""The service provider interface (SPI): the contract for providers, and the engine that uses a provider."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Optional abilities of a feed or a provider, in addition to the contract; each is a small protocol.
+"""Defines optional abilities of a feed or a provider; each ability is a small protocol.
 
-The engine and the tools look for them with `isinstance`. The ability to scan a collection is larger, so
-it has its own module, `scan`.
+The engine and the tools use `isinstance` to find out whether an ability is present. The ability to scan a
+collection is larger, so its protocols are in a separate module, `scan`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Head:
     """The end position of a bounded read, found without reading the records (`SupportsHeads`).
 
     Attributes:
-        cursor: The end position of the read; the read includes the record at this position.
+        cursor: The end position of the read; the record at this position is part of the read.
         records: The number of records before this position, or None if the service does not report it.
         outcome: `Continue`, or the way in which the partition ends at that position.
     """
@@ -38,45 +38,45 @@ class Head:
 class SupportsHeads(Protocol):
     """A feed that can find the end position of a bounded read without reading the records before it.
 
-    Without this protocol, and for each partition that an answer omits, planning a bounded read has to read
-    the records.
+    If a feed does not implement this protocol, the planner of a bounded read has to read the records. The
+    planner also has to read the records of each partition that an answer omits.
     """
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the present end of each partition, or the position `max_records` after the cursor.
+        """Return the current end of each partition, or the position `max_records` after the cursor.
 
         Args:
             cursors: Maps each partition id to the position of its reader.
-            max_records: The largest number of records between cursor and head, for each partition; None means
-                no limit.
+            max_records: The maximum number of records between the cursor and the head of each partition; None
+                means no limit.
             deadline: The time limit.
 
         Returns:
             A head for each partition whose head can be found cheaply; the planner reads the other partitions.
-            No head lies after the end of its partition, because it must be possible to read up to the head.
+            A head never lies after the end of its partition, because a reader must be able to reach the head.
         """
         ...
 
 
 @runtime_checkable
 class SupportsChangeMark(Protocol):
-    """A feed of any number of partitions that can find out with one cheap call that nothing has changed."""
+    """A feed that can find out with one cheap call, for all its partitions, that nothing has changed."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
-        """Return a value that stays equal until a record, partition or end is added to the feed or lost.
+        """Return a value that changes when a record, a partition or an end is added or lost.
 
-        As long as the value is equal, the engine returns the last idle page again, with the same token. So a
-        feed must not implement this method if its positions or watermark advance without changes, or if its
-        positions expire as time passes.
+        As long as the value stays the same, the engine returns the last idle page again, with the same token.
+        Therefore, a feed must not implement this method if its positions or watermark advance without
+        changes, or if its positions expire as time passes.
 
         Args:
-            deadline: The time at which the call must be over.
+            deadline: The time by which the call must end.
 
         Returns:
-            The value. The engine compares the value with earlier values of this feed in the same process. If
-            the value changes without a reason, this does no harm, but costs one call to each partition.
+            The value. The engine compares the value with earlier values of this feed in the same process. A
+            change of the value without a reason is harmless, but costs one call for each partition.
         """
         ...
 
@@ -92,7 +92,7 @@ class SupportsCommands(Protocol):
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Run a command whose reply is a cursor; return an iterator with a `close` method.
+        """Run a command that replies with a cursor; return an iterator with a `close` method.
 
         See also `run_command`.
         """
@@ -101,10 +101,10 @@ class SupportsCommands(Protocol):
 
 @runtime_checkable
 class SupportsCollections(Protocol):
-    """A provider that can list collections. The engine does not need it; the command line does."""
+    """A provider that can list collections; the command line needs this ability, the engine does not."""
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the collections, tables or containers that the user may see, without the service's own.
+        """Return the collections, tables or containers that the user may see, except system collections.
 
         A collection is listed whether or not its change feed is enabled.
 
@@ -114,7 +114,7 @@ class SupportsCollections(Protocol):
             deadline: The time limit.
 
         Returns:
-            Addresses in the form for a request, in any order; empty if there are none.
+            Addresses that a request accepts, in any order; empty if there are no collections.
 
         Raises:
             ProviderFault: `NOT_FOUND` if the service reports that the database does not exist.

@@ -1,7 +1,7 @@
 """Converts events to Arrow with one fixed schema for every provider (extra `arrow`).
 
-Columns whose types may differ between databases are text: `key` and the item states are JSON as
-`multiclouddb_api.encode_json` writes it, so decoding returns the exact value.
+Columns whose types may differ between databases contain text: `key` and the item states are JSON that
+`multiclouddb_api.encode_json` has written, so decoding returns the exact value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVENT_SCHEMA: Final = pa.schema(
         pa.field("partition_id", pa.string()),
     ]
 )
-"""Every column of every batch, in this order; all columns are nullable."""
+"""The columns of every batch, in this order; all columns are nullable."""
 
 
 def _json(value: Any) -> str | None:
@@ -39,7 +39,7 @@ def _json(value: Any) -> str | None:
 
 
 def events_to_arrow(events: Sequence[ChangeEvent]) -> pa.RecordBatch:
-    """Build an Arrow batch from events, for a provider without its own columnar code."""
+    """Build an Arrow batch from events, for a provider that has no columnar code."""
     columns: list[list[Any]] = [
         [event.event_id for event in events],
         [event.type.value for event in events],

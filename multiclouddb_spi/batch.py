@@ -1,4 +1,4 @@
-"""The result of one read of a partition: raw records, the mapping of records to events, and the next step."""
+"""Defines the result of one read of a partition: records, their mapping to events, and what follows."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Child:
     """A partition that starts after its parent partitions have been read to their end.
 
     Attributes:
-        partition_id: The child.
-        parents: *All* parents of the child. Each parent names the child when that parent has been read to its
-            end. The engine starts the child when the last parent has named it.
-        cursor: The position at which the child starts, as far as this parent knows.
+        partition_id: The service's own id of the child.
+        parents: *All* parents of the child. Each parent names the child once the parent has been read to its
+            end. The engine starts to read the child after the last parent has named it.
+        cursor: The position at which the child starts, according to this parent.
     """
 
     partition_id: str
@@ -55,7 +55,7 @@ class Continue:
 
 @attrs.frozen
 class Reached:
-    """The reader has reached the `until` position that it was opened with; it returns no more records."""
+    """The reader has reached the `until` position given to `Feed.open`; it returns no more records."""
 
 
 @attrs.frozen
@@ -63,15 +63,15 @@ class Drained:
     """The partition has ended, and this batch is its last; its child partitions follow.
 
     Attributes:
-        children: The children that are known so far, at least one. If no child is known, the outcome is
-            `Awaiting` or `Ended`. The known children start at once. If the engine reads at the final cursor
-            again, the answer must name at least these children.
-        complete: True if the service proves that there are no other children. If False, the engine keeps the
-            partition in the token and asks `Feed.discover` for more children. By default, the engine asks
-            during ten minutes of running time (`ClientConfig.child_watch_seconds`).
-        instead: True if the partition no longer exists and nothing can name its children any more. Then
-            `children` contains all partitions that may descend from the lost partition. The engine uses these
-            children if no child is known and no audit would find a child.
+        children: The children that are known so far; there is at least one. If no child is known, the outcome
+            is `Awaiting` or `Ended`. The engine starts to read the known children at once. If it reads again
+            at the final cursor, the answer must name at least these children.
+        complete: True if it is certain that there are no other children. If False, the engine keeps the
+            partition in the token and calls `Feed.discover` to find more children. By default, the engine
+            does this during ten minutes of running time (`ClientConfig.child_watch_seconds`).
+        instead: True if the partition no longer exists, so its children can no longer be determined. In that
+            case, `children` contains all partitions that may descend from the lost partition. The engine uses
+            them if no child is known and no audit would find a child.
     """
 
     children: tuple[Child, ...]
@@ -81,7 +81,7 @@ class Drained:
 
 @attrs.frozen
 class Awaiting:
-    """The partition has ended, but the service does not name its children yet. Ask `Feed.discover`."""
+    """The partition has ended, but its children are not known yet; the engine calls `Feed.discover`."""
 
 
 @attrs.frozen
@@ -100,10 +100,10 @@ class Segment:
     """A part of a collection's key space that a snapshot scans; see `multiclouddb_spi.scan`.
 
     Attributes:
-        segment_id: From `segment_id_of`.
+        segment_id: The id that `segment_id_of` returned.
         cursor: The position before the first row of the segment.
         records: The approximate number of rows in the segment; None if the service does not report this
-            number. Spark's limits count these rows.
+            number. The limits of the Spark source use this number.
     """
 
     segment_id: str
@@ -119,7 +119,7 @@ class Scanned:
 
     Attributes:
         pieces: The segments that replace the unread rest of this segment. Each unread key of the segment is
-            in exactly one of them. Empty if the whole segment was read.
+            in exactly one of them. Empty if the segment was read completely.
     """
 
     pieces: tuple[Segment, ...] = ()
@@ -152,25 +152,27 @@ def children_of(outcome: Outcome) -> tuple[Child, ...]:
 
 
 class Mapper(ABC):
-    """Maps raw records to the returned form; all batches of a reader share one mapper.
+    """Maps raw records to events or Arrow batches; all batches of a reader share one mapper.
 
-    Every method of a mapper is pure.
+    Every method is pure.
     """
 
     @abstractmethod
     def cursor_after(self, records: Any, count: int) -> Cursor:
         """Return the position after the first `count` records.
 
-        A position inside a transaction identifies the part of the transaction that was delivered.
+        If the position lies inside a transaction, it identifies the part of the transaction that was
+        delivered.
 
         Args:
             records: The records of the batch.
-            count: The number of records before the position: at least one, but not all of them.
+            count: The number of records before the position: at least one, and fewer than all records of the
+                batch.
         """
 
     @abstractmethod
     def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
-        """Map records to events; it may be called repeatedly.
+        """Map records to events; the method may be called repeatedly for the same records.
 
         Args:
             records: The records of the batch.
@@ -182,7 +184,7 @@ class Mapper(ABC):
         """
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
-        """Like `events`, in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
+        """Map records to an Arrow batch with the fixed schema `multiclouddb_spi.arrow.EVENT_SCHEMA`.
 
         Args:
             records: The records of the batch.
@@ -190,7 +192,8 @@ class Mapper(ABC):
             stop: The index after the last record to map.
 
         Returns:
-            None if the provider has no columnar code. In that case the engine builds the batch from `events`.
+            The Arrow batch, or None if the provider has no columnar code. In that case, the engine builds the
+            Arrow batch from the result of `events`.
         """
         return None
 
@@ -203,29 +206,29 @@ class Batch:
     records.
 
     Attributes:
-        records: The raw records; each of them gives exactly one event.
+        records: The raw records; each record becomes exactly one event.
         mapper: Maps the records.
         begin: The position before the records, at which the read began.
-        end: The position after the records, and after everything that was scanned after them. So the position
-            also advances in an idle or filtered partition. The end of a batch never lies before the position
-            at which the reader was opened, even if the service delivers earlier records again.
+        end: The position after the records, and after everything that was scanned after them. Therefore, the
+            position also advances in an idle or filtered partition. It never lies before the position at
+            which the reader was opened, even if the service delivers earlier records again.
         outcome: Says what follows the last record of the batch.
-        nbytes: The memory that the raw records take, as exactly as can be determined cheaply.
-        caught_up: True if the service said that nothing follows this batch at present. False if more records
-            may be read at once, even after an empty batch, while a filter is scanning. None if the service
-            does not tell; then an empty batch means that nothing follows. On the last batch of a partition
-            the value has no meaning.
-        watermark: No record after this batch is older than this time; None when unknown. The watermark is
+        nbytes: The memory that the raw records occupy, in bytes, as exactly as can be determined cheaply.
+        caught_up: True if the service reported that no records follow this batch at present. False if more
+            records may be available immediately; this is possible even after an empty batch, while the
+            service filters its log. None if the service does not report this; an empty batch then means that
+            nothing follows. In the last batch of a partition, the value has no meaning.
+        watermark: No record after this batch is older than this time; None if unknown. The watermark is
             never later than the commit time of a record that can still become visible.
         poll_after: The number of seconds to wait before the engine asks this partition again; 0 means no
             wait.
         notices: Facts about the feed that are not changes. Their place is after the batch's last record and
-            before the next batch. So a reader that finds such a fact ends its batch there, even if the
-            service has sent more records. If more may follow, `caught_up` is False. The page that takes the
-            last record of the batch contains the batch's notices, and no later record of this partition. The
-            position `end` lies after the notices. Every other cursor of the batch, and the `skip_cursor` of a
-            record in the batch, lies before the notices. So a read from such a cursor returns the notices
-            again.
+            before the next batch. Therefore, a reader that finds such a fact ends its batch at that point,
+            even if the service has sent more records. If more records may follow, `caught_up` is False. The
+            page that contains the last record of the batch also contains the batch's notices, and no later
+            record of this partition. The position `end` lies after the notices. Every other cursor of the
+            batch, and the `skip_cursor` of a record in the batch, lies before the notices. A read from such a
+            cursor therefore returns the notices again.
         headroom: The number of seconds until the position after this batch expires, or None.
         charge: The service's charge in its own unit, or None.
         requests: The number of calls to the service for this batch.
@@ -246,19 +249,19 @@ class Batch:
     requests: int = 1
 
     def __len__(self) -> int:
-        """Return the number of records; 0 for an empty batch."""
+        """Return the number of records, which is 0 for an empty batch."""
         return len(self.records)
 
     def cursor_after(self, count: int) -> Cursor:
-        """Return the position after the first `count` records; after all records it is `end`."""
+        """Return the position after the first `count` records; if that is all records, return `end`."""
         if count == len(self.records):
             return self.end
         return self.mapper.cursor_after(self.records, count) if count else self.begin
 
     def events(self, start: int, stop: int) -> list[ChangeEvent]:
-        """Map the records `start` to `stop` (exclusive), see `Mapper.events`."""
+        """Map the records from `start` to `stop` (exclusive); see `Mapper.events`."""
         return self.mapper.events(self.records, start, stop)
 
     def arrow(self, start: int, stop: int) -> pa.RecordBatch | None:
-        """Map the records `start` to `stop` (exclusive), see `Mapper.arrow`."""
+        """Map the records from `start` to `stop` (exclusive); see `Mapper.arrow`."""
         return self.mapper.arrow(self.records, start, stop)

@@ -1,4 +1,4 @@
-"""Checks the `connection` of a configuration, for all providers: option names and the library's own URLs."""
+"""Checks the `connection` of a configuration for all providers: option names and URLs."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
-    """Return the application's own client if it is of this vendor's class.
+    """Return the application's own client if it is an instance of this vendor's class.
 
     Args:
-        native_client: The application's argument.
+        native_client: The argument that the application has passed.
         kind: The required class.
         way_out: What the user can do instead.
 
@@ -67,14 +67,14 @@ def parse_location(
 ) -> Location:
     """Split `scheme://HOST/PATH?name=value` into its parts.
 
-    Errors quote only the scheme and the names of options.
+    Error messages quote only the scheme and the names of options.
 
     Args:
         url: The user's URL.
         scheme: The only scheme that is accepted.
         options: The option names that may appear after the `?`.
-        form: The form of a valid URL, for messages: `"write dynamo://REGION"`.
-        credentials: Says in messages where credentials come from, since a URL never contains them.
+        form: The text that describes a valid URL in messages, for example `"write dynamo://REGION"`.
+        credentials: The text that says, in messages, where credentials come from; a URL never contains them.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text is not a URL of this form, may contain a password,
@@ -123,7 +123,7 @@ def merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
         others: The other options.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if both name the same option.
+        MulticloudDbError: `INVALID_REQUEST` if the URL and the other options contain the same name.
     """
     for name in found:
         if name in others:

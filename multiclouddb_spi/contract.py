@@ -1,29 +1,30 @@
-"""The contract between the engine and a provider; the author of a provider implements it.
+"""Defines the contract between the engine and a provider; the author of a provider implements it.
 
-A provider implements what its service can do with one partition. The engine does the rest for all providers:
-fan-out, lineage, cutting pages, buffers, pacing, retries, tokens. Read `providers/embedded` together with
-this page, then run the conformance suite until it is green.
+A provider implements the operations of its service on one partition. The engine does the rest for all
+providers: fan-out, lineage, page limits, buffers, pacing, retries and tokens. Read `providers/embedded`
+together with this page, then run the conformance suite until it passes.
 
-A *record* is one change and gives one event. If the service sends several changes as one (a data change
-record of Spanner contains many), each of these changes is a separate record here. All counts and limits are
-in these records. There is a position between any two records, because a page may end there.
+A *record* is one change and becomes one event. If the service sends several changes together (a data change
+record of Spanner contains many changes), each of these changes is a separate record here. All counts and
+limits refer to these records. There is a position between any two records, because a page may end there.
 
-These rules hold for every method here:
+The following rules apply to every method in this module:
 
-- *What is optional.* A method for an optional feature has a default, which is right for a service without the
-feature. A feature that only some services have is a small protocol, `Supports…`. If a provider does not
-implement the protocol, the engine does without the feature.
+- *What is optional.* A method for an optional feature has a default implementation, which is correct for a
+  service without the feature. A feature that only some services offer is a small protocol, `Supports…`. If a
+  provider does not implement the protocol, the engine does not use the feature.
 - *Who retries.* The engine retries. A provider does not retry calls and does not wrap errors. A provider does
-  not catch the vendor's exceptions: `Provider.classify` classifies them later, from the error alone. A
-  provider raises `ProviderFault` for problems that it finds itself, and for an error whose meaning depends on
-  the call. For example, the same code can mean an expired position in a read and a wrong time in a start. In
-  such a case the provider catches the error and raises `ProviderFault(Fault(…)) from error`; then `classify`
-  is not called.
-- *Threads.* Several threads call a `Provider` and a `Feed` at once. One thread at a time calls a `Reader`,
-  but not always the same thread. Any thread may call `cancel` at any time.
+  not catch the vendor's exceptions, because `Provider.classify` later classifies each exception from its
+  contents alone. A provider raises `ProviderFault` for problems that it finds itself, and for errors whose
+  meaning depends on the call. For example, the same code can mean an expired position in a read, and an
+  invalid time in a start. In such a case the provider catches the error and raises `ProviderFault(Fault(…))
+  from error`; then `classify` is not called.
+- *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. Only one thread at a time
+  calls a `Reader`, but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
   allows. The engine stops waiting at the deadline, whatever the provider does.
-- *Ownership.* Arguments are immutable and may be kept. A returned object is not changed afterwards.
+- *Ownership.* Arguments are immutable and may be kept. A provider does not change an object after returning
+  it.
 - *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
 """
 
@@ -70,7 +71,7 @@ __all__ = [
 ]
 
 FeedStart: TypeAlias = Beginning | Now | AtTime
-"""A start position that the provider resolves; continuation tokens are resolved by the engine itself."""
+"""The start positions that a provider resolves; the engine itself resolves continuation tokens."""
 
 
 @attrs.frozen(cache_hash=True)
@@ -79,12 +80,12 @@ class FeedSpec:
 
     Attributes:
         address: The resource.
-        scope: The part of the database or collection to read. `PhysicalPartition` arrives as
+        scope: The part of the database or collection to read. For a `PhysicalPartition`, this is
             `EntireCollection`, because the engine itself limits the read to one partition, with or without
             its descendants.
-        new_item_state_mode: Whether events need the new document; `open_feed` checks the resource
+        new_item_state_mode: Whether events contain the new document; `open_feed` checks the resource
             accordingly.
-        old_item_state_mode: Whether events need the old document; `open_feed` checks the resource
+        old_item_state_mode: Whether events contain the old document; `open_feed` checks the resource
             accordingly.
         include_native: True if events include the vendor's own record.
         options: The provider's own options, an instance of `Provider.options_type`; never None if the
@@ -100,12 +101,12 @@ class FeedSpec:
 
     @property
     def with_new(self) -> bool:
-        """True if events contain the new document, if there is a new document."""
+        """True if events contain the new document whenever one exists."""
         return self.new_item_state_mode is not NewItemStateMode.OMIT
 
     @property
     def with_old(self) -> bool:
-        """True if events contain the old document, if there is an old document."""
+        """True if events contain the old document whenever one exists."""
         return self.old_item_state_mode is not OldItemStateMode.OMIT
 
 
@@ -116,9 +117,10 @@ class FeedIdentity:
     Attributes:
         provider_id: The provider's id.
         address: The resource.
-        incarnation: The service's own id of this resource (stream ARN, container rid, collection
-            UUID). The id changes when the resource is recreated under the same name. None if the service has
-            no such id; then only the service itself can refuse a position of the deleted resource.
+        incarnation: The service's own id of this resource (for example, a stream ARN, a container rid or a
+            collection UUID). The id changes when the resource is recreated under the same name. None if the
+            service has no such id; in that case, only the service itself can refuse a position of the deleted
+            resource.
     """
 
     provider_id: str
@@ -132,13 +134,13 @@ class Seed:
 
     Attributes:
         partition_id: The service's own id of the partition; it is unique in the feed.
-        parents: Parent partitions that must be read to their end first. A parent that is not a seed of the
-            same answer counts as read to its end.
+        parents: Parent partitions that must be read to their end first. A parent that is not a seed in the
+            same answer is treated as read to its end.
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in other processes and after years of idle polling, as long as the service retains it.
-        children: Set if the partition ended before the start, so that `cursor` is its end. The field lists
-            the partition's children that are seeds of the same answer. The engine reads nothing from such a
-            partition and searches for more children.
+        children: Set only if the partition ended before the start position; `cursor` is then its end. The
+            field contains those of the partition's children that are seeds in the same answer. The engine
+            reads nothing from such a partition and searches for more children.
     """
 
     partition_id: str
@@ -156,7 +158,7 @@ class PartitionState(Enum):
 
 @attrs.frozen
 class Partition:
-    """One partition as the service lists it.
+    """One partition in a listing of the service.
 
     Attributes:
         partition_id: The service's own id of the partition.
@@ -172,14 +174,14 @@ class Partition:
 
 @attrs.frozen
 class Tracked:
-    """A partition in a token, in the form for `Feed.uncovered`.
+    """A partition in a token, in the form that `Feed.uncovered` receives.
 
     Attributes:
         partition_id: The service's own id of the partition.
         cursors: The position of the partition; for a waiting partition, the start positions that its parents
             have given.
         parents: The parents for which the partition still waits; empty if it does not wait.
-        drained: True if the partition was read to its end and the engine only searches for its children.
+        drained: True if the partition was read to its end and the engine is only searching for its children.
     """
 
     partition_id: str
@@ -203,13 +205,13 @@ class Position:
 
 
 class Reader(ABC):
-    """Reads one partition forward from the position at which it was opened."""
+    """Reads one partition forward from the position that was passed to `Feed.open`."""
 
     def outlasts(self) -> bool:
-        """Return whether a late fetch continues, so that the next call at its position gets the result.
+        """Return whether a late fetch keeps running, so that the next call at its position gets the result.
 
-        True for a service that cannot answer faster, because cancelling the fetch would lose the answer. By
-        default a late fetch is cancelled.
+        Return True for a service that cannot answer faster, because its answer would be lost if the fetch
+        were cancelled. By default, a late fetch is cancelled.
         """
         return False
 
@@ -218,26 +220,26 @@ class Reader(ABC):
         """Fetch the next records.
 
         Args:
-            max_records: The hard limit of `len(batch)`, at least 1.
+            max_records: The hard limit for `len(batch)`; at least 1.
             max_bytes: The target for `batch.nbytes`; a batch may exceed it by one record, or by more if the
                 service accepts no size limit.
-            wait: How many seconds the fetch may block if there are no records; 0 means that it must answer at
-                once.
+            wait: How many seconds the fetch may block if there are no records; 0 means that the fetch must
+                return at once.
             deadline: The time limit.
 
         Returns:
-            A batch, which is empty if there are no records. After an outcome other than `Continue`, a further
+            A batch, which is empty if there are no records. After an outcome other than `Continue`, another
             call returns an empty batch with the same outcome.
 
         Raises:
-            RecordFault: Raised with index 0 if the first record at this position cannot even be fetched.
+            RecordFault: Raised with index 0 if the first record at this position cannot be fetched.
             Exception: Any error from the vendor's client. The engine then closes this reader and opens
-                another at the last position, so a failed reader may stay unusable.
+                another reader at the last position, so a failed reader does not have to work again.
         """
 
     @abstractmethod
     def cancel(self) -> None:
-        """Make a `fetch` in another thread end within a second; idempotent.
+        """Make a `fetch` in another thread end within a second; may be called more than once.
 
         The fetch may end with any exception or with a batch. If the vendor's client cannot be interrupted,
         the docstring of the overriding method states the maximum delay.
@@ -245,14 +247,14 @@ class Reader(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the reader's resources; idempotent, and raises nothing.
+        """Free the reader's resources; may be called more than once, and never raises.
 
-        The engine does not call it during a `fetch`.
+        The engine does not call this method during a `fetch`.
         """
 
 
 class Feed(ABC):
-    """One opened change feed; it is cheap to keep, and all readers of the same spec share it."""
+    """One opened change feed; keeping it open is cheap, and all readers with the same spec share it."""
 
     spec: FeedSpec
     identity: FeedIdentity
@@ -275,18 +277,18 @@ class Feed(ABC):
         return incarnation == self.identity.incarnation
 
     def for_one_call(self) -> Feed:
-        """Return this feed for all attempts of one call; it may reuse results of an earlier attempt.
+        """Return a feed for all attempts of one call; that feed may reuse results of earlier attempts.
 
-        The engine asks the returned feed for a start or a listing, asks it again after each failure, and
-        drops it after the call. The answers of the returned feed are valid for that call. The default returns
-        the feed itself and keeps nothing.
+        The engine uses the returned feed to resolve a start or to list partitions, uses it again after each
+        failure, and discards it after the call. The results of the returned feed are valid only for that
+        call. The default implementation returns the feed itself, which reuses nothing.
         """
         return self
 
     def longest_wait(self) -> float:
         """Return the number of seconds that one fetch may wait for new records.
 
-        Longer waits mean fewer calls, but keep a thread busy.
+        Longer waits mean fewer calls, but occupy a thread for a longer time.
         """
         return 1.0
 
@@ -302,20 +304,21 @@ class Feed(ABC):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Convert a start position into partition positions that are durable at once.
 
-        `Beginning` returns every partition that still has records. Closed partitions are returned with their
-        children as further seeds, which name their parents. `Now` and `AtTime` return every partition that is
-        open at that time (for `AtTime` also the descendants of these partitions).
+        `Beginning` returns every partition that still has records. A closed partition is returned together
+        with its children; the seeds of the children contain the closed partition in `parents`. `Now` and
+        `AtTime` return every partition that is open at that time (for `AtTime`, also the descendants of these
+        partitions).
 
         Args:
             position: The start position. The engine has already compared `AtTime` with `clock`.
-            partition_id: The only partition to start, or None for the whole scope. A partition that is closed
-                at that time, but still listed, gets a seed at its end.
+            partition_id: The only partition to start, or None for the whole scope. If the partition is closed
+                at that time but still listed, its seed is at its end.
             deadline: The time limit.
 
         Returns:
-            Seeds. Each of their parents is either a seed of the same list, or no longer exists. Together the
-            seeds cover the scope: every later partition descends from one of them. Empty if `partition_id` is
-            unknown.
+            Seeds. Each of their parents either is a seed in the same list or no longer exists. Together, the
+            seeds cover the scope: every later partition descends from one of the seeds. Empty if
+            `partition_id` is unknown.
 
         Raises:
             ProviderFault: `CHECKPOINT_EXPIRED` for an `AtTime` that is older than the retention.
@@ -323,11 +326,11 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """By the `deadline`, return the scope's open partitions, and closed partitions that are still listed.
+        """By the `deadline`, return the scope's open partitions and the closed ones that are still listed.
 
         With the scope of one partition key, the answer contains the partitions that may contain the key. A
-        partition's parents may be left out, and a new partition may be listed late. So a partition that is
-        not listed may still exist; `oldest` decides whether it exists.
+        partition's parents may be left out, and a new partition may be listed late. Therefore, a partition
+        that is not listed may still exist; `oldest` finds out whether it exists.
         """
 
     @abstractmethod
@@ -337,9 +340,9 @@ class Feed(ABC):
         Args:
             partition_id: The service's own id of the partition.
             cursor: The position after which to read.
-            until: Stop after this position with the outcome `Reached`, even if the partition ends there.
-                Another read up to this position returns the same events, even after later splits, merges or
-                writes.
+            until: The position after which to stop with the outcome `Reached`, even if the partition ends
+                there. Another read up to this position returns the same events, even after later splits,
+                merges or writes.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.
@@ -349,18 +352,18 @@ class Feed(ABC):
         """Ask once for the children of ended partitions that may have more children than are known.
 
         The engine asks soon after a partition has ended, and then less and less often: after n seconds of
-        searching, it asks about once in the next n seconds. A provider may limit the cost for its service by
-        leaving partitions out of the answer; they then count as not asked.
+        searching, it asks about once in the next n seconds. To limit the cost, a provider may leave
+        partitions out of the answer; the engine treats these partitions as not asked.
 
         Args:
             awaiting: Maps each partition id to its final cursor; never empty.
             deadline: The time limit.
 
         Returns:
-            For each partition id in the request: `Drained`, `Ended`, or `Awaiting` as long as no child is
-            known. A later answer may omit a child that an earlier answer named. An answer must show the
-            service's present state; it must not come from a cache. The default raises, because it is for a
-            service whose partitions have no children.
+            For each partition id in the request: `Drained`, `Ended`, or, as long as no child is known,
+            `Awaiting`. A later answer may omit a child that an earlier answer named. An answer must show the
+            current state of the service; it must not come from a cache. The default implementation raises,
+            because it is meant for a service whose partitions have no children.
         """
         raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
 
@@ -370,32 +373,32 @@ class Feed(ABC):
     ) -> list[Seed] | None:
         """Audit a whole collection: find open partitions that the token neither contains nor leads to.
 
-        The audit uses only the service's answers and the token, nothing that this process remembers. There
-        are three ways to audit: by parents (`missed_by_parents`); by key ranges, which looks for a range that
-        no partition of the token overlaps; or by a listing as of a time up to which every partition of the
-        token has been read. The engine calls this method after partitions have ended, and every ten minutes,
-        but at most once a minute.
+        The audit uses only the service's answers and the token, and nothing that this process remembers.
+        There are three ways to audit. The first compares parents (`missed_by_parents`). The second compares
+        key ranges, and looks for a range that no partition in the token overlaps. The third uses a listing as
+        of a time up to which every partition in the token has been read. The engine calls this method after
+        partitions have ended and every ten minutes, but not more than once a minute.
 
         Args:
             tracked: Maps the id of each partition in the token to the partition. All descendants of these
-                partitions count as covered.
+                partitions are treated as covered.
             since: The time at which the feed started; changes committed earlier are not needed. None if the
                 start is not known.
             deadline: The time limit.
 
         Returns:
             Seeds for the partitions that are not covered: missed parents and their descendants, down to the
-            open ones. A seed whose parents are not seeds of the answer starts at once. The answer never
-            contains a fully read partition, or one that ended before `since`. Such a partition could name
-            children that began before `since`. Empty if everything is covered; None if the service cannot
-            answer, now or ever.
+            open partitions. A seed whose parents are not seeds in the answer starts at once. The answer never
+            contains a partition that was read to its end, or a partition that ended before `since`, because
+            such a partition could name children that began before `since`. The answer is empty if everything
+            is covered, and None if the service cannot answer, either now or at any time.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Return the seconds until `cursor` expires, if the service's time is `now`; pure.
+        """Return the number of seconds until `cursor` expires, given the service's time `now`; pure.
 
-        The engine also asks this for waiting partitions. Return None if the cursor does not show the time, or
-        if no change after the cursor can be lost.
+        The engine also calls this method for waiting partitions. Return None if the cursor does not contain a
+        time, or if no change after the cursor can be lost.
         """
         return None
 
@@ -406,9 +409,9 @@ class Feed(ABC):
 
         Args:
             child_id: The child.
-            cursors: The distinct cursors: there is at least one, usually exactly one. The default returns the
-                first of the cursors in the order of `compare`, so that no event is left out. It raises if
-                `compare` returns None.
+            cursors: The distinct cursors; there is at least one, and usually exactly one. The default
+                implementation returns the first of the cursors in the order of `compare`, so that no event is
+                left out. It raises if `compare` returns None.
         """
         for cursor in cursors:
             if all(self.compare(cursor, other) in (-1, 0) for other in cursors if other is not cursor):
@@ -416,19 +419,21 @@ class Feed(ABC):
         raise unwritten(type(self), "join", f"where {child_id} starts")
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        """Return `cursor` without its hints: parts that only save calls. Pure.
+        """Return `cursor` without its hints, which are parts that only save calls; pure.
 
-        Two cursors whose remaining parts are equal can share one reader.
+        Two cursors can share one reader if they are equal without their hints.
         """
         return cursor
 
     @abstractmethod
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Return -1, 0 or 1 if `a` lies before, at or after `b` in one partition; pure. Equal cursors give 0.
+        """Return -1, 0 or 1 if `a` lies before, at or after `b` in one partition; pure.
 
-        None means that the cursors do not show which of them comes first. In that case the engine assumes
-        that there may be events left to read: it never ends a partition, omits an event or skips a range
-        because of None. If this provider cannot have made a cursor, the method raises `InvalidCursor`.
+        The result for equal cursors is 0.
+
+        None means that the cursors do not show which of them comes first. In that case, the engine assumes
+        that there may be events left to read. It never ends a partition, omits an event or skips a range
+        because of None. The method raises `InvalidCursor` for a cursor that this provider cannot have made.
         """
 
     @abstractmethod
@@ -436,17 +441,17 @@ class Feed(ABC):
         """Return where to resume reading `partition_ids`, whose positions have expired.
 
         The method ends by the `deadline`. The engine also passes undiscovered parents of a merged child, to
-        learn whether they can still be discovered. It stops waiting for a parent that is neither a seed nor
-        listed. The engine also passes all partitions that are not listed, to learn which of them no longer
-        exist and which partitions may descend from them. The engine reads these descendants after the lost
-        partitions.
+        find out whether they can still be discovered. It stops waiting for a parent that is neither a seed
+        nor listed. In addition, the engine passes all partitions that are not listed, to find out which of
+        them no longer exist and which partitions may descend from those. The engine reads these descendants
+        after the lost partitions.
 
         Returns:
             A seed for each partition that can still be read, even if the partition is closed, not listed by
             the service, or empty. For a partition that no longer exists: its oldest descendants that can be
             read, with their parents. If a provider cannot determine the descendants, it returns all
-            partitions that may be descendants; those that began before the partition ended cannot. Empty if
-            no partition is left.
+            partitions that may be descendants; a partition that began before the lost partition ended cannot
+            be a descendant. The answer is empty if no partition is left.
         """
 
     @abstractmethod
@@ -458,7 +463,7 @@ class Feed(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
-        """Free the feed's resources; idempotent. The engine closes the feed's readers first."""
+        """Free the feed's resources; may be called more than once. The engine closes the readers first."""
 
 
 class Provider(ABC):
@@ -467,7 +472,7 @@ class Provider(ABC):
     Attributes:
         provider_id: The id in the entry point, for example `"dynamo"`.
         options_type: The provider's options class, or None if it has no options.
-        page_records: The provider's own page size, used for `max_page_size=0`.
+        page_records: The provider's own page size, which is used if `max_page_size` is 0.
     """
 
     provider_id: ClassVar[str]
@@ -476,7 +481,7 @@ class Provider(ABC):
 
     @abstractmethod
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of the service when it is set up as documented, without any I/O."""
+        """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
 
     @abstractmethod
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
@@ -484,16 +489,16 @@ class Provider(ABC):
 
         Raises:
             ProviderFault: `NOT_FOUND` if the resource does not exist; `INVALID_REQUEST` or
-                `UNSUPPORTED_CAPABILITY`, with the name of the missing setting.
+                `UNSUPPORTED_CAPABILITY`, with the name of the missing setting, if it is not set up.
         """
 
     @abstractmethod
     def classify(self, error: Exception) -> Fault:
-        """Classify a vendor's `error`; pure, and raises nothing, even for unknown exceptions."""
+        """Classify a vendor's `error`; pure, and never raises, even for unknown exceptions."""
 
     @abstractmethod
     def close(self) -> None:
         """Cancel every reader, and free the vendor's client if the library made it.
 
-        The method is idempotent, and any thread may call it.
+        Any thread may call this method, and more than one call is allowed.
         """

@@ -1,13 +1,13 @@
 """Represents positions inside a commit, for services whose positions identify only whole commits.
 
-A page may end in the middle of a commit, but such a service can send only whole commits. So the
-position contains the commit and the part of it that was delivered. The reader uses this position to omit the
-changes that the service sends a second time.
+A page may end in the middle of a commit, but such a service can send only whole commits. Therefore, the
+position contains the commit and the part of the commit that was delivered. The reader uses the position to
+omit changes that the service sends a second time.
 
 The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
-a mark that shows its last delivered change. For example, if several Spanner transactions have the same commit
-timestamp, each of them is an order. If the changes have no order, the position names each delivered change. A
-position never names changes of other commits, so the cursor stays short.
+a mark that identifies its last delivered change. For example, if several Spanner transactions have the same
+commit timestamp, each transaction is an order. If the changes have no order, the position contains the name
+of each delivered change. A position never contains changes of other commits, so the cursor stays short.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Cut", "Mark"]
 
 Mark: TypeAlias = tuple[str | int, ...]
-"""A mark: it shows how far an order (a sequence of changes) was delivered.
+"""A mark, which shows how far an order (a sequence of changes) was delivered.
 
-All marks of an order have the same length, and they sort like its changes.
+All marks of an order have the same length, and sort in the same way as the changes of the order.
 """
 
 _MOST_POSITION: Final = 2**63 - 1
@@ -38,11 +38,12 @@ _MOST_PARTS: Final = 8
 
 @attrs.frozen
 class Cut:
-    """A position before a commit, or inside it, after the changes of the commit that were delivered.
+    """A position before a commit, or inside a commit after the delivered changes.
 
     Attributes:
         at: The commit, as a number; everything before this commit was delivered.
-        delivered: Name → mark. For each order of the changes at `at`, the mark up to which it was delivered.
+        delivered: Maps the name of each order in the commit `at` to the mark up to which the order was
+            delivered.
     """
 
     at: int
@@ -65,7 +66,7 @@ class Cut:
         """Return the position after the next delivered change.
 
         Args:
-            at: The commit of the change, not before this position's commit.
+            at: The commit of the change; it is not before the commit of this position.
             name: The order that contains the change, or the change itself.
             mark: The place of the change in the order, after what was already delivered.
         """
@@ -74,7 +75,7 @@ class Cut:
     def compare(self, other: Cut) -> int | None:
         """Return -1, 0 or 1 if this position lies before, at or after another.
 
-        Return None if each position includes delivered changes that the other does not include.
+        Return None if each position includes delivered changes that the other position does not include.
 
         Args:
             other: Another position of the same partition.
@@ -87,14 +88,14 @@ class Cut:
         return -1 if less else 1 if more else None
 
     def to_json(self) -> list[JsonValue]:
-        """Return the position in the form of a cursor: `[at]`, or `[at, {name: mark}]` inside a commit."""
+        """Return the position as a cursor: `[at]`, or `[at, {name: mark}]` if it is inside a commit."""
         if not self.delivered:
             return [self.at]
         return [self.at, {name: list(mark) for name, mark in self.delivered.items()}]
 
     @classmethod
     def from_json(cls, cursor: Cursor) -> Cut:
-        """Return the position that was passed to `to_json`.
+        """Return the position that `to_json` has converted.
 
         Args:
             cursor: A value from a token that may be damaged.

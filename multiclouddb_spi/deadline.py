@@ -1,4 +1,4 @@
-"""The time limit of a call."""
+"""Defines the time limit of a call."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Deadline"]
 
 @attrs.frozen
 class Deadline:
-    """The time at which a call must be over, on the monotonic clock; all parts of the call share it.
+    """The time by which a call must end, on the monotonic clock; all parts of the call share the deadline.
 
     Attributes:
-        at: The value of `time.monotonic()` at which the call must be over.
+        at: The value of `time.monotonic()` by which the call must end.
     """
 
     at: float
@@ -29,7 +29,7 @@ class Deadline:
         return cls(time.monotonic() + seconds)
 
     def remaining(self) -> float:
-        """Return the seconds that are left, never below 0."""
+        """Return the number of seconds that are left, which is never negative."""
         return max(0.0, self.at - time.monotonic())
 
     def passed(self) -> bool:

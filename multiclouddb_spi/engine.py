@@ -1,4 +1,4 @@
-"""The engine builds pages from a provider's partitions."""
+"""Defines the engine, which builds pages from the records of a provider's partitions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Engine:
         config: The limits.
         observer: The observer of the application, or None.
         executor: The executor for blocking calls; a pool of threads by default.
-        attempts: The largest number of attempts of one call; 1 if the application's own client retries.
+        attempts: The maximum number of attempts for one call; 1 if the application's own client retries.
         pause: Waits between attempts; tests pass a function that does not wait.
     """
 
@@ -86,7 +86,8 @@ class Engine:
     ) -> None:
         self._provider = provider
         self._closed = threading.Event()
-        # Twice the width: the long polls of one call must not prevent another call from reading.
+        # The pool has twice the width, so that the long polls of one call do not prevent another call from
+        # reading.
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._observing = Observing(observer)
         budget = Budget(config.max_buffered_bytes)
@@ -108,7 +109,7 @@ class Engine:
 
     @property
     def provider(self) -> Provider:
-        """The connected database."""
+        """The provider, which represents the connected database."""
         return self._provider
 
     @property
@@ -253,14 +254,14 @@ class Engine:
             )
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Pass one command to the service once, as `MulticloudDbClient.run_command` does."""
+        """Pass a command to the service without retries, as `MulticloudDbClient.run_command` does."""
         with user_errors(self._provider, "run_command"):
             return self._commands("run_command").run_command(database, command, options)
 
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Pass one cursor command to the service once, as `MulticloudDbClient.run_cursor_command` does."""
+        """Pass a cursor command to the service, as `MulticloudDbClient.run_cursor_command` does."""
         with user_errors(self._provider, "run_cursor_command"):
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 

@@ -1,4 +1,4 @@
-"""Building blocks for each provider's table of errors: its rows, and the fault for an unknown error."""
+"""Defines the rows of a provider's table of errors, and the fault for an unknown error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiclouddb_spi.faults import Fault
 __all__ = ["REPORT", "THROTTLED", "UNAVAILABLE", "Row", "one_line", "row_of_status", "unexpected"]
 
 REPORT: Final = "this should not happen; please report it with the text of this error"
-"""The advice to report an error that the user cannot avoid."""
+"""The advice for an error that the user cannot avoid: report it."""
 
 _RETRYABLE: Final = (ErrorCategory.THROTTLED, ErrorCategory.TRANSIENT_FAILURE)
 _MOST_TEXT: Final = 300
@@ -24,8 +24,8 @@ class Row:
 
     Attributes:
         category: The kind of the failure.
-        way_out: What the user can do, in the library's words.
-        confidential: True if the service's text may contain a secret; then errors do not show the text.
+        way_out: The library's advice for the user.
+        confidential: True if the service's text may contain a secret; the text is then not shown in errors.
         retryable: True if the same call may succeed later; by default the category decides.
     """
 
@@ -44,13 +44,13 @@ class Row:
         retry_after: float | None = None,
         vendor_retried: bool = False,
     ) -> Fault:
-        """Make the fault of this row from the service's text and the advice.
+        """Make a fault from this row and the service's text.
 
         Args:
             said: The error text of the service or its client, on one line and without a secret.
             code: The vendor's own error code.
             retry_after: The number of seconds that the service asked to wait.
-            vendor_retried: True if the vendor's client itself retries such a call.
+            vendor_retried: True if the vendor's client has already retried the call.
         """
         return Fault(
             self.category,
@@ -72,9 +72,9 @@ THROTTLED: Final = Row(
 
 
 def row_of_status(status: int) -> Row | None:
-    """Return the meaning of an HTTP status without a code, for example from a proxy before the service.
+    """Return the row for an HTTP status without an error code, for example from a proxy.
 
-    Return None unless the same call may succeed later.
+    Return None if the same call would fail again.
     """
     if status == 429:
         return THROTTLED
@@ -82,7 +82,7 @@ def row_of_status(status: int) -> Row | None:
 
 
 def unexpected(error: BaseException) -> Fault:
-    """Make the fault for an exception that no table contains."""
+    """Make the fault for an exception that is not in the provider's table."""
     said = one_line(f"{type(error).__name__}: {error}")
     return Fault(ErrorCategory.PERMANENT_FAILURE, f"{said}; {REPORT}")
 

@@ -1,4 +1,4 @@
-"""Makes the user's error from a fault; no other module does this."""
+"""Converts a fault to the error that the user sees; no other module does this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLASSIFIED: Final = "_multiclouddb_fault"
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """Return the fault of a failure: the provider's own fault if it raised one, else the classification."""
+    """Return the fault of a failure: the fault that the provider raised, or else the classification."""
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):
@@ -41,7 +41,7 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
 def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
     """Return the classification of a vendor's error.
 
-    `classify` is called only once, because the error keeps the answer.
+    `classify` is called only once per error, because the result is stored in the error.
 
     Args:
         classify: `Provider.classify`, or a function that calls it.
@@ -55,9 +55,9 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 
 
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
-    """Return the exception from which an error is raised.
+    """Return the exception to use as the cause of an error.
 
-    The function never returns an exception that may quote a secret, because logs print causes too.
+    The function never returns an exception that may quote a secret, because logs also contain causes.
     """
     return None if fault.confidential else error
 
@@ -70,14 +70,14 @@ def to_error(
     *,
     oldest_position: str | None = None,
 ) -> MulticloudDbError:
-    """Make the error for a fault, with the vendor's facts in its detail.
+    """Make the user's error for a fault; its detail contains the facts about the vendor's exception.
 
     Args:
         provider_id: The provider's id.
         operation: The name of the call that failed.
         fault: The failure.
         cause: The vendor's exception, or None; the caller raises the error `from` this exception.
-        oldest_position: For `CHECKPOINT_EXPIRED`.
+        oldest_position: The oldest position that the service still keeps, for `CHECKPOINT_EXPIRED`.
     """
     if isinstance(cause, MulticloudDbError):
         return cause
@@ -101,7 +101,7 @@ def to_error(
 
 @contextmanager
 def user_errors(provider: Provider, operation: str) -> Iterator[None]:
-    """Raise the user's error for any failure inside the block.
+    """Convert any failure inside the block to the user's error.
 
     Args:
         provider: Classifies failures.

@@ -1,4 +1,4 @@
-"""Defines how a provider classifies a failure; the engine makes the user's error from the result."""
+"""Defines how a provider classifies a failure; the engine makes the user's error from the fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ START_AGAIN: Final = "start again, or read with on_expired=SkipToOldest() to con
 
 @attrs.frozen
 class Fault:
-    """One failure, classified.
+    """A classified failure.
 
     Attributes:
         category: The kind of the failure, which decides whether the engine retries.
@@ -35,11 +35,11 @@ class Fault:
             secret.
         code: The vendor's own error code as text, or None.
         retryable: True if the same call may succeed later without a change. `THROTTLED` and
-            `TRANSIENT_FAILURE` usually are retryable.
+            `TRANSIENT_FAILURE` are usually retryable.
         retry_after: The number of seconds that the service asked to wait, or None.
         vendor_retried: True if the vendor's client has already retried this call; the engine then does not
             retry it again.
-        confidential: True if the vendor's text may quote a secret; then the user's error does not show that
+        confidential: True if the vendor's text may quote a secret; the user's error then does not show that
             text.
     """
 
@@ -55,8 +55,8 @@ class Fault:
 class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for problems that it finds, and for errors whose meaning depends on the call.
 
-    The engine uses the fault unchanged and does not ask `Provider.classify`. If a vendor's exception caused
-    the fault, raise the fault `from` it, because `ErrorDetail` names that exception.
+    The engine uses the fault unchanged and does not call `Provider.classify`. If a vendor's exception caused
+    the fault, raise the error `from` that exception, because `ErrorDetail` names it.
 
     Args:
         fault: The classified failure.
@@ -75,7 +75,7 @@ class ProviderFault(Exception):  # noqa: N818
         retryable: bool = False,
         vendor_retried: bool = False,
     ) -> ProviderFault:
-        """Make an exception with a fault that has these fields.
+        """Make an exception whose fault has these fields.
 
         Args:
             category: The kind of the failure.
@@ -149,7 +149,7 @@ def expired(what: str) -> ProviderFault:
     """Make the fault for a position that is older than the retention.
 
     Args:
-        what: The data that no longer exists, and the reason.
+        what: A statement that names the lost data and the reason for the loss.
     """
     return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
 
@@ -172,12 +172,12 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """Make the fault for a method whose default is not sufficient for this provider.
+    """Make the fault for a method whose default implementation is not sufficient for this provider.
 
     Args:
         made: The provider's class.
         method: The method that the provider must override.
-        what: What the default cannot know.
+        what: The fact that the default implementation cannot know.
     """
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

@@ -12,7 +12,8 @@ from typing import Final
 __all__ = ["collector_paused"]
 
 _pausing: Final = threading.RLock()
-# A forked child must not inherit the pause: the thread that would end it does not exist there.
+# A forked child must not inherit the pause, because the thread that would end the pause does not exist in the
+# child.
 os.register_at_fork(
     before=_pausing.acquire, after_in_parent=_pausing.release, after_in_child=_pausing.release
 )
@@ -23,10 +24,10 @@ def collector_paused() -> Iterator[None]:
     """Keep the cyclic garbage collector from running inside the block, which should last only milliseconds.
 
     Mapping makes about ten containers per event and no reference cycle. Without the pause, the collector
-    would scan these objects again and again, which takes a quarter of the reading time.
+    would scan these objects again and again, which would take a quarter of the time of a read.
 
-    Only one thread at a time pauses the collector; in other threads the block does nothing. So the collector
-    can run whenever the pausing thread leaves its block, even if other threads enter theirs.
+    Only one thread at a time pauses the collector; in other threads, the block has no effect. Therefore, the
+    collector can run whenever the pausing thread leaves its block, even if other threads enter their blocks.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):
         yield

@@ -61,14 +61,14 @@ class Observing:
         self._tell(self._observer.partition_found_late, address, found)
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """Report that the scan of a snapshot takes so long that changes are now read during it."""
+        """Report that changes are now read during the scan of a snapshot, because the scan takes long."""
         _log.info(
             "%s: positions are kept for %.0f s more; changes are now read during the scan", address, seconds
         )
         self._tell(self._observer.snapshot_interleaved, address, seconds)
 
     def audit_failed(self, address: ResourceAddress, reason: str) -> None:
-        """Report that an audit of coverage failed; it is repeated soon."""
+        """Report that an audit of coverage failed; another audit follows soon."""
         _log.warning("%s: the audit of coverage failed (%s)", address, reason)
 
     def headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:

@@ -21,11 +21,11 @@ class Keeper(Protocol):
     """Keeps opened feeds, so that callers with the same spec can share them."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """Return the feed of this spec, and whether this call opened it; the caller must release the feed."""
+        """Return the feed for this spec, and whether this call opened it; the caller must release it."""
         ...
 
     def forget(self, feed: Feed) -> None:
-        """Stop giving this feed to other callers."""
+        """Do not give this feed to other callers any more."""
         ...
 
     def release(self, feed: Feed) -> None:
@@ -36,16 +36,16 @@ class Keeper(Protocol):
 class OpenFeed:
     """A feed that is opened when it is first used, with retries.
 
-    If a feed has been open for some time, its resource may have been deleted and created again. So before a
-    token or an id of another resource is refused, the feed is opened again.
+    If a feed has been open for some time, its resource may have been deleted and created again. Therefore,
+    the feed is opened again before a token or an id of another resource is refused.
 
     Args:
         provider: Opens the feed.
         spec: The spec of the feed, made by `spec_of` from a request that the provider can serve.
-        make: Makes the calls.
-        limit: The time limit. A `Deadline` limits all calls together; in that case the caller itself makes
-            the user's errors. A number of seconds limits each call separately, and then a failed call raises
-            the user's error.
+        make: The function that makes the calls, for example `Tries.call`.
+        limit: The time limit. A `Deadline` limits all calls together; in that case, the caller itself makes
+            the user's errors. A number of seconds limits each call separately; in that case, a failed call
+            raises the user's error.
         keeper: Keeps the feed open for other callers. Without a keeper, `close` closes the feed.
     """
 
@@ -64,18 +64,18 @@ class OpenFeed:
 
     @property
     def feed(self) -> Feed:
-        """The feed."""
+        """The opened feed."""
         return self._acquire()[0]
 
     def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
-        """Ask the provider or the feed, with retries.
+        """Call the provider or the feed, with retries.
 
         Args:
             operation: The name of the call, used in errors.
             ask: The function to call; it receives the deadline and may be called several times.
 
         Raises:
-            MulticloudDbError: An error with a category, if `limit` is in seconds.
+            MulticloudDbError: An error with a category, if `limit` is a number of seconds.
             Exception: Otherwise the error of the last attempt is raised unchanged.
         """
         limit = self._limit
@@ -88,8 +88,8 @@ class OpenFeed:
     def use(self, begin: Callable[[Feed], T], check: Callable[[Feed], object] = lambda _: None) -> T:
         """Call `begin` with the feed, and return its result.
 
-        If the feed was opened before this call, and it does not fit or its resource is not found, it is
-        opened again.
+        If the feed was opened before this call, and does not match the token or its resource is not found,
+        the feed is opened again.
 
         Args:
             begin: The function to call; it is called again if the feed is opened again.
@@ -128,7 +128,7 @@ class OpenFeed:
             way_out: What the user can do instead.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a resource that was deleted and created again.
+            MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
         """
 
         def check(feed: Feed) -> None:
@@ -152,7 +152,7 @@ class OpenFeed:
         self.close()
 
     def close(self) -> None:
-        """Release the feed; idempotent."""
+        """Release the feed; may be called more than once."""
         feed, self._feed = self._feed, None
         if feed is not None:
             self._keeper.release(feed)

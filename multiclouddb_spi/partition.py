@@ -1,9 +1,10 @@
-"""Encodes and decodes the partition ids that applications see; each id names the resource that it belongs to.
+"""Encodes and decodes the partition ids that applications see; each id identifies its resource.
 
     dynamo:1f3a9c2b.77e01d5c:shardId-00000001541626099285-f35f62ef
     provider:address.incarnation:the service's own id
 
-Address and incarnation are digests, so an id of another resource is recognised, and an id reveals no names.
+The address and the incarnation are digests, so an id of another resource is detected, and an id reveals no
+names.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def encode_partition_id(
 
 @attrs.frozen
 class PartitionId:
-    """The parts of a public id whose provider and address were already checked.
+    """The parts of a public id; its provider and address have already been checked.
 
     Attributes:
         native: The service's own id of the partition.
@@ -63,11 +64,11 @@ class PartitionId:
         return self.incarnation_digest == _digest(incarnation)
 
     def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
-        """Refuse an id of a resource that was deleted and created again; called when the feed is open.
+        """Refuse the id if its resource was deleted and created again; called once the feed is open.
 
         Args:
             address: The address of the resource, for the message.
-            incarnation: The present incarnation of the resource.
+            incarnation: The current incarnation of the resource.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was deleted and created again.
@@ -80,7 +81,7 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
     """Split a public id into its parts, if it belongs to this provider and address.
 
     Args:
-        public_id: The application's argument.
+        public_id: The id that the application has passed.
         provider_id: The id of the provider to which the partition must belong.
         address: The address of the resource to which the partition must belong.
 

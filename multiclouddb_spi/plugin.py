@@ -1,4 +1,4 @@
-"""Finds a provider, connects it and gives it to an engine."""
+"""Finds a provider, connects it to its database and passes it to an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ __all__ = ["ProviderPlugin", "open_provider"]
 
 
 class ProviderPlugin(ABC):
-    """The object that a provider registers as entry point `multiclouddb.providers`: `PLUGIN = MyPlugin()`.
+    """The object that a provider registers in the entry point group `multiclouddb.providers`.
+
+    A provider's module contains, for example, `PLUGIN = MyPlugin()`.
 
     Attributes:
         provider_id: The name of the entry point.
@@ -30,7 +32,8 @@ class ProviderPlugin(ABC):
         """Check the configuration and make the provider, with as little I/O as possible.
 
         Args:
-            config: The provider reads `config.connection` and refuses unknown option names.
+            config: The configuration; the provider reads `config.connection` and refuses unknown option
+                names.
             native_client: The application's own vendor client, or None if the provider makes its own.
 
         Raises:
@@ -38,25 +41,25 @@ class ProviderPlugin(ABC):
         """
 
     def check(self, config: ClientConfig) -> None:
-        """Check the configuration, without I/O; by default nothing is checked before `connect`.
+        """Check the configuration without I/O; by default, nothing is checked before `connect`.
 
         Args:
             config: As for `connect`.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` with a message that names the setting and the way out.
+            MulticloudDbError: `INVALID_REQUEST` with a message that names the setting and says what to do.
         """
         del config
 
     @abstractmethod
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a service set up as documented, like `Provider.capabilities`."""
+        """Return the capabilities of a service that is set up as documented, like `Provider.capabilities`."""
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
         """Connect to the database, and make the engine that uses the provider.
 
         Args:
-            config: Names the provider and how to reach it.
+            config: The configuration, which names the provider and says how to reach the database.
             native_client: The application's own vendor client, or None if the provider makes its own.
             observer: Receives notifications of internal events.
         """
@@ -68,7 +71,7 @@ def open_provider(config: ClientConfig, native_client: object | None = None) -> 
     """Connect to the database without an engine, for Spark, the command line and the conformance kit.
 
     Args:
-        config: Names the provider and how to reach it.
+        config: The configuration, which names the provider and says how to reach the database.
         native_client: The application's own vendor client, or None if the provider makes its own.
 
     Raises:

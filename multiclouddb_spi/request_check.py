@@ -1,4 +1,4 @@
-"""Refuses requests that the database does not support, without calling it, and names an alternative."""
+"""Refuses requests that the database does not support, without a call to it; names an alternative."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ _NEEDS: Final[dict[type, Capability]] = {
 def require(
     provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a capability that is native, or emulated with the caller's opt-in.
+    """Accept a capability that is native, or that is emulated if the caller has opted in.
 
     Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
     """
     note = provider.capabilities()[capability]
     if note.support is Support.NATIVE:
@@ -86,7 +86,7 @@ def require_start(
     """Accept a start position that the provider supports, as `require` does for a capability.
 
     Raises:
-        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
     """
     if type(position) in _NEEDS:
         require(provider, _NEEDS[type(position)], options, operation)
@@ -119,7 +119,7 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
 
 
 def check_planned(position: StartPosition) -> None:
-    """Refuse a snapshot that cannot be spread over several processes.
+    """Refuse a snapshot that cannot be distributed over several processes.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`, because the changes would wait for rows that other processes
@@ -130,7 +130,7 @@ def check_planned(position: StartPosition) -> None:
 
 
 def check_plan(plan: Plan | None) -> None:
-    """Refuse to spread a feed over several processes while its changes wait for the rows of a scan.
+    """Refuse to distribute a feed over several processes while its changes wait for the rows of a scan.
 
     The scan may come from a token, or from `Beginning()` on a service that emulates this start.
 

@@ -1,4 +1,4 @@
-"""Decides whether, how soon and how often to retry a failed call, and retries it."""
+"""Retries failed calls, and decides whether, how soon and how often to retry."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
 T = TypeVar("T")
 
 ATTEMPTS: Final = 6
-"""The number of attempts of one call, including the first.
+"""The number of attempts for one call, including the first.
 
-The waits between them total about 3 s, unless the service asks for more.
+The waits between the attempts add up to about 3 s, unless the service requests longer waits.
 """
 
 
@@ -44,7 +44,7 @@ class Call(Protocol):
 
 
 def directly(ask: Callable[[], T], deadline: Deadline) -> T:
-    """Call the function only once, because the caller is itself retried as a whole."""
+    """Call the function only once, because the caller as a whole is retried."""
     del deadline
     return ask()
 
@@ -61,13 +61,13 @@ def _untold(attempt: int, seconds: float, error: Exception) -> None:
 class Tries:
     """Repeats a failed call in the caller's own thread, with random waits, and raises the last failure.
 
-    If the service returns `retry_after`, the full time is waited, plus a random time. A failure is not
+    If the service returns `retry_after`, the wait lasts for that time plus a random time. A failure is not
     retried if it is not retryable or if the vendor's client has already retried it.
 
     Attributes:
         provider: Classifies failures.
-        attempts: The number of attempts, including the first; 1 leaves all retries to the application's own
-            client.
+        attempts: The number of attempts, including the first; with 1, all retries are left to the
+            application's own client.
         pause: Waits for the given number of seconds, or less if the client is closed.
         on_retry: Called before each wait with the number of the attempt, the seconds and the failure.
     """
@@ -89,11 +89,11 @@ class Tries:
                 raise failed.pop()
             return ask()
 
-        # Using the policy costs as much as an empty fetch, and importing its package takes a fifth of a
-        # program's start-up time. So only failures use it.
+        # Using the retry policy costs as much as an empty fetch, and importing its package takes a fifth of a
+        # program's start-up time. Therefore, the policy is used only after a failure.
         try:
             policy = self._policy(deadline)
-        except (ImportError, OSError):  # a system without free file handles cannot load it
+        except (ImportError, OSError):  # the package cannot be loaded if the system has no free file handles
             raise failed.pop() from None
         return policy(again)
 

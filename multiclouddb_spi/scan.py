@@ -1,36 +1,35 @@
-"""What a provider author implements in addition to the feed, so that `Snapshot()` can scan a collection.
+"""Defines what a provider implements in addition to its feed, so that `Snapshot()` can scan a collection.
 
-A snapshot is a start position: first every existing row is read, then every change. The provider says how its
-service scans. The engine does the rest: the order of scan and stream, the token, the rate, the notices, and
-the end of the scan. A provider supports snapshots if its feeds implement `SupportsSnapshot` and its
-capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
+A snapshot is a start position: first every existing row is read, then every change. The provider implements
+how its service scans a collection. The engine does the rest: the order of scan and stream, the token, the
+rate, the notices, and the end of the scan. A provider supports snapshots if its feeds implement
+`SupportsSnapshot` and its capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
 
 - *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan
   consists of an id, a floor, a moment, and a cursor for everything that is not divided into segments yet.
-- *Segments.* `segments` takes the next segments from a plan. A segment is a part of the collection's keys
-  that is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
-  About eight segments are active at once, so a plan of 32,000 segments is never listed as a whole. The
-  segments of one plan together contain every key, each key in exactly one segment.
+- *Segments.* `segments` takes the next segments from a plan. A segment is a part of the collection's keys,
+  and is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
+  About eight segments are active at the same time, so a plan of 32,000 segments is never listed as a whole.
+  Each key of the collection is in exactly one segment of a plan.
 - *Cursors.* A segment's cursor contains everything that its reader needs: the plan's id, floor and moment,
   the keys of the segment, and the last key that was read. The cursor keeps its meaning in any process, for
-  days, and even if the service splits or moves the collection's partitions. There is a position after every
-  row. The methods `compare`, `describe`, `headroom` and `without_hints` of the feed must accept this cursor,
-  as they accept a cursor of the stream (`compare` may return None, `describe` may return no time).
-- *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name. A segment's id can never be the
-  id of a partition. `plan_id_of` returns the plan's id for a segment's id, and None for a partition's id.
+  days, and even if the service splits or moves the collection's partitions. A read can resume after any row.
+  The methods `compare`, `describe`, `headroom` and `without_hints` of the feed must accept this cursor, as
+  they accept a cursor of the stream (`compare` may return None, `describe` may return no time).
+- *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name. A segment's id is never equal to
+  the id of a partition. `plan_id_of` returns the plan's id for a segment's id, and None for a partition's id.
 - *Rows.* If a row exists when `snapshot` returns, and is not changed or deleted afterwards, it is returned at
-  least once, even after retries, splits, cuts or lost tokens. A row that is changed during the scan
-  may be returned in its old state, in its new state, or not at all, because the stream contains the change. A
-  row is returned as an event with `type=CREATE`, `backfilled=True`, `timestamp` = the plan's moment,
-  `event_id` = `snapshot_event_id(plan_id, key)`, `order_key` = the floor, `old_item_state=None`,
-  `by_expiry=False`, and as `partition_id` the public id of the segment.
+  least once, even after retries, splits, cuts or lost tokens. A row that is changed during the scan may be
+  returned in its old state, in its new state, or not at all, because the stream contains the change. A row is
+  returned as an event with `type=CREATE`, `backfilled=True`, `timestamp` = the plan's moment, `event_id` =
+  `snapshot_event_id(plan_id, key)`, `order_key` = the floor, `old_item_state=None`, `by_expiry=False`, and as
+  `partition_id` the public id of the segment.
 - *Floor.* The floor is the `order_key` of every row. It is greater than the `order_key` of every change that
-the
-  scan certainly shows, and less than the `order_key` of every change that is committed after `snapshot` has
-  returned. The floor is never empty. If no such text exists (because the service's `order_key` is not known
-  before the stream is read), the floor is less than every change, and the capability's note says so.
+  the scan certainly shows, and less than the `order_key` of every change that is committed after `snapshot`
+  has returned. The floor is never empty. If no such text exists (because the service's `order_key` is not
+  known before the stream is read), the floor is less than every change, and the capability's note says so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
-  stream. The stream may return a change again that the scan has already shown.
+  stream. The stream may return a change again although the scan has already shown its result.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. A
   segment never ends with `Drained`, `Awaiting` or `Ended`, except `Ended` with a notice when the collection
   is dropped. If a segment is better read in pieces (for example because its keys are now on several nodes),
@@ -39,9 +38,9 @@ the
 - *Batches of a segment.* `caught_up` is False while more rows follow. `watermark` and `headroom` are None.
   `charge` is the cost of the scan; `Snapshot.max_scan_rate` limits the charge, or the rows if `charge` is
   None.
-- *Rate.* The engine limits the rate. The engine requests the rows of at most about one second from a segment
-  at a time, and waits between the fetches. A provider neither waits nor counts.
-- *Errors.* As in all other methods, the engine retries. If a plan can no longer be continued (because the
+- *Rate.* The engine limits the rate: it requests at most the rows for about one second from a segment at a
+  time, and waits between the fetches. A provider neither waits nor counts rows.
+- *Errors.* As with all other methods, the engine retries. If a plan can no longer be continued (because the
   service refuses its positions), the call raises `CHECKPOINT_EXPIRED`.
 """
 
@@ -86,12 +85,12 @@ class ScanPlan:
     Attributes:
         plan_id: The name of this snapshot: unique among all snapshots of the collection, the same in every
             process, short, and without a colon. For example, the name can be twelve random hex digits, or the
-            service's own name of the snapshot.
+            service's own name for the snapshot.
         cursor: A cursor that represents the whole scan; `segments` takes the first segments from this cursor.
         seeds: The start positions of the stream, as `Feed.start` returns them for the whole scope.
         floor: The `order_key` of every row in the scan.
-        moment: The time at which the snapshot began, by the service's clock; it is the `timestamp` of every
-            row.
+        moment: The time at which the snapshot began, according to the service's clock; it is the `timestamp`
+            of every row.
         segments: The expected number of segments; None if the number is not known yet.
         records: The approximate number of rows; None if the service does not report this number. The number
             is only shown to users.
@@ -110,20 +109,20 @@ class ScanPlan:
 class SupportsSnapshot(Protocol):
     """A feed that can scan its collection for a snapshot.
 
-    The scope of such a feed is a whole collection, or one partition key.
+    The scope of such a feed is a whole collection or one partition key.
     """
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Resolve the start of the stream, then plan the scan; both by the `deadline`.
+        """Resolve the start of the stream, then plan the scan; finish both by the `deadline`.
 
-        The provider determines, in this order: the positions of the stream, which are durable at once; the
-        floor and the moment; and how to divide the keys. A later call makes another plan.
+        The provider determines, in this order: the positions of the stream, which must be durable at once;
+        the floor and the moment; and how to divide the keys. A later call makes another plan.
 
         Args:
             segments: The number of segments into which to divide the scan; None means as many as are useful
                 for the size of the collection and its partitions. A provider may make fewer segments, and may
-                make more only if its service needs it. One partition key gives one segment.
-            deadline: The time at which the call must be over.
+                make more only if its service requires more. The scan of one partition key has one segment.
+            deadline: The time by which the call must end.
         """
         ...
 
@@ -136,11 +135,11 @@ class SupportsSnapshot(Protocol):
         Args:
             cursor: `ScanPlan.cursor`, or the cursor of the rest that an earlier call has returned.
             count: The maximum number of segments; at least one.
-            deadline: The time at which the call must be over.
+            deadline: The time by which the call must end.
 
         Returns:
-            The segments, and the cursor of the rest, or None if there is no rest. If the list is empty and
-            there is a rest, the engine asks again.
+            The segments, and the cursor of the rest, or None if nothing is left. If the list is empty and
+            something is left, the engine calls the method again.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.
@@ -150,7 +149,7 @@ class SupportsSnapshot(Protocol):
 
 @runtime_checkable
 class SupportsBackfill(SupportsSnapshot, Protocol):
-    """A feed that can start only now: for `Beginning` and `AtTime` it scans first, then reads changes.
+    """A feed whose stream can start only now: for `Beginning` and `AtTime`, a scan comes first.
 
     In such a scan, the `order_key` of a row is that of the row's last change, and there is no floor, so
     `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
@@ -160,13 +159,13 @@ class SupportsBackfill(SupportsSnapshot, Protocol):
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
     ) -> ScanPlan | None:
-        """Do the same as `snapshot`, for a start position that the service does not support.
+        """Plan a scan as `snapshot` does, for a start position that the service does not support.
 
         Args:
-            position: `Beginning` returns every existing row; `AtTime` returns the rows changed at that time
-                or later.
+            position: With `Beginning`, the scan returns every existing row; with `AtTime`, only the rows
+                changed at that time or later.
             partition_id: The only partition to read, or None for the whole scope.
-            deadline: The time at which the call must be over.
+            deadline: The time by which the call must end.
 
         Returns:
             The plan; None if the partition does not exist.
@@ -179,8 +178,8 @@ def segment_id_of(plan_id: str, name: str) -> str:
 
     Args:
         plan_id: `ScanPlan.plan_id`.
-        name: The segment's name in the plan, such as a number or a range. A piece of a segment needs another
-            name.
+        name: The segment's name in the plan, such as a number or a range. Each piece of a segment needs its
+            own name.
     """
     return f"{_MARK}{plan_id}:{name}"
 
@@ -195,7 +194,7 @@ def snapshot_id_of(plan_id: str) -> str:
 
 
 def plan_id_of(partition_id: str) -> str | None:
-    """Return the plan's id, taken from a segment's id; None for a partition of the service.
+    """Return the plan's id that a segment's id contains; None for a partition of the service.
 
     Args:
         partition_id: The id that was passed to `Feed.open`.
@@ -206,7 +205,7 @@ def plan_id_of(partition_id: str) -> str | None:
 
 
 def snapshot_event_id(plan_id: str, key: MulticloudDbKey) -> str:
-    """Return the event id of a row; it is the same whenever the row is read again in this snapshot.
+    """Return the event id of a row; the id is the same whenever this snapshot reads the row again.
 
     Args:
         plan_id: `ScanPlan.plan_id`.
@@ -217,7 +216,7 @@ def snapshot_event_id(plan_id: str, key: MulticloudDbKey) -> str:
 
 
 def snapshot_event_ids(plan_id: str, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> list[str]:
-    """Return the ids that `snapshot_event_id` gives rows; faster if the keys are text and integers.
+    """Return the event ids of many rows; faster than `snapshot_event_id` if keys are text and integers.
 
     Args:
         plan_id: `ScanPlan.plan_id`.
@@ -236,7 +235,7 @@ def snapshot_event_ids(plan_id: str, names: Sequence[str], columns: Sequence[Seq
         for name, column in zip(more, columns[1:], strict=True):
             parts += [repeat(b"],[%b," % orjson.dumps(name)), map(orjson.dumps, column)]
         texts = map(b"".join, zip(*parts, strict=False))
-    # The hash object has read the common start of all texts; each row continues with a copy of the object.
+    # The hash object contains the common start of all texts; each row continues with a copy of the object.
     begun = hashlib.blake2b(b"[1,[[%b," % orjson.dumps(first), digest_size=_DIGEST_BYTES).copy
     begin, ids = f"{_MARK}{plan_id}:", []
     for text in texts:

@@ -44,11 +44,11 @@ __all__ = ["SessionOpener"]
 
 
 class SessionOpener:
-    """Checks a request's token and ids, the cheapest checks first, then opens the feed.
+    """Checks the token and the ids of a request, beginning with the cheapest checks, then opens the feed.
 
     Args:
         provider: The provider that opens the feed.
-        feeds: Opened feeds.
+        feeds: The cache of opened feeds.
         fetcher: Runs calls.
         written: The lineages of the last tokens that the engine has written.
     """
@@ -112,7 +112,7 @@ class SessionOpener:
         Args:
             feed: The feed.
             wanted: The requested snapshot.
-            deadline: The time at which the call must be over.
+            deadline: The time by which the call must end.
 
         Raises:
             Exception: The error that the provider raised.
@@ -134,12 +134,12 @@ class SessionOpener:
         )
 
     def segment_lineages(self, feed: Feed, lineage: Lineage, deadline: Deadline) -> list[tuple[str, Lineage]]:
-        """Return each segment of a lineage's scan, with a lineage that reads only that segment.
+        """Return each segment of the scan in a lineage, with a new lineage that reads only that segment.
 
         Args:
             feed: The feed of the lineage.
             lineage: The lineage, which may contain no scan.
-            deadline: The time at which the call must be over.
+            deadline: The time by which the call must end.
 
         Raises:
             Exception: The error that the provider raised.
@@ -160,7 +160,7 @@ class SessionOpener:
     ) -> tuple[Envelope | None, Written | None]:
         """Return the content of the request's token, and its lineage if this process has written the token.
 
-        The token is checked against its request, as far as is possible without the service.
+        The token is compared with the request, as far as this is possible without a call to the service.
         """
         if not isinstance(position, FromContinuationToken):
             return None, None

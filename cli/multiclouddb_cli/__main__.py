@@ -1,4 +1,4 @@
-"""Runs the command as `python -m multiclouddb_cli`, which is the same as the script `multiclouddb`."""
+"""Runs the command line with `python -m multiclouddb_cli`, exactly like the script `multiclouddb`."""
 
 from __future__ import annotations
 

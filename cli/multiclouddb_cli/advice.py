@@ -1,4 +1,4 @@
-"""Translates advice in error messages, which is written for programs, to options of the command line."""
+"""Translates the advice in error messages, which is written for programs, to command-line options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["on_the_command_line"]
 
-# Words in a message of the library → what has the same effect on the command line.
+# Maps words in a message of the library to the command-line options with the same effect.
 _ADVICE: Final = (
     ("SkipToOldest", "tail --on-expired skip"),
     ("Resnapshot", "tail --on-expired snapshot"),
@@ -39,7 +39,7 @@ _ADVICE: Final = (
 
 
 def on_the_command_line(message: str) -> str:
-    """Return the message, followed by the matching command-line options for its advice."""
+    """Return the message, followed by the command-line options that match its advice."""
     _, _, way_out = message.partition("; ")
     found = dict.fromkeys(ours for words, ours in _ADVICE if words in way_out)
     return f"{message}; here: {', or '.join(found)}" if found else message

@@ -1,4 +1,4 @@
-"""Converts command-line arguments to values; a wrong argument is a usage error that names the option."""
+"""Converts command-line arguments to values; a wrong argument causes a usage error that names the option."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def _wrong(option: str, problem: str) -> typer.BadParameter:
 
 
 def to_config(url: str) -> ClientConfig:
-    """Read a URL or the path of a TOML file; a TOML file may take secrets from the environment."""
+    """Read a URL or the path of a TOML file; a TOML file may read secrets from the environment."""
     if "://" not in url and url.endswith(".toml"):
         return ClientConfig.from_toml(url)
     return ClientConfig.from_url(url)
 
 
 def to_address(text: str) -> ResourceAddress:
-    """Read an address: `DATABASE/COLLECTION`, or the collection alone."""
+    """Read an address: `DATABASE/COLLECTION`, or only the collection."""
     database, slash, collection = text.partition("/")
     if not slash:
         database, collection = "", text
@@ -97,7 +97,7 @@ def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAdd
 
 
 def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None = None) -> StartPosition:
-    """Read a start: `beginning`, `now`, a time, an age, `@FILE` with a token, or `snapshot` if accepted."""
+    """Read a start: `beginning`, `now`, a time, an age, `@FILE` with a token, or `snapshot` if allowed."""
     if text in _SNAPSHOTS:
         if not snapshots:
             raise _wrong("--from", f"{text!r} is only for tail: it reads every row")
@@ -113,12 +113,12 @@ def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None 
 
 
 def to_moment(text: str, option: str, known: str = "now") -> datetime:
-    """Read a time with its zone, an age like `-1h30m`, or `now`; ages count from this machine's clock.
+    """Read a time with its zone, an age like `-1h30m`, or `now`; ages are relative to this machine's clock.
 
     Args:
-        text: The text that the user wrote.
-        option: The option to which it belongs.
-        known: The other values that the option accepts, for the message.
+        text: The text that the user entered.
+        option: The option to which the text belongs.
+        known: The other values that the option accepts; the error message lists them.
     """
     now = datetime.now(UTC)
     if text == "now":
@@ -195,7 +195,7 @@ def _to_scope(text: str, provider: str) -> FeedScope:
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
-    """Read a partition key: a JSON object with the components of the key in order."""
+    """Read a partition key: a JSON object that contains the components of the key in order."""
     example = 'a key is a JSON object like {"customer": "c-1"}'
     try:
         components: Any = decode_json(text)

@@ -1,4 +1,4 @@
-"""Keeps a checkpoint in the one file that the user named."""
+"""Keeps a checkpoint in the file that the user specified."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SUFFIX: Final = ".checkpoint.json"
 
 
 class Bookmark(FileCheckpointStore):
-    """A checkpoint store like `FileCheckpointStore`, for one file of any name.
+    """A checkpoint store like `FileCheckpointStore`, but for one file with any name.
 
-    The store can also read and continue a file of an application's `FileCheckpointStore`.
+    The store can also read and update a file that an application's `FileCheckpointStore` has written.
 
     Args:
-        file: The path of the file, which need not exist.
+        file: The path of the file; the file need not exist yet.
     """
 
     def __init__(self, file: Path) -> None:
@@ -37,7 +37,7 @@ class Bookmark(FileCheckpointStore):
         return self._file
 
     def hold(self) -> None:
-        """Save nothing from now on, because a later run has to continue from the saved position."""
+        """Save nothing after this call, because a later run has to continue from the saved position."""
         self.is_held = True
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:

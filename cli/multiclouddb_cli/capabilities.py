@@ -29,16 +29,16 @@ _NEEDS_URL: Final = "needs a URL: run multiclouddb capabilities URL"
 
 @runtime_checkable
 class TellsCapabilities(Protocol):
-    """A plugin that reports what its provider can do, without needing a configuration."""
+    """A plugin that can report, without a configuration, what its provider can do."""
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of the service when it is set up as documented, without any I/O."""
+        """Return, without any I/O, the capabilities that the service has if it is set up as documented."""
         ...
 
 
 @attrs.frozen
 class Column:
-    """One provider, as a column of the matrix.
+    """A column of the matrix, which describes one provider.
 
     Attributes:
         provider: The provider's id.
@@ -56,7 +56,7 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
 
     Args:
         config: The URL of one database, or None for every installed provider.
-        as_json: True to print one JSON object with the providers as keys.
+        as_json: True to print one JSON object whose keys are the providers.
 
     Raises:
         MulticloudDbError: Raised if the configuration is wrong.

@@ -1,7 +1,8 @@
 """`multiclouddb token check` shows whether a token can still be resumed, and for how long.
 
-First the command reads from the whole token as a reader would, but only one event without its document. Then
-it reads each partition alone, because events of one partition can hide that another partition has expired.
+First, the command reads from the whole token as a reader would, but only one event and without its document.
+Then the command reads each partition separately, because events of one partition can hide that another
+partition has expired.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _AT_ONCE: Final = 8
 
 @attrs.frozen
 class Answer:
-    """The service's answer for one partition of the token.
+    """The service's answer for one partition in the token.
 
     Attributes:
         standing: The partition.
@@ -64,7 +65,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer in a few words, for a table."""
+        """The answer in a few words, for a cell of a table."""
         if self.error is not None:
             return str(self.error.category)
         if self.page is None:
@@ -85,7 +86,7 @@ class Verdict:
         envelope: The token.
         whole: The result of reading from the token: a page, or the error that the token has expired.
         answers: The results of reading the token's partitions one by one.
-        missed: Open partitions that the token neither contains nor leads to; None if they cannot be
+        missed: Open partitions that the token neither contains nor leads to; None if this cannot be
             determined.
     """
 
@@ -96,7 +97,7 @@ class Verdict:
 
     @property
     def page(self) -> ChangeFeedPage | None:
-        """The page, if the read returned a page."""
+        """The page, or None if the read did not return a page."""
         return self.whole if isinstance(self.whole, ChangeFeedPage) else None
 
     @property
@@ -113,7 +114,7 @@ class Verdict:
 
     @property
     def lag(self) -> float | None:
-        """How many seconds the watermark lags behind the service's clock."""
+        """The number of seconds by which the watermark lags behind the service's clock."""
         return None if self.page is None else self.page.diagnostics.lag_seconds
 
     @property
@@ -150,8 +151,9 @@ def check(
     """Print whether the token can be resumed.
 
     Raises:
-        MulticloudDbError: The error of a read from the token; `INVALID_REQUEST` for a token of another feed.
-        typer.BadParameter: Raised if the token belongs to one partition key, and `key` is a different key.
+        MulticloudDbError: The error that a read from the token raised; `INVALID_REQUEST` for a token of
+            another feed. typer.BadParameter: Raised if the token belongs to a partition key and `key` is a
+            different key.
     """
     envelope = decode_token(token)
     _check_provider(config, envelope, options)
@@ -184,7 +186,7 @@ def check(
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     """Return the partitions that the token does not cover.
 
-    Only a feed of a whole collection can report them.
+    Only a feed of a whole collection can report these partitions.
     """
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:
@@ -257,7 +259,7 @@ def _ask_each(
     if not isinstance(request.scope, EntireCollection | PhysicalPartition):
         return [Answer(item) for item in standings]
 
-    feed = session.feed  # opened once, not in every thread
+    feed = session.feed  # opened once here, not in every thread
 
     def ask(item: Standing) -> Answer:
         if item.state != "active":

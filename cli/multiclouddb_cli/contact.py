@@ -29,12 +29,12 @@ _MAY_COME: Final = (
 
 
 class Contact:
-    """Reads pages as a client does, connects at the first read, and lets a signal interrupt a read.
+    """Reads pages like a client, but connects at the first read, and lets a signal interrupt a read.
 
     Args:
         connect: A function that makes the client.
         interrupt: The handler of the signals.
-        observer: The object that receives the reports of an outage.
+        observer: The observer that receives the reports of outages.
         waits: True to keep trying until the first page, False to raise the first failure.
     """
 
@@ -53,7 +53,7 @@ class Contact:
 
     @property
     def client(self) -> MulticloudDbClient:
-        """The client, which this object closes."""
+        """The client; this object closes it."""
         if self._client is None:
             self._client = self._connect()
         return self._client
@@ -64,8 +64,8 @@ class Contact:
         """Read one page.
 
         Raises:
-            MulticloudDbError: The error of the client; before the first page, it is retryable only if waiting
-                may help.
+            MulticloudDbError: The client's error; before the first page, the error is retryable only if
+                waiting may help.
         """
         with self._interrupt.reading():
             try:

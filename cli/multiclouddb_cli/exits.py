@@ -1,4 +1,4 @@
-"""Defines one exit code for each kind of failure, so that scripts can react."""
+"""Defines an exit code for each kind of failure, so that scripts can react to it."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ TABLE: Final = {
 
 
 def exit_code(category: str) -> int:
-    """Return the exit code of an error's category; 9 for a category without its own code."""
+    """Return the exit code for an error's category; 9 for a category that has no exit code of its own."""
     return _CODES.get(category, OTHER)

@@ -1,6 +1,6 @@
-"""Reports a failure as one line on stderr and an exit code.
+"""Reports a failure with one line on stderr and an exit code.
 
-A terminal also gets a link to the documentation.
+On a terminal, a link to the documentation is also printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def report(error: Exception, *, debug: bool) -> int:
 
     Args:
         error: The error that the command raised.
-        debug: True to print the traceback too, without local variables.
+        debug: True to also print the traceback, without local variables.
     """
     code, line = _line(error)
     with suppress(BrokenPipeError):
@@ -41,7 +41,8 @@ def report(error: Exception, *, debug: bool) -> int:
             typer.echo(scrub(_traces(error).rstrip()), err=True)
         typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
         if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
-            # In a log, an error stays on one line, without the link. A traceback already contains the link.
+            # In a log, an error must stay on one line, so the link is omitted. A traceback already contains
+            # the link.
             typer.echo(_dim(error.help_url), err=True)
     return code
 
@@ -49,8 +50,9 @@ def report(error: Exception, *, debug: bool) -> int:
 def _traces(error: BaseException) -> str:
     """Return the traceback of an error and of its causes, in Python's format.
 
-    The library's message contains the vendor's text if that text is safe to show. Only the class of the
-    vendor's exception is printed, because its text may quote the refused request, including a session token.
+    Only the class of the vendor's exception is printed, because the text of the exception may quote the
+    refused request, including a session token. If the text is safe to show, the library's message contains
+    it.
     """
     is_ours = isinstance(error, MulticloudDbError)
     parts: list[str] = []
@@ -78,10 +80,10 @@ def _line(error: Exception) -> tuple[int, str]:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "multiclouddb"
-        # These words from typer carry no information.
+        # These words from typer contain no information.
         said = error.format_message().rstrip(".").replace("Value error, ", "")
         return USAGE, f"[USAGE] {said}; see {command} --help"
-    if isinstance(error, OSError):  # the library wraps its own errors, so this one comes from our output
+    if isinstance(error, OSError):  # the library wraps its errors, so this error comes from our output
         return FAILURE, f"[OUTPUT] cannot be written: {error.strerror or error}"
     return FAILURE, f"[UNEXPECTED] {type(error).__name__}: {error}; run it again with --debug and report it"
 

@@ -1,7 +1,7 @@
 """`multiclouddb token inspect` shows the content of a token.
 
-Cursors are opaque without their provider, and may contain a document's key. So only the size and a digest of
-each cursor are shown, which is enough to see whether two tokens have the same position.
+Cursors are opaque without their provider, and may contain a document's key. Therefore, only the size and a
+digest of each cursor are shown. They are enough to see whether two tokens have the same position.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def watermark_of(envelope: Envelope) -> datetime | None:
 
 
 def ago(time_then: datetime) -> str:
-    """Return a time, and how long ago it is by the clock of this machine."""
+    """Return a time, and how long ago it was according to this machine's clock."""
     return f"{moment(time_then)} ({duration(time.time() - time_then.timestamp())} ago)"
 
 

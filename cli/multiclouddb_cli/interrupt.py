@@ -1,4 +1,4 @@
-"""Lets Ctrl-C take effect only between two pages, so that the checkpoint is after the printed events."""
+"""Lets Ctrl-C take effect only between two pages, so that the checkpoint covers all printed events."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 class Interrupt:
     """Handles SIGINT and SIGTERM inside its `with` block.
 
-    The first signal asks the loop to stop, and interrupts a read that is waiting. The second signal
-    interrupts anything that runs, for example writing into a pipe that nobody reads.
+    The first signal asks the loop to stop, and interrupts a waiting read. The second signal interrupts any
+    operation, for example a write to a pipe that nobody reads.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code that a shell uses: 130 for ctrl-C; None if there was no signal."""
+        """Return the exit code that a shell uses, for example 130 for Ctrl-C; None if there was no signal."""
         return None if self.signal is None else 128 + self.signal
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Mark a block that may be interrupted, because an interrupt there loses nothing."""
+        """Mark a block that may be interrupted, because an interruption inside the block loses nothing."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self._reading = True

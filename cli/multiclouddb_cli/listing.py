@@ -1,4 +1,4 @@
-"""`multiclouddb collections` lists the collections that can be followed in a URL's database."""
+"""`multiclouddb collections` lists the collections of a URL's database whose changes can be followed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def collections(config: ClientConfig, database: str | None, *, as_json: bool) ->
     """Print the address of each collection.
 
     Raises:
-        MulticloudDbError: An error with a category, see `ErrorCategory`.
+        MulticloudDbError: An error with a category; see `ErrorCategory`.
     """
     found = _listed(config, database, CALL_SECONDS)
     if as_json:
@@ -37,7 +37,7 @@ def collections(config: ClientConfig, database: str | None, *, as_json: bool) ->
 
 
 def known_collections(url: str) -> tuple[str, ...]:
-    """Return the collections for completion; none if they cannot be listed quickly."""
+    """Return the collections for completion; an empty result if they cannot be listed quickly."""
     with suppress(Exception):
         return tuple(str(address) for address in _listed(to_config(url), None, _COMPLETION_SECONDS))
     return ()

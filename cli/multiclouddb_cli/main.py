@@ -53,7 +53,7 @@ _NAME = "multiclouddb"
 
 
 class Commands(TyperGroup):
-    """Runs a command, and reports every failure as one line on stderr and an exit code."""
+    """Runs a command, and reports every failure with one line on stderr and an exit code."""
 
     def main(
         self,
@@ -96,13 +96,13 @@ class Commands(TyperGroup):
 
 
 def _silence() -> None:
-    """Discard the remaining output, so that the interpreter does not report the missing reader."""
+    """Discard the remaining output, so that the interpreter does not report that the reader has gone."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _take_debug(words: list[str]) -> bool:
-    """Remove `--debug` from the arguments; it may be anywhere on the line."""
+    """Remove `--debug` from the arguments; the option may be anywhere on the command line."""
     ours = words[: words.index("--")] if "--" in words else words
     if "--debug" not in ours:
         return False
@@ -295,12 +295,12 @@ def check(
 
 def run() -> None:
     """Run the script `multiclouddb`."""
-    # Without a handler, libraries would log to stderr.
+    # Without this handler, libraries would log to stderr.
     logging.getLogger().addHandler(logging.NullHandler())
     if sys.stdout is None:  # closed by the shell: >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # A character that the terminal's encoding does not contain is written as an escape.
+        # A character that the terminal's encoding does not support is written as an escape sequence.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         app()
@@ -311,7 +311,7 @@ def run() -> None:
 
 
 def _end(code: int) -> None:
-    """End the process at once, because a thread that waits for a silent host would keep it alive."""
+    """End the process at once, because a thread that is waiting for a silent host would keep it alive."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError, ValueError):

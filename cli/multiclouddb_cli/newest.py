@@ -33,11 +33,11 @@ def newest(
 ) -> tuple[list[ChangeEvent], str]:
     """Return the newest events in the order of their times, and the token after them.
 
-    It reads the last minute, and then longer and longer periods until there are enough events.
+    The function reads the last minute, and then longer and longer periods until it has found enough events.
 
     Args:
-        contact: Reads pages.
-        request: The request; its start is not used.
+        contact: The object that reads pages.
+        request: The request; its start position is not used.
         selection: The events that count.
         count: The largest number of events to return.
         options: The time limits of one call.
@@ -75,7 +75,7 @@ def _read(
     options: OperationOptions,
     until: datetime,
 ) -> tuple[list[ChangeEvent], str]:
-    """Return the newest events up to the present."""
+    """Return the newest events between the request's start and `until`, and the token after them."""
     found: list[ChangeEvent] = []
     while True:
         page = contact.read_changes(request, options)

@@ -102,7 +102,7 @@ def _complete_scope(incomplete: str) -> list[str]:
 
 
 def _complete_url(incomplete: str) -> list[str]:
-    """Return the form of each installed provider's URL, and the TOML files in the folder."""
+    """Return the URL form of each installed provider, and the TOML files in the folder."""
     from multiclouddb_api import installed_providers
 
     urls = [_SCHEMES.get(name, f"{name}://") for name in installed_providers()]
@@ -111,16 +111,16 @@ def _complete_url(incomplete: str) -> list[str]:
 
 
 def _url_so_far() -> str | None:
-    """Return the URL on the line that the shell is completing.
+    """Return the URL on the command line that the shell is completing.
 
-    While an option's value is completed, the parser provides no URL.
+    The parser does not provide the URL while the shell is completing an option's value.
     """
     words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
     return next((word for word in words if "://" in word or word.endswith(".toml")), None)
 
 
 def _complete_option(incomplete: str) -> list[str]:
-    """Return the options of the URL's provider."""
+    """Return the options of the provider that the URL names."""
     from multiclouddb_cli.provider_options import option_names
 
     url = _url_so_far()

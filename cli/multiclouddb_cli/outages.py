@@ -21,7 +21,7 @@ _SHOWN_SECONDS: Final = 0.5
 
 
 class StatusLine:
-    """Shows on a terminal, in one line, how far an idle feed was read; prints nothing elsewhere.
+    """Shows on one line of a terminal how far an idle feed was read; prints nothing if there is no terminal.
 
     Args:
         clock: A function that returns seconds that never go back.
@@ -36,7 +36,7 @@ class StatusLine:
         self._is_shown = False
 
     def clear(self) -> None:
-        """Remove the line, because something else is printed."""
+        """Remove the line, because other output follows."""
         if self._is_shown:
             typer.echo(_CLEAR, err=True, nl=False)
             self._is_shown = False
@@ -68,14 +68,14 @@ class StatusLine:
 
 
 class OutageReport(Observer):
-    """Prints an outage: its reason once, then a line every half minute, and its end.
+    """Prints an outage: the reason once, then a line every 30 seconds, and finally the end of the outage.
 
     Args:
         status: The status line, which is cleared before another line is printed.
 
     Attributes:
-        muted: True while nothing may be printed: during closing, and in a run that ends by itself and reports
-            its own error.
+        muted: True while nothing may be printed: while the command is closing, and in a run that ends by
+            itself and reports its own error.
     """
 
     def __init__(self, status: StatusLine, *, muted: bool = False) -> None:

@@ -28,7 +28,7 @@ class Branch:
     Attributes:
         partition: The partition.
         lead: The text before the partition on its line.
-        again: True if the partition's descendants were already printed above, because it has several parents.
+        again: True if the partition has several parents and its descendants were already printed above.
     """
 
     partition: Partition
@@ -52,15 +52,15 @@ class Family:
                     self.children[parent].append(item)
 
     def tree(self, *, lines: bool) -> Iterator[Branch]:
-        """Return each partition below its parents, with its descendants only below the first parent.
+        """Return each partition below each of its parents, but its descendants only below the first parent.
 
         Args:
-            lines: True to start lines with connecting lines, False with spaces.
+            lines: True to indent with connecting lines, False to indent with spaces.
         """
         elbow, bar = _LINES if lines else _SPACES
         seen: set[str] = set()
         roots = [item for item in self.members.values() if not set(item.parents) & self.members.keys()]
-        # A stack is used because a lineage with thousands of splits is deeper than Python's recursion limit.
+        # A stack is used, because a lineage with thousands of splits is deeper than Python's recursion limit.
         stack = [(item, "", "") for item in reversed(roots)]
         while stack:
             item, lead, indent = stack.pop()
@@ -83,7 +83,7 @@ def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool,
     """Print the partitions that the service lists.
 
     Raises:
-        MulticloudDbError: An error with a category, see `ErrorCategory`.
+        MulticloudDbError: An error with a category; see `ErrorCategory`.
     """
     with Session(config, ChangeFeedRequest(address, Now())) as session:
         listed = session.opened.call("partitions", session.feed.for_one_call().partitions)

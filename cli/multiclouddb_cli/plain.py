@@ -13,7 +13,7 @@ __all__ = ["plain_event", "plain_json", "plain_value"]
 
 
 def plain_value(value: Any) -> Any:
-    """Convert a value of a document to a value that has only JSON's types.
+    """Convert a value of a document to a value that consists only of JSON's types.
 
     Times, bytes (as base64), vendor types, and numbers that JSON cannot represent become text.
     """
@@ -28,7 +28,7 @@ def plain_json(value: Any) -> bytes:
 
 
 def plain_event(event: ChangeEvent) -> dict[str, Any]:
-    """Return the fields of an event; the key is an object, and the address is text."""
+    """Return the fields of an event; the key becomes an object, and the address becomes text."""
     text = event_to_json(event)
     fields: dict[str, Any] = orjson.loads(text)
     key = dict(fields["key"]["components"])

@@ -1,4 +1,4 @@
-"""Lists the partitions in a token with their positions."""
+"""Lists the partitions in a token together with their positions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Standing", "ending", "lineage_of", "one_partition", "read_standings"
 
 @attrs.frozen
 class Standing:
-    """One partition of a token.
+    """One partition in a token.
 
     Attributes:
         partition_id: The service's own id of the partition.
         state: `active`, `drained` (its children are not named yet), `watched` (some of its children are
-            named, and the engine searches for others), `waiting` (for its parents), `next` (a child of a
+            named, and the engine is searching for more), `waiting` (for its parents), `next` (a child of a
             retired partition), or `scan` (the part of a snapshot that is not divided into segments yet).
-        cursors: The position of the partition; several positions if its parents give different ones.
+        cursors: The position of the partition; several positions if its parents gave different positions.
         parents: The parents for which the partition waits.
         entry: The partition's entry in the lineage, or None for a child of a retired partition.
     """
@@ -50,7 +50,7 @@ class Standing:
 
 
 def read_standings(envelope: Envelope) -> list[Standing]:
-    """Return the partitions in the order in which they are read; none if the feed is over.
+    """Return the partitions in the order in which they are read; an empty result if the feed has ended.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the state is damaged.
@@ -115,7 +115,7 @@ def _standing(entry: Entry) -> Standing:
 
 
 def _never_joined(child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-    """Raise an error; it is never called, because no partition ends while a token is only inspected."""
+    """Raise an error; this is never called, because no partition ends while a token is only inspected."""
     del child_id
     return cursors[0]
 

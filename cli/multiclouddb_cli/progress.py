@@ -1,4 +1,4 @@
-"""Shows the progress of a snapshot scan on stderr: a bar in a terminal, an occasional line elsewhere."""
+"""Shows the progress of a snapshot scan on stderr: a bar on a terminal, or else an occasional line."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class ScanProgress:
         self._is_shown = False
 
     def clear(self) -> None:
-        """Remove the progress bar, because something else is printed."""
+        """Remove the progress bar, because other output follows."""
         if self._is_shown:
             typer.echo(_CLEAR, err=True, nl=False)
             self._is_shown = False
 
     def show(self, progress: SnapshotProgress | None) -> None:
-        """Show the progress, unless it was shown a moment ago.
+        """Show the progress, unless it was shown just before.
 
         Args:
-            progress: The progress in the last page; None if no scan is running.
+            progress: The progress that the last page reported; None if no scan is running.
         """
         if progress is None:
             return

@@ -23,9 +23,8 @@ def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | 
     """Return the provider's options, or None if there are none.
 
     Raises:
-        MulticloudDbError: Raised if the configuration or a value is wrong.
-        typer.BadParameter: Raised if the provider has no such option, or if the option cannot have this
-            value.
+        MulticloudDbError: Raised if the configuration or a value is wrong. typer.BadParameter: Raised if the
+            provider has no such option, or if the option cannot have this value.
     """
     if not texts:
         return None
@@ -64,7 +63,7 @@ def _kind(config: ClientConfig) -> type[ProviderOptions] | None:
 
 
 def _value(name: str, kind: str, text: str) -> Any:
-    """Convert the text to a value for a field whose type is written as `kind`."""
+    """Convert the text to a value for a field whose type annotation is `kind`."""
     if kind.startswith(("str", "Literal")):
         return text
     if kind.startswith("bool"):

@@ -18,12 +18,12 @@ __all__ = ["providers"]
 
 @attrs.frozen
 class Installed:
-    """One provider.
+    """One installed provider.
 
     Attributes:
         provider: The provider's id.
-        distribution: The name of the package in pip.
-        version: The version of the installed distribution.
+        distribution: The name of the provider's package in pip.
+        version: The version of the installed package.
         problem: The reason why the provider cannot be imported, or None.
     """
 

@@ -31,13 +31,13 @@ class Renderer(Protocol):
 
         Args:
             event: The event.
-            address: True if the line must name the event's collection.
+            address: True if the line must contain the event's collection.
         """
         ...
 
 
 def renderer(template: str | None, *, as_json: bool, exact: bool) -> Renderer:
-    """Return the output form that the options request.
+    """Return the renderer for the output form that the options request.
 
     Raises:
         typer.BadParameter: Raised if the options exclude each other, or the template is wrong.

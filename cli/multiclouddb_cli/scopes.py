@@ -1,4 +1,4 @@
-"""Finds partitions by the service's own ids, which `multiclouddb partitions` prints."""
+"""Finds partitions by the service's own ids, as printed by `multiclouddb partitions`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["public_scope"]
 
 
 def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScope) -> FeedScope:
-    """Return the scope with the public id; the service is asked only if the user gave its own id.
+    """Return the scope with the public id; ask the service only if the user gave the service's own id.
 
     Raises:
-        MulticloudDbError: Raised if the partitions cannot be listed.
-        typer.BadParameter: Raised if no partition has this id.
+        MulticloudDbError: Raised if the partitions cannot be listed. typer.BadParameter: Raised if no
+            partition has this id.
     """
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope

@@ -1,4 +1,4 @@
-"""Prints the output: tables in a terminal, plain columns in a pipe."""
+"""Prints the output: tables on a terminal, plain columns in a pipe."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = [
 ]
 
 Cell: TypeAlias = str | tuple[str, str]
-"""A text, or a text with a style from rich."""
+"""The content of a table cell: a text, or a text with a style of rich."""
 
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0))}
-# A longer text may be wrapped in a table; shorter texts, for example times, stay on one line.
+# In a table, a longer text may be wrapped; shorter texts, for example times, stay on one line.
 _UNFOLDED: Final = 24
 _PARTS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
@@ -49,7 +49,7 @@ def is_terminal() -> bool:
 
 
 def with_colour() -> bool:
-    """Return True if the output may have colours."""
+    """Return True if the output may contain colours."""
     return is_terminal() and not os.environ.get("NO_COLOR")
 
 
@@ -74,7 +74,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return the two largest units of a duration, for example `3h 12m`; `-` if the duration is not known."""
+    """Return a duration in its two largest units, for example `3h 12m`; `-` if the duration is not known."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -89,7 +89,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    """Return a time to the millisecond; `-` if the time is not known."""
+    """Return a time with milliseconds; `-` if the time is not known."""
     if time is None:
         return "-"
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -114,8 +114,8 @@ def check_reader() -> None:
 def emit(data: bytes) -> None:
     """Write to stdout; when the call returns, all data has left this process.
 
-    A signal may interrupt a write to a pipe. With PYTHONUNBUFFERED, neither typer nor the text layer notices
-    this, and the rest would be lost.
+    A signal may interrupt a write to a pipe. If PYTHONUNBUFFERED is set, neither typer nor the text layer
+    notices this, and the rest of the output would be lost.
 
     Raises:
         BrokenPipeError: Raised if the output has no reader.
@@ -131,7 +131,7 @@ def emit(data: bytes) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a sentence: wrapped in a terminal, on one line elsewhere."""
+    """Print a sentence: wrapped on a terminal, otherwise on one line."""
     if is_terminal():
         text = textwrap.fill(
             text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -140,12 +140,12 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> None:
-    """Print a table: with lines and colours in a terminal, aligned columns elsewhere.
+    """Print a table: with lines and colours on a terminal, otherwise as aligned columns.
 
     Args:
         columns: The headings of the columns.
         rows: The cells of each row, one for each heading.
-        spare: The headings of the columns that are omitted in a narrow terminal.
+        spare: The headings of the columns that are omitted on a narrow terminal.
     """
     if not is_terminal():
         typer.echo("\n".join(_plain(columns, rows)))
@@ -164,7 +164,7 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> Table:
-    """Return a rich table that is at most as wide as the terminal; texts in it are not markup.
+    """Return a rich table that is at most as wide as the terminal; its texts are not read as markup.
 
     Empty columns are omitted. Only long texts are wrapped.
     """

@@ -1,4 +1,4 @@
-"""Decides which events are printed, and when no more events can be selected."""
+"""Decides which events are printed, and when no more events can match."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Selection"]
 
 @attrs.frozen
 class Selection:
-    """The events to print; by default all events.
+    """Selects the events to print; by default, all events.
 
     Attributes:
         types: The kinds of changes to print; empty means all.
-        since: Events before this time are omitted; None for no limit.
-        until: Events after this time are omitted, and the command ends; None for no limit.
+        since: The time before which events are omitted; None for no limit.
+        until: The time after which events are omitted and the command ends; None for no limit.
         key: The partition key, or None for every key.
     """
 
@@ -29,11 +29,11 @@ class Selection:
     key: MulticloudDbKey | None = None
 
     def of(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """Return those of the events that are to be printed."""
+        """Return only the events to print."""
         return [event for event in events if self._holds(event)]
 
     def is_of_the_past(self) -> bool:
-        """Return True if everything up to `until` has been written."""
+        """Return True if all changes up to `until` have already been written."""
         return self.until is not None and self.until < datetime.now(UTC)
 
     def leaves_for_later(self, page: ChangeFeedPage) -> bool:
@@ -59,7 +59,7 @@ class Selection:
     def _holds(self, event: ChangeEvent) -> bool:
         if self.types and event.type not in self.types:
             return False
-        # Some services report whole seconds, so an event of this second may be later than `since`.
+        # Some services report only whole seconds, so an event with this second may be later than `since`.
         if self.since is not None and event.timestamp < self.since.replace(microsecond=0):
             return False
         if self.until is not None and event.timestamp > self.until:

@@ -1,4 +1,4 @@
-"""Opens a database with its engine and one feed, for information that a client does not provide."""
+"""Opens a database with its engine and one feed, to get information that a client does not provide."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL_SECONDS: Final = 30.0
 
 
 class Session:
-    """A connected database with the feed for a request; a context manager.
+    """A connected database with the feed for a request; use it as a context manager.
 
     Args:
         config: The configuration for reaching the database.
@@ -55,14 +55,14 @@ class Session:
 
     @property
     def feed(self) -> Feed:
-        """The feed itself, which is opened when it is first used."""
+        """The feed itself; it is opened when it is first used."""
         return self.opened.feed
 
     def read(self, request: ChangeFeedRequest, wait_seconds: float = 0.0) -> ChangeFeedPage:
         """Read one page.
 
         Raises:
-            MulticloudDbError: As `MulticloudDbClient.read_changes` does.
+            MulticloudDbError: Raised as by `MulticloudDbClient.read_changes`.
         """
         return self._engine.read_changes(request, OperationOptions(CALL_SECONDS, wait_seconds))
 

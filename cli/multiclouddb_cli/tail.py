@@ -46,13 +46,13 @@ class Wish:
     """The settings of a `tail` command: what to read, and what to print.
 
     Attributes:
-        request: The request to read; its start is used only if there is no checkpoint.
+        request: The request to read; its start position is used only if there is no checkpoint.
         render: A function that makes the text of an event.
-        selection: The selection of the events to print.
+        selection: The selection of events to print.
         last: The number of newest events to print first, or None.
         checkpoint: The file that stores the position, or None.
         until_idle: True to end after the first idle page.
-        max_events: The number of printed events after which to end, or None.
+        max_events: The number of printed events after which the command ends, or None.
         skip_poison: True to skip records that cannot be decoded.
         wait: True to keep trying while the feed cannot be read.
         timeout: The time limit of one call, in seconds.
@@ -75,7 +75,7 @@ class Wish:
         return isinstance(self.request.scope, EntireDatabase | EntireCluster)
 
     def page_size(self, left: int | None) -> int:
-        """Return the page size if this many events may still be printed.
+        """Return the page size to request if this many events may still be printed.
 
         A saved position must not be after an event that was not printed. With a selection and no checkpoint,
         whole pages are read, because most of their events may be omitted.
@@ -86,12 +86,11 @@ class Wish:
 
 
 def tail(config: ClientConfig, wish: Wish) -> None:
-    """Print events until the feed is idle, ends, or the user stops it.
+    """Print events until the feed is idle or ends, or the user stops the command.
 
     Raises:
         MulticloudDbError: Raised if a read or the checkpoint failed.
-        BrokenPipeError: Raised if the output has no reader.
-        typer.Exit: Raised if a signal ended the command.
+        BrokenPipeError: Raised if the output has no reader. typer.Exit: Raised if a signal ended the command.
     """
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)
@@ -133,12 +132,12 @@ def _run(contact: Contact, interrupt: Interrupt, wish: Wish, status: StatusLine)
 
 
 def _changes(contact: Contact, wish: Wish, bookmark: Bookmark | None) -> ChangeFeedIterator:
-    # The engine already retries each call, so a run that ends by itself does not wait for the end of an
-    # outage.
+    # The engine already retries each call, so a run that ends by itself does not wait until an outage is
+    # over.
     outage = float("inf") if wish.wait else 0.0 if wish.until_idle else _OUTAGE_SECONDS
     size = wish.page_size(wish.max_events)
     if bookmark is not None and wish.selection.until is not None and bookmark.load() is None:
-        size = 1  # so a position is saved before the first event that a later run has to print
+        size = 1  # then a position is saved before the first event that a later run has to print
     return ChangeFeedIterator(
         contact,
         attrs.evolve(wish.request, max_page_size=size),
@@ -177,7 +176,7 @@ def _follow(changes: ChangeFeedIterator, wish: Wish, printer: _Printer, bookmark
 
 
 class _Printer:
-    """Prints pages; when a method returns, the output has left this process.
+    """Prints pages; when a method returns, its output has left this process.
 
     Attributes:
         printed: The number of events that were printed.
@@ -215,7 +214,7 @@ class _Printer:
             self._status.show(page)
 
     def _complain(self, page: ChangeFeedPage) -> None:
-        """Report each error of a partition only once, not with every page."""
+        """Report each error of a partition only once, not for every page."""
         troubles = dict(page.diagnostics.partition_errors)
         for name, text in troubles.items():
             if self._troubles.get(name) != text:

@@ -1,4 +1,4 @@
-"""`--format` prints a line for each event, in the form of kcat.
+"""`--format` prints a line for each event, with the same placeholders as kcat.
 
     %k  key as JSON               %y  type                %t  DATABASE/COLLECTION
     %s  document as JSON          %S  its bytes, or -1    %o  order key
@@ -49,13 +49,13 @@ _PATHS: Final = (
 
 
 class Template:
-    r"""A parsed template; a line end is added unless the text ends with `\n`, `\r` or `\0`.
+    r"""A parsed template; its output ends with a line end unless the text ends with `\n`, `\r` or `\0`.
 
     Args:
-        text: The text that the user wrote.
+        text: The text that the user entered.
 
     Raises:
-        typer.BadParameter: Raised if the template names a value that no event has.
+        typer.BadParameter: Raised if the template contains a placeholder that is not a field of events.
     """
 
     def __init__(self, text: str) -> None:
@@ -124,7 +124,7 @@ def _text(value: Any) -> str:
 
 
 def _length(state: Any) -> int:
-    """Return the number of bytes of a document, or -1 if there is none, as in kcat."""
+    """Return the size of a document in bytes or, as in kcat, -1 if there is no document."""
     return -1 if state is None else len(orjson.dumps(state))
 
 

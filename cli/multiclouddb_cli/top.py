@@ -50,7 +50,7 @@ _LINES_AROUND: Final = 8
 
 
 class Meter(Observer):
-    """Collects the reports that the engine makes while it reads."""
+    """Collects the reports that the engine makes during reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class Meter(Observer):
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """Record the headroom of a partition.
 
-        The engine calls this for every partition, because the limit is infinite here.
+        The engine calls this method for every partition, because this command sets the limit to infinity.
         """
         with self._lock:
             self.headroom[partition_id] = seconds
@@ -128,7 +128,7 @@ class Board:
         self.over = any(isinstance(notice, FeedEnded) for notice in page.notices)
 
     def summary(self) -> str:
-        """Return the summary of the whole feed on one line."""
+        """Return a summary of the whole feed on one line."""
         diagnostics = self._diagnostics
         new = self._counts.total() - self._before.total()
         names = [self._session.feed.public_id(item.partition_id) for item in self._standings()]
@@ -148,12 +148,12 @@ class Board:
         return "  ".join(facts)
 
     def rows(self) -> list[list[Cell]]:
-        """Return one row per partition, the busiest first."""
+        """Return one row per partition, beginning with the busiest partition."""
         rows = [(self._new(item), self._row(item)) for item in self._standings()]
         return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
 
     def general_trouble(self) -> str:
-        """Return the error that prevents reading the whole feed, or an empty text."""
+        """Return the error that prevents any read of the feed, or an empty text."""
         return self._troubles.get("", "")
 
     def _standings(self) -> list[Standing]:
@@ -196,7 +196,7 @@ def top(
     once: bool,
     wait: bool = False,
 ) -> None:
-    """Show the feed until it is over or the user stops it.
+    """Show the feed until it ends or the user stops the command.
 
     Args:
         config: The configuration for reaching the database.

@@ -37,7 +37,7 @@ PLUGIN = Plugin()
 
 
 class Clock:
-    """A clock for a store: it starts half an hour ago, and each call moves it by a second."""
+    """A clock for a store; it starts half an hour ago, and each call advances it by a second."""
 
     def __init__(self):
         self.time = datetime.now(UTC) - timedelta(minutes=30)
@@ -69,7 +69,7 @@ def store(path):
 
 @pytest.fixture
 def run():
-    """Run a command in this process."""
+    """Run a `multiclouddb` command in this process."""
 
     def invoke(*words, **settings):
         return CliRunner().invoke(app, [str(word) for word in words], **settings)
@@ -79,7 +79,7 @@ def run():
 
 @pytest.fixture
 def shell(tmp_path):
-    """Run a line in a shell; `multiclouddb` is the command."""
+    """Run a line in a shell, where `multiclouddb` is available as a command."""
 
     def invoke(line, **environment):
         line = f'set -o pipefail; multiclouddb() {{ {" ".join(PROGRAM)} "$@"; }}; {line}'
@@ -93,7 +93,7 @@ def shell(tmp_path):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """Make an installed provider that fails in the way that its URL says."""
+    """Install a provider that fails in the way that its URL specifies."""
     info = tmp_path / "site" / "multiclouddb_fake-9.8.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: multiclouddb-fake\nVersion: 9.8\n")

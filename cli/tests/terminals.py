@@ -20,7 +20,7 @@ def in_terminal(*words, columns=200, cwd=None, **environment):
             env={**inherited, **size, **environment},
         ) as process:  # fmt: skip
             os.close(worker)
-            # One read returns only a part: read again until the terminal is closed.
+            # One read returns only a part of the output, so read again until the terminal is closed.
             parts = list(iter(partial(read_from, main), b""))
         return process.returncode, b"".join(parts).decode()
     finally:
@@ -31,5 +31,5 @@ def read_from(terminal):
     """Return the next part of a terminal's output, or `b""` if its program has ended."""
     try:
         return os.read(terminal, 65536)
-    except OSError:  # the other side is closed
+    except OSError:  # the other end of the terminal is closed
         return b""

@@ -43,7 +43,7 @@ STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 @pytest.fixture
 def shaped(store):
-    """Make a collection in which p0 was split, and its upper half was merged with p1."""
+    """Make a collection in which p0 was split and the upper half of p0 was merged with p1."""
     _, upper = store.split("orders", "p0")
     store.put("orders", "o-1", {})
     store.merge("orders", upper, "p1")
@@ -77,7 +77,7 @@ class TestPartitions:
         ]
 
     def test_one_whose_parent_is_gone_says_so(self):
-        """Some services no longer list a partition after its changes have expired."""
+        """Some services do not list a partition any more after its changes have expired."""
         family = Family([Partition("p2", ("p0",), PartitionState.OPEN)])
         (branch,) = family.tree(lines=False)
         assert branch.partition.partition_id == "p2"
@@ -104,7 +104,7 @@ class TestPartitions:
 
 class TestTop:
     def test_once_is_one_table(self, run, url, shaped):
-        for interval in ("0.3", "3", "30"):  # on a busy machine more than one poll may be needed
+        for interval in ("0.3", "3", "30"):  # on a busy machine, more than one poll may be needed
             result = run("top", url, "orders", "--from", "beginning", "--once", "--interval", interval)
             assert result.exit_code == 0
             summary, header, *rows = result.stdout.splitlines()
@@ -304,7 +304,7 @@ class TestOutput:
         words = words.replace("URL", url).replace("TOKEN", token)
         result = shell(f"multiclouddb {words} | tee all | head -1")
         assert result.stderr == ""
-        assert result.returncode in (0, 141)  # tee's own
+        assert result.returncode in (0, 141)  # the exit code of tee
         assert result.stdout.count("\n") == 1
         assert "\x1b" not in result.stdout
 
@@ -355,12 +355,12 @@ class TestOutput:
         out = capsys.readouterr().out
         assert "partition" in out
         assert "2026-11-20T16:35:20Z" in out
-        assert time not in out  # there was not enough room
-        assert "trouble" not in out  # there is no terminal
+        assert time not in out  # there was not enough room for it
+        assert "trouble" not in out  # the column is empty, so it is omitted
 
 
 class TestScope:
-    """Only MongoDB supports the wider scopes, so the tests of its provider read them."""
+    """Only MongoDB supports the wider scopes, so the tests of its provider cover reads with these scopes."""
 
     @pytest.mark.parametrize("words", [("main", "--scope", "database"), ("--scope", "cluster")])
     @pytest.mark.parametrize("command", ["tail", "top"])
@@ -413,7 +413,7 @@ class TestInterrupt:
             os.close(worker)
             try:
                 assert os.read(main, 10) if live else process.stdout.readline()
-                # A terminal that nobody reads would block it in the middle of a line.
+                # If nobody read the terminal, it would block the command in the middle of a line.
                 threading.Thread(target=drain, args=(main,), daemon=True).start()
                 process.send_signal(signal.SIGINT)
                 assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
@@ -422,7 +422,7 @@ class TestInterrupt:
 
 
 def drain(terminal: int) -> None:
-    with contextlib.suppress(OSError):  # the other side is closed
+    with contextlib.suppress(OSError):  # the other end of the terminal is closed
         while os.read(terminal, 65536):
             pass
     os.close(terminal)

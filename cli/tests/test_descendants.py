@@ -19,7 +19,7 @@ def root(run, url, store):
 
 @pytest.fixture
 def grown(root, store):
-    """Make writes in the descendants of `root`."""
+    """Write documents to the descendants of `root`."""
     store.split("orders", "p0")
     for number in range(10, 40):
         store.put("orders", f"o-{number}", {})

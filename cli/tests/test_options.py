@@ -227,7 +227,7 @@ class TestRefused:
 class TestCompletion:
     @pytest.fixture
     def complete(self, run):
-        """Return what bash offers as completion of a line."""
+        """Return the completions that bash offers for a line."""
 
         def offered(line):
             env = {
@@ -325,7 +325,7 @@ PLUGIN = Plugin()
 
 
 class TestDeadHost:
-    """Tests a host that refuses connections: the engine tries again for three seconds."""
+    """Tests a host that refuses connections; the engine keeps trying for three seconds."""
 
     def follow(self, fake, tmp_path, *words, command="tail"):
         (tmp_path / "site" / "fake_provider.py").write_text(DEAD)

@@ -122,7 +122,7 @@ class TestCheckpoint:
         assert (head.returncode, head.stderr) == (0, "")
         rest = shell(line)
         seen = set(keys(head.stdout)) | set(keys(rest.stdout))
-        # Events in the pipe count as printed, so the checkpoint is after them.
+        # Events that are in the pipe count as printed, so the checkpoint is after these events.
         assert len(seen) >= 8
 
     def test_a_damaged_one_is_refused(self, run, url, store, tmp_path):
@@ -148,7 +148,7 @@ class TestInterrupt:
         store.put("orders", "o-b", {})
         second = keys(run("tail", *words, "--until-idle").stdout)
         assert len(set(keys("".join(first) + out))) == 11
-        # When the signal came, the page of "o-a" may have been printed but not saved.
+        # When the signal came, the page with "o-a" may have been printed without its position being saved.
         assert second in (["o-b"], ["o-a", "o-b"])
 
     @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -163,7 +163,7 @@ class TestInterrupt:
             first += process.stdout.read()
             assert (process.wait(timeout=60), apart_from_silence(process.stderr.read())) == (130, "")
         second = keys(run("tail", *words, "--until-idle").stdout)
-        # It ended after the page that it was printing, so nothing is printed twice.
+        # The command ended after the page that it was printing, so nothing is printed twice.
         assert len(keys(first)) + len(second) == len({*keys(first), *second}) == 310
 
     def test_by_kill_loses_nothing(self, run, url, store, tmp_path):

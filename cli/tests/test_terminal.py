@@ -17,7 +17,7 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A command that runs on a terminal of 50 columns."""
+    """A command that runs on a terminal with 50 columns."""
 
     def __init__(self, *words):
         self._main, worker = pty.openpty()
@@ -40,7 +40,7 @@ class Terminal:
         return self.text
 
     def lines(self):
-        """Return the lines as a person sees them, including lines that were replaced later."""
+        """Return the lines that a person sees, including lines that were replaced later."""
         text = apart_from_silence(CODES.sub("", self.read()).replace("\r", "\n"))
         return re.split(r"\n+", text)
 

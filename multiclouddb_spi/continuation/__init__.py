@@ -1,1 +1,1 @@
-"""The contents of a token: partitions, their positions, their children, and the effects of retention."""
+"""Defines the contents of a token: partitions, their positions and children, and the effects of retention."""

@@ -1,8 +1,8 @@
-"""The size limits of a token's JSON; checked before the JSON is parsed, and before a token is returned.
+"""Defines size limits for a token's JSON, checked before it is parsed and before a token is returned.
 
 A parser builds an object for each value, and a token of 84 kB can contain so many values that their objects
-take gigabytes. So the values are counted first, with operations that run in C and build no object for each
-byte.
+take gigabytes. Therefore, the values are counted first, with operations that run in C and do not build an
+object for each byte.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _MARKS: Final = b',:"'
 def beyond_bounds(text: bytes) -> str | None:
     """Return the limit that a JSON text exceeds, or None.
 
-    If the text is not JSON, the answer is valid up to the place where a parser stops.
+    If the text is not JSON, the result applies to the part that a parser would read before it stops.
 
     Args:
-        text: The JSON text in UTF-8, from this process or from anywhere.
+        text: The JSON text in UTF-8, from this process or from any other source.
     """
     if len(text) > MAX_BYTES:
         return f"it has more than {MAX_BYTES >> 20} MiB of JSON"
     if len(text) < MAX_VALUES and text.count(b"[") + text.count(b"{") <= MAX_LEVELS:
-        return None  # most tokens: too short for too many values, and too few brackets to nest deep
+        return None  # most tokens have too few bytes for many values, and few brackets
     structure = _structure(text)
     if structure is None or (len(structure) >= MAX_VALUES and _count(structure) >= MAX_VALUES):
         return f"it has more than {MAX_VALUES} values"
@@ -51,19 +51,20 @@ def _structure(text: bytes) -> bytes | None:
     marks = text.translate(_SQUARED, _CONTENT)
     if marks.count(b'"') > 2 * MAX_VALUES:
         return None
-    # Two adjacent quotes are an empty string, or the border of two strings. If they are removed, every other
-    # mark is still inside or outside a string as before. Only the strings that contain marks remain.
+    # Two adjacent quotes are an empty string, or the border between two strings. Removing them does not
+    # change whether any other mark is inside or outside a string. After this, only the strings that contain
+    # marks remain.
     parts = marks.replace(b'""', b"").split(b'"')
     return b"".join(parts[::2])
 
 
 def _count(structure: bytes) -> int:
-    """Count all values except the outermost: the first in each bracket, and one after each comma or colon."""
+    """Count all values except the outermost: the first value in each bracket, and one per comma or colon."""
     return sum(map(structure.count, (b"[", b",", b":")))
 
 
 def _is_deep(brackets: bytes) -> bool:
-    """Return whether the text nests too deep: each round removes the innermost pairs of brackets.
+    """Return whether the text is nested too deeply; each round removes the innermost pairs of brackets.
 
     Unpaired brackets are never removed.
     """

@@ -1,6 +1,6 @@
 """Audits the coverage of a token: finds open partitions that the token neither contains nor leads to.
 
-A service may list a partition late, and a token does not know a partition that was never listed. An open
+A service may list a partition late, and a token does not contain a partition that was never listed. An open
 partition cannot have been read to its end. So there are three cases for a listed open partition: it is in the
 lineage, it descends from an entry of the lineage, or it was missed.
 """
@@ -35,7 +35,7 @@ __all__ = [
 def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
     """Return the audit data for the token of a new feed.
 
-    Return None for a feed of one partition key, because it is not audited.
+    Return None for a feed of one partition key, because such a feed is not audited.
 
     Args:
         feed: The feed.
@@ -57,7 +57,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
 def is_audit_due(audited: Audited | None, every: float) -> bool:
     """Return whether an audit is due now.
 
-    The audit time uses the clock of this machine, which decides nothing else.
+    The time of an audit is measured with this machine's clock, which is used for no other decision.
 
     Args:
         audited: The audit data of the token, or None for a feed that is not audited.
@@ -66,7 +66,7 @@ def is_audit_due(audited: Audited | None, every: float) -> bool:
     if audited is None:
         return False
     since = time.time() - audited.at
-    # If the clock was set back, that must not delay audits for long.
+    # If the clock was set back, audits must not be delayed for long.
     return since >= (every / 10 if audited.retired else every) or since < -every / 10
 
 
@@ -79,7 +79,7 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
         deadline: The time limit.
 
     Returns:
-        As `Feed.uncovered`.
+        The same as `Feed.uncovered` returns.
     """
     since = lineage.audited.since if lineage.audited is not None else None
     return feed.uncovered(tracked(lineage), None if since is None else to_moment(since), deadline)
@@ -97,7 +97,7 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
         A notice for each new partition.
     """
     assert lineage.audited is not None
-    # An incomplete listing gave no answer now, but a later listing may soon give it.
+    # The listing was incomplete, so there is no answer now; a later listing may be complete.
     lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=seeds is None)
     found = {seed.partition_id: seed for seed in seeds or ()}
     return [
@@ -107,7 +107,7 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
 
 
 def audit_failed(lineage: Lineage) -> None:
-    """Record that an audit failed: the next audit is due as soon as after the end of a partition."""
+    """Record that an audit failed; the next audit is then due soon, as after the end of a partition."""
     assert lineage.audited is not None
     lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=True)
 
@@ -139,21 +139,22 @@ def missed_by_parents(
 
     Pure. The search begins at each open partition, and at each parent for which a partition of the token
     still waits. From there, the search goes from each partition to its parents. If the search reaches a
-    partition of the token, the start is covered. If it reaches an ancestor of an entry of the token, the
-    ancestor was read, and everything found below this ancestor was missed.
+    partition of the token, the partition at which it began is covered. If the search reaches an ancestor of
+    an entry of the token, this ancestor was read, and everything that was found below the ancestor was
+    missed.
 
     Args:
         tracked: Every partition in the token.
         listed: The partitions that the service lists. The listing may be incomplete, and each of its pages
             may show the state at a different time.
         is_gone: A function that asks the service whether an unlisted partition no longer exists. If the
-            partition still exists, it is not listed yet, and its descendants cannot be judged now. The
-            function is called only if a partition seems to be missed.
+            partition still exists, it is only not listed yet, and it is not possible to decide now whether
+            its descendants were missed. The function is called only if a partition seems to be missed.
 
     Returns:
         A mapping from each missed partition to those of its parents that were also missed. None if the
         listing is incomplete: it lacks a partition of the token that is being read, or an ancestor of an
-        entry of the token. In that case a partition that was read may look like a missed one.
+        entry of the token. In that case, a partition that was read may look like a missed partition.
     """
     listed = list(listed)
     parents = parents_of(listed)

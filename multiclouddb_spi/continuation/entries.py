@@ -48,7 +48,7 @@ class Entries:
         self.audited = audited
 
     def to_json(self) -> Cursor:
-        """Return the entries as JSON; each active partition adds six characters to its id and cursor."""
+        """Return the entries as JSON; an active partition adds six characters to its id and cursor."""
         value: dict[str, Cursor] = {"p": list(map(entry_to_json, self._entries.values()))}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
@@ -57,7 +57,7 @@ class Entries:
     def stands_like(self, other: Entries) -> bool:
         """Return whether both lineages contain the same partitions at the same positions.
 
-        Watches and audits are ignored.
+        Searches for children and audits are ignored.
 
         Args:
             other: Another lineage of the same feed.
@@ -144,7 +144,7 @@ class Entries:
         return [entry for entry in self.awaiting_children() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """Return the position of an active or ended partition, or the undivided rest of a plan.
+        """Return the position of an active or ended partition, or the cursor of the undivided rest of a plan.
 
         Args:
             partition_id: The service's own id of the partition.

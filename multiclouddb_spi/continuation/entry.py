@@ -47,7 +47,7 @@ _WAITING: Final = 4
 _UNLISTED: Final = 8
 _KNOWN: Final = _DRAINED | _SUSPECT | _WAITING | _UNLISTED
 _MOST: Final = 2**53
-"""The highest count that a token may contain: JSON parsers in all languages read this number exactly."""
+"""The highest count in a token; JSON parsers in all languages can read this number exactly."""
 
 
 @attrs.frozen
@@ -58,7 +58,7 @@ class Active:
         partition_id: The service's own id of the partition.
         cursor: Everything up to this position has been delivered.
         failed_last: True if the last read of this partition failed permanently after it had delivered events.
-            The partition is then read first and alone, so that its failure is not delayed forever.
+            The partition is then read first and alone, so that its failure is not postponed forever.
         listed: False for an entry that is not a partition of the service, such as a segment of a scan. Audits
             and retention ignore such an entry. The children of such an entry are of the same kind.
     """
@@ -93,7 +93,8 @@ class Waiting:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        said: The distinct start positions that its seed and its fully read parents gave.
+        said: The distinct start positions that come from its seed and from parents that were read to their
+            end.
         parents: The parents that have not named this child yet, and a lost partition that the child may
             descend from.
         named_at: The service's time when the child was named, in µs since 1970, if some of its parents were
@@ -134,7 +135,7 @@ def seeded(seed: Seed, present: Collection[str]) -> Entry:
     """Return the entry of a partition that starts at its seed.
 
     The entry waits for those of its parents that are present. Of the seed's children, only those that are
-    present are kept. The engine searches for the other children again.
+    present are kept. The engine finds the other children again later.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)
@@ -168,7 +169,7 @@ def entry_to_json(entry: Entry) -> Cursor:
 
 
 def entry_from_json(item: Any) -> Entry:
-    """Return the entry that was passed to `entry_to_json`.
+    """Return the entry that `entry_to_json` has converted.
 
     Raises:
         InvalidCursor: Raised if `entry_to_json` did not make the value.
@@ -206,7 +207,7 @@ def audited_to_json(audited: Audited) -> Cursor:
 
 
 def audited_from_json(value: Any) -> Audited:
-    """Return the audit data that was passed to `audited_to_json`.
+    """Return the audit data that `audited_to_json` has converted.
 
     Raises:
         InvalidCursor: Raised if `audited_to_json` did not make the value.

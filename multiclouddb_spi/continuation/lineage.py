@@ -1,22 +1,23 @@
-"""Keeps track of the partitions that are read, those that wait for their parents, and the order of reading.
+"""Tracks the partitions that are being read, those that wait for parents, and the order of reading.
 
 A lineage is the part of a token that changes. Each partition in a lineage is in one of three states:
 
     Active    the engine reads it from its cursor
-    AwaitingChildren   it is read to its end, and the service may name more children than it has named so far
-    Waiting   a child: some of its parents are not drained; it has the cursors that the drained ones gave
+    AwaitingChildren   it was read to its end, and the service may name more children later
+    Waiting   a child with parents that are not drained yet; it stores the cursors from its drained parents
 
-A child that is known starts at once, unless it waits for another parent. The parent of such a child stays in
-the lineage as AwaitingChildren and is asked again (`watch`). This ends when the service proves that all
-children are known, or when the watch has lasted long enough. As long as the parent is in the lineage, none of
-its descendants can be missed. A lineage also contains the times when the feed began and when its coverage was
-last audited.
+A known child starts at once, unless it waits for another parent. The parent of such a child stays in the
+lineage as AwaitingChildren, and the engine keeps searching for more of its children (`watch`). The search
+ends when it is certain that all children are known, or when the search has lasted long enough. As long as the
+parent is in the lineage, none of its descendants can be missed. A lineage also contains the times when the
+feed began and when its coverage was last audited.
 
-A child starts when *every* parent has named it. Every partition of the feed descends from its seeds. So a
-parent that is not in the lineage has not been discovered yet. The child also waits for such a parent, and
-never starts too early. There are two exceptions: a partition that is older than retention (`replace`,
-`undiscovered`), and a parent that does not descend from the partitions that are read (`UndiscoveredParents`).
-A partition that may descend from several lost partitions waits for one of them as for a parent (`Retention`).
+A child starts when *every* parent has named it. Every partition of the feed descends from the feed's seeds,
+so a parent that is not in the lineage has not been discovered yet. The child also waits for such a parent,
+and therefore never starts too early. There are two exceptions: a partition that is older than retention
+(`replace`, `undiscovered`), and a parent that does not descend from the partitions that are read
+(`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one of them as if
+it were a parent (`Retention`).
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Lineage(ScanEntries):
         return Lineage(self._entries.values(), self.join, self.audited)
 
     def start(self, partition_id: str) -> bool:
-        """Start a child without waiting for its parents any longer; return False while it waits for a scan.
+        """Start a child before all its parents have ended; return False if the child waits for a scan.
 
         Args:
             partition_id: The child.
@@ -142,7 +143,7 @@ class Lineage(ScanEntries):
             partition_id: The service's own id of the partition.
         """
         entry = self._entries[partition_id]
-        if type(entry) is Active:  # the plan of a scan is always asked
+        if type(entry) is Active:  # the plan of a scan is always processed
             self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
@@ -195,7 +196,7 @@ class Lineage(ScanEntries):
             seeds: The partitions that `Feed.uncovered` returned.
 
         Returns:
-            The ids of all new partitions, including those that wait for another of the seeds.
+            The ids of all new partitions, including those that wait for another seed.
         """
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
         present = {seed.partition_id for seed in fresh} | self._entries.keys()
@@ -283,9 +284,11 @@ class Lineage(ScanEntries):
 
         Args:
             partition_id: The partition.
-            seeds: The partition itself again, or its remaining descendants (`Feed.oldest`).
+            seeds: The seed of the partition itself, or the seeds of its remaining descendants
+                (`Feed.oldest`).
             coming: Partitions that will be discovered later; a child still waits for a parent among them.
-            holds: Maps a seed or a waiting partition to the entry for which it waits as for a parent.
+            holds: Maps a seed or a waiting partition to the entry for which it waits as if the entry were a
+                parent.
 
         Returns:
             The ids of the partitions that start now.

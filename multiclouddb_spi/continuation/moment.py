@@ -18,7 +18,7 @@ def to_micros(moment: datetime) -> int:
 
 
 def to_moment(micros: int) -> datetime:
-    """Return the time that was passed to `to_micros`."""
+    """Return the time that `to_micros` has converted."""
     return _EPOCH + timedelta(microseconds=micros)
 
 

@@ -52,8 +52,8 @@ class Waits:
     Attributes:
         fresh: The children that are not known yet.
         named: The same children, with all other entries that each of them has to wait for.
-        lost: Parents that are older than the retention, or to which no entry of the lineage leads.
-            No child waits for these parents.
+        lost: Parents that are older than the retention, or that are not reachable from any entry of the
+            lineage. No child waits for these parents.
         now: The service's time, in µs since 1970, if the children wait for undiscovered parents in a feed
             without audits; else None.
     """
@@ -66,7 +66,7 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """What the descendants of a lost partition wait for (a partition that is older than the retention).
+    """What the descendants of a lost partition, which is older than the retention, wait for.
 
     Attributes:
         partitions: The partitions that will be discovered later.
@@ -84,8 +84,8 @@ class Audit:
     Attributes:
         late: The missed partitions, which are now in the lineage, each with its notice.
         seeds: The ids of all partitions that the feed named.
-        stranded: Partitions that no longer existed when the service first could have listed them, although
-            others wait for them.
+        stranded: Partitions that no longer exist and were never listed, although other partitions wait for
+            them.
         error: The reason why the service did not name the stranded partitions, or None.
     """
 
@@ -96,7 +96,7 @@ class Audit:
 
 
 class Mover:
-    """Applies the service's answers to one lineage; every call of the client makes its own instance.
+    """Applies the service's answers to one lineage; each call of the client makes its own instance.
 
     Args:
         feed: The feed of the lineage.
@@ -139,7 +139,7 @@ class Mover:
     def end(self, name: str, outcome: Outcome, waits: Waits) -> Moved | None:
         """Apply the outcome of the partition's last read.
 
-        After an error in this method the lineage must not be used any more.
+        After an error in this method, the lineage must not be used any more.
 
         Args:
             name: The partition.
@@ -194,7 +194,7 @@ class Mover:
         return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
 
     def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
-        """Ask what other partitions wait for if a partition is lost; the lineage is not changed.
+        """Ask what other partitions wait for after the loss of a partition, without changing the lineage.
 
         Args:
             name: The partition.
@@ -222,7 +222,7 @@ class Mover:
             deadline: The time limit.
 
         Raises:
-            Exception: The error that the provider raised; the next audit then comes soon.
+            Exception: The error that the provider raised; the next audit is then due soon.
         """
         feed, lineage = self._feed, self._lineage
         try:
@@ -238,7 +238,7 @@ class Mover:
         except Exception as error:  # noqa: BLE001 - returned with what was found; the next audit asks again
             failed = error
         if stranded or failed is not None:
-            audit_failed(lineage)  # audit again soon: this call may be unable to report what it found
+            audit_failed(lineage)  # audit again soon: this call may not report what it has found
         found = tuple(seed.partition_id for seed in seeds or ())
         return Audit(tuple(late), found, tuple(stranded), failed)
 

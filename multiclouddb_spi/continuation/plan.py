@@ -1,4 +1,4 @@
-"""The form of a snapshot scan in a token.
+"""Defines the form of a snapshot scan in a token.
 
     [id, cursor, flags, [floor, µs, rate, retention, done, segments, rows, records, credit]]
 
@@ -70,13 +70,13 @@ class Plan:
     credit: int = 0
 
     def progress(self) -> SnapshotProgress:
-        """The progress of the scan, as the application sees it."""
+        """The progress of the scan, in the form that applications see."""
         order = SnapshotOrder.ORDERED if self.holds else SnapshotOrder.INTERLEAVED
         return SnapshotProgress(order, self.done, self.segments, self.rows, self.records)
 
 
 def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
-    """Return the entry for a snapshot that begins.
+    """Return the entry for a new snapshot.
 
     Args:
         scan: The plan that the provider returned.
@@ -98,7 +98,7 @@ def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
 def shown(count: int | None) -> int | None:
     """Return a number that is only shown to users.
 
-    Return None if the number is too large for a token: a service's estimate may be any number.
+    Return None if the number is too large for a token, because a service's estimate may be any number.
 
     Args:
         count: A number of segments or of records, reported by the provider.
@@ -114,12 +114,12 @@ def plan_to_json(plan: Plan) -> Cursor:
 
 
 def is_plan(flags: int) -> bool:
-    """Return whether a token's item with these flags is a plan of a version that this library knows."""
+    """Return whether a token's item with these flags is a plan in a format that this library supports."""
     return bool(flags & _PLAN) and not flags & ~_KNOWN
 
 
 def plan_from_json(item: Any) -> Plan:
-    """Return the plan that was passed to `plan_to_json`, for an item whose flags mark a plan.
+    """Return the plan that `plan_to_json` has converted, for an item whose flags mark a plan.
 
     Raises:
         InvalidCursor: Raised if `plan_to_json` did not make the value.

@@ -1,4 +1,4 @@
-"""Searches the graph of partitions; the same function serves all questions about descent."""
+"""Searches the graph of partitions; one function answers all questions about ancestors and descendants."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
 A partition that no longer exists names no children, and a partition that the service still lists may descend
 from several such partitions. The listed partition has to start after all of them, so that it is read once and
-in order. So the listed partition waits for a lost entry of the lineage as if it were a parent. When the loss
-of that entry is detected, the partition waits for the next such entry. A listed partition is never left to be
-named by another entry. The reason is that a lost entry may still end normally, with records that were read
-before, and then it names only its own children.
+in order. Therefore, the listed partition waits for a lost entry of the lineage as if the entry were a parent.
+When the loss of that entry is detected, the partition waits for the next such entry. The engine never relies
+on another entry to name a listed partition, because a lost entry may still end normally, with records that
+were read before, and then it names only its own children.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
-list only open partitions, or list a partition late. `Feed.oldest` decides: if a partition can still be read,
-it returns a seed with the same id.
+list only open partitions, or list a partition late. `Feed.oldest` finds out: if a partition can still be
+read, the method returns a seed with the same id.
 
 If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed. A
 parent was missed if its sibling is known and the parent itself is not. An audited feed waits for a missed
@@ -37,7 +37,7 @@ def stranded_fault(public_id: str) -> ProviderFault:
     """Make the fault for a partition that is `stranded`.
 
     Args:
-        public_id: Its public id.
+        public_id: The public id of the partition.
     """
     return expired(
         f"{public_id} was lost to retention before the service listed it: its changes were never read"
@@ -68,7 +68,7 @@ class Retention:
         Args:
             lineage: The lineage, which still contains the lost partition.
             name: The partition.
-            seeds: What replaces the lost partition: the partition again, or its remaining descendants
+            seeds: What replaces the lost partition: its own seed, or the seeds of its remaining descendants
                 (`Feed.oldest`).
 
         Returns:
@@ -126,8 +126,8 @@ class Retention:
     def stranded(self, lineage: Lineage) -> list[str]:
         """Return parents that were never listed and no longer exist, although others wait for them.
 
-        An audit calls this method. It returns none as long as an entry of the lineage itself no longer
-        exists: the descendants of that entry become known when it is read.
+        An audit calls this method. The result is empty as long as an entry of the lineage itself no longer
+        exists, because the descendants of that entry become known when it is read.
 
         Args:
             lineage: The lineage after the audit.
@@ -142,7 +142,7 @@ class Retention:
         return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
 
     def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-        """Return the partitions that no entry leads to and that may descend from an unlisted partition."""
+        """Return partitions that no entry leads to, and that may descend from an unlisted partition."""
         parents = parents_of(listed)
         above = {name: reach([name], parents) for name in names}
         unlisted = set[str]().union(*above.values()) - parents.keys()
@@ -153,8 +153,8 @@ class Retention:
         """Return the partitions that no longer exist, and those of their descendants that still exist.
 
         If the current call has already asked for more partitions, the descendants of all of them are
-        returned. So a partition may wait for an entry that does not lead to it. Such a partition starts later
-        than necessary, but it does start.
+        returned. Therefore, a partition may wait for an entry that does not lead to it. Such a partition
+        starts later than necessary, but does start.
         """
         unlisted = _unlisted(names, listed)
         if not self._asked.issuperset(unlisted):

@@ -1,7 +1,8 @@
 """Keeps a snapshot scan in a lineage: the plan, the segments, and the partitions that wait for the end.
 
-A plan is one entry. The plan stays in the lineage until every segment is defined and read. So a partition
-that waits for the plan waits for the whole scan, even if segments are split. `Lineage` is the only subclass.
+A plan is one entry. The plan stays in the lineage until every segment is defined and read. Therefore, a
+partition that waits for the plan waits for the whole scan, even if segments are split. `Lineage` is the only
+subclass.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class ScanEntries(Entries):
 
     @abstractmethod
     def _hold(self, partition_id: str, leader: str) -> None:
-        """See `Lineage`."""
+        """Make a partition wait for another entry; `Lineage` implements this."""
 
     def begin_scan(self, plan: Plan) -> None:
-        """Add a scan; if it holds the stream, every partition of the lineage waits for it.
+        """Add a scan; if the scan holds the stream, every partition of the lineage waits for the scan.
 
         Args:
             plan: The entry of the scan.
@@ -73,7 +74,7 @@ class ScanEntries(Entries):
             outcome: The way in which it has ended.
 
         Raises:
-            ProviderFault: `PERMANENT_FAILURE`, because such a provider violates its contract.
+            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
         """
         match outcome:
             case Scanned(pieces) if self.is_segment(partition_id):
@@ -93,7 +94,7 @@ class ScanEntries(Entries):
             replaced: The segment that the new segments replace, or None.
 
         Raises:
-            ProviderFault: `PERMANENT_FAILURE`, because such a provider violates its contract.
+            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
         """
         names = [segment.segment_id for segment in segments]
         known = [name for name in names if name in self._entries and name != replaced]
@@ -101,7 +102,7 @@ class ScanEntries(Entries):
             raise _broken(f"a segment was cut twice, or has the id of a partition: {known or names}")
 
     def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
-        """Add segments of the scan to be read; return their ids.
+        """Add segments of the scan that are to be read; return their ids.
 
         Args:
             segments: The parts.

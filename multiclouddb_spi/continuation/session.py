@@ -1,4 +1,4 @@
-"""Keeps the state of one call, and makes tokens from this state."""
+"""Stores the state of one call, and makes tokens from this state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Finished", "Session"]
 
 @attrs.frozen
 class Finished:
-    """The content of a token that no change can follow.
+    """The content of a token after which no change can follow.
 
     If a token has this content, the engine does not ask the service.
 
@@ -61,7 +61,7 @@ class Session:
         watermark: int | None = None,
         skipped: tuple[tuple[str, str], ...] = (),
     ) -> Envelope:
-        """Return the content of a token for this feed; `encode_token` makes the token from it.
+        """Return the content of a token for this feed, from which `encode_token` makes the token.
 
         Args:
             state: The state of the feed as JSON.
@@ -92,7 +92,7 @@ class Session:
     def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
         """Make a token for one physical partition of this feed.
 
-        The token keeps the skipped records of that partition.
+        The token contains the skipped records of that partition.
 
         Args:
             partition_id: The service's own id of the partition, or the id of a segment.

@@ -62,7 +62,7 @@ def resolve_backfill(
     *,
     only: str | None,
 ) -> Lineage:
-    """Start a feed with an ordered scan, for a service that can start a stream only at the present.
+    """Start a feed with an ordered scan, for a service that can start a stream only at the current time.
 
     Args:
         feed: The feed that is started.
@@ -102,7 +102,7 @@ def cut_all(plan: Plan, cut: Callable[[Cursor], tuple[list[Segment], Cursor | No
 
 
 def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lineage:
-    """Return a lineage that reads only one segment, and reports when the segment has been read.
+    """Return a lineage that reads only one segment, and reports when the segment was read completely.
 
     Args:
         feed: The feed of the snapshot.

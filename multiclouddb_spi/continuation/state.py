@@ -50,7 +50,8 @@ def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, c
     Args:
         lineage: The lineage that contains the partition.
         partition_id: The service's own id of the partition.
-        children: The children of the partition, as far as they are known; services name some of them twice.
+        children: The children of the partition, as far as they are known; a child may appear twice, because
+            services name some children twice.
         complete: True if there are no other children.
     """
     once = {child.partition_id: child for child in lineage.fresh_children(partition_id, children)}
@@ -94,11 +95,11 @@ def state_to_json(state: FeedState) -> Cursor:
 
 
 def state_from_json(value: Any, join: Join) -> FeedState:
-    """Return the state that was passed to `state_to_json`.
+    """Return the state that `state_to_json` has converted.
 
     Raises:
-        InvalidCursor: Raised if `state_to_json` did not make the value, or if no read could ever return a
-            change.
+        InvalidCursor: Raised if `state_to_json` did not make the value, or if a read from this state could
+            never return a change.
     """
     end = end_from_json(value)
     if end is not None:
@@ -110,7 +111,7 @@ def state_from_json(value: Any, join: Join) -> FeedState:
 
 
 def lineage_from_json(value: Any, join: Join) -> Lineage:
-    """Rebuild a lineage from its JSON; refuse partitions that wait for each other.
+    """Rebuild a lineage from its JSON; refuse a lineage whose partitions wait for each other.
 
     Raises:
         InvalidCursor: Raised if `Lineage.to_json` did not make the value.
@@ -121,7 +122,7 @@ def lineage_from_json(value: Any, join: Join) -> Lineage:
 
 
 def check_waits(lineage: Lineage) -> None:
-    """Refuse partitions that wait for each other, because they would never be read.
+    """Refuse a lineage whose partitions wait for each other, because they would never be read.
 
     Raises:
         InvalidCursor: Raised if some partitions wait for each other.
@@ -154,7 +155,7 @@ def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
 
 
 def end_from_json(value: Any) -> Retired | FeedOver | None:
-    """Return the state if it is an end of reading, else None.
+    """Return the state if it is the end of a feed or partition, else None.
 
     Raises:
         InvalidCursor: Raised if a child in the value is unreadable.

@@ -1,4 +1,4 @@
-"""Encodes and decodes the continuation token: opaque for applications, checked data inside.
+"""Encodes and decodes continuation tokens, which are opaque to applications and contain checked data.
 
     token   = base64url( flag, CRC-32 of the payload, payload )      without padding
     flag    = "j": payload is JSON, "z": payload is raw-deflated JSON; whichever is shorter
@@ -7,9 +7,9 @@
                "w": watermark (µs), "k": [[partition, skipped record], …]}   the last two if any
 
 Decoding runs no code from the token, inflates into a bounded buffer, and counts the values before it parses
-them. Any text gives a token or `INVALID_REQUEST`. The engine never makes a token that it cannot read again.
-The checksum detects damage, but not forgery. No protection from forgery is needed, because a token gives its
-reader no additional access.
+them. Decoding any text results in either a token or `INVALID_REQUEST`. The engine never makes a token that it
+cannot read again. The checksum detects damage, but not forgery. No protection from forgery is needed, because
+a token gives its reader no additional access.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
 VERSION: Final = 1
 _MOST_CHARACTERS: Final = MAX_BYTES // 3 * 4 + 16
-# The memory that the parser and the values need for each byte of JSON, and the maximum for all values.
+# The memory that the parser and the values need for each byte of JSON, and the limit for all values together.
 _PARSER_TAKES, _MOST_FOR_A_BYTE, _MOST_FOR_VALUES = 14, 32, 250_000_000
 _FIELD: Final = "continuation_token"
 _PLAIN, _DEFLATED = b"j", b"z"
@@ -146,7 +146,7 @@ def _text(raw: bytes) -> str:
 
 
 def decode_token(token: str) -> Envelope:
-    """Split a token into its parts; the caller compares the parts with the request.
+    """Decode a token into its parts; the caller compares the parts with the request.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the text is not a token, is damaged, or has a newer version.
@@ -224,8 +224,8 @@ def _parse(payload: bytes) -> dict[str, Any]:
     problem = beyond_bounds(payload)
     if problem is not None:
         raise _damaged(problem)
-    # If the parser cannot get memory for the values, it ends the process. So the memory is allocated here
-    # first, and freed before the parser runs.
+    # If the parser cannot allocate memory for the values, it ends the process. Therefore, the memory is
+    # allocated here first, and freed before the parser runs.
     bytes(_PARSER_TAKES * len(payload) + min(_MOST_FOR_A_BYTE * len(payload), _MOST_FOR_VALUES))
     try:
         body = orjson.loads(payload)

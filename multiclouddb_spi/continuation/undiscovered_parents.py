@@ -8,9 +8,10 @@ been read to its end. In most cases the service's listing shows which case appli
 a parent that another reader reads (`Retention.named`). If the listing does not show this, the following rule
 decides:
 
-An undiscovered parent existed before its child was made, so the parent's ancestors had already ended. So if a
-partition was read past the time at which the child was named, and has not ended, it leads to no undiscovered
-parent. Nor does a partition that was asked after that time and had no more records.
+An undiscovered parent existed before its child was created, so the parent's ancestors had already ended.
+Therefore, if a partition was read past the time at which the child was named, and has not ended, no
+undiscovered parent descends from that partition. The same is true of a partition that was asked after that
+time and had no more records.
 
 With this rule a child may start late, but no child is left out. Children start one at a time, the oldest
 first, because one waiting child may lead to another.
@@ -59,14 +60,14 @@ class UndiscoveredParents:
         child = self._oldest()
         if child is None:
             return True
-        # A child that was named in this call may be younger than the answers. A child that is not found yet
-        # may be its ancestor.
+        # A child that was named in this call may be newer than the answers. A child that has not been found
+        # yet may be an ancestor of that child.
         if child.partition_id in self._before and not self._lineage.awaiting_children():
             self._lineage.start(child.partition_id)
         return False
 
     def _oldest(self) -> Waiting | None:
-        """Return the child with the first start position; else the child that was named first."""
+        """Return the child with the earliest start position or, if unknown, the child named first."""
         return min(_waiting_for_undiscovered(self._lineage), key=self._begins, default=None)
 
     def _begins(self, child: Waiting) -> datetime:

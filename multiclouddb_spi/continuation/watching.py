@@ -2,7 +2,7 @@
 
 The duration of a search is running time: the sum of the monotonic seconds between the lookups in one process.
 The token keeps this duration, so that neither a restart nor a client's clock ends a search early. The process
-remembers only the time of its last lookup; if that time is lost, the search lasts longer.
+remembers only the time of its last lookup; if this time is lost, the search only lasts longer.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 def pause_after(watched: int) -> float:
     """Return the pause before the next lookup, about as long as the search has lasted so far.
 
-    So the process looks for children fourteen times in ten minutes. Half of these lookups are in the first
-    six seconds, when most late children appear.
+    With these pauses, the process looks for children fourteen times in ten minutes. Half of these lookups
+    happen in the first six seconds, when most late children appear.
 
     Args:
         watched: How long the search has lasted, in tenths of a second.
@@ -56,7 +56,7 @@ def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
     """Return whether to search for more children of a partition now.
 
     If no child is known, the engine searches at once, because the feed cannot continue without a child. A
-    process that has not searched yet searches at once.
+    process that has not searched yet also searches at once.
 
     Args:
         feed: The feed that contains the partition.
@@ -75,7 +75,7 @@ def is_over(entry: AwaitingChildren, seconds: float) -> bool:
 
     Args:
         entry: The partition.
-        seconds: How long the search lasts.
+        seconds: The duration after which the search is over.
     """
     return bool(entry.children) and entry.watched >= seconds * 10
 
@@ -90,13 +90,13 @@ def looked(feed: Feed, partition_id: str, watched: int) -> int:
 
     Returns:
         The new duration of the search. The duration grows by the time since the last search of this process;
-        if that time is unknown, it does not grow.
+        if that time is unknown, the duration does not grow.
     """
     now = time.monotonic()
     with _lock:
         looks = _looks.setdefault(feed, OrderedDict())
         last = looks.get((partition_id, watched))
-        # Rounded down, because a watch may last longer than this number says but not shorter.
+        # The number is rounded down, because a search may last longer than this number says, but not shorter.
         watched += 0 if last is None else int((now - last) * 10)
         if last is None or watched > 0:
             looks[partition_id, watched] = now
@@ -120,7 +120,7 @@ def settle(
         feed: The feed of the lineage.
         lineage: Changed in place.
         entries: The partitions whose children were searched for.
-        outcomes: The answers of the service; a partition without an answer was not asked for.
+        outcomes: The answers of the service; the service was not asked about a partition without an answer.
         seconds: How long to search for more children.
         end: A function that applies an outcome to the lineage, and returns the ids that start.
 
@@ -133,8 +133,9 @@ def settle(
             continue
         lineage.watch(name, looked(feed, name, watched))
         outcome, ending = outcomes[name], lineage.ending(name)
-        # The partition is gone, and nobody can name more of its children. An audit finds children that were
-        # missed. In a feed without audits, all partitions that may be its children are named instead.
+        # The partition no longer exists, so the service cannot name more of its children. An audit finds
+        # children that were missed. In a feed without audits, all partitions that may be its children are
+        # named instead.
         gone = isinstance(outcome, Drained) and outcome.instead and lineage.audited is not None
         if gone and ending is not None and ending.children:
             started += lineage.forget(name)
@@ -145,6 +146,6 @@ def settle(
             continue
         if not lineage.fresh_children(
             name, children_of(outcome)
-        ):  # Otherwise the child could not be added, so the engine searches for it again.
+        ):  # Otherwise, the child could not be added, so the engine searches for the child again.
             started += lineage.forget(name)
     return started

@@ -1,4 +1,4 @@
-"""Keeps the lineages of the last tokens that this process wrote, so that these tokens need not be parsed."""
+"""Keeps the lineages of the last tokens that this process wrote, so that it need not parse these tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Written:
     state: Lineage
 
     def lineage(self, join: Join) -> Lineage:
-        """Return the state, which is the same as if it were parsed from the token.
+        """Return the state, which is equal to the state that parsing the token would give.
 
         Args:
             join: `Feed.join`.
@@ -46,7 +46,7 @@ class Written:
 
 
 class WrittenTokens:
-    """Keeps each lineage with its token until the token is used.
+    """Keeps the lineage of each token until the token is used.
 
     A consumer that reads page after page uses each token once. A token that is used again is parsed.
 
@@ -62,12 +62,12 @@ class WrittenTokens:
         self._lock = threading.Lock()
 
     def keep(self, token: str, envelope: Envelope, lineage: Lineage) -> None:
-        """Keep the lineage of a token; nobody may change the lineage from now on.
+        """Keep the lineage of a token; the lineage must not be changed after this call.
 
         Args:
             token: The token.
             envelope: Its content.
-            lineage: The state in it.
+            lineage: The lineage that the token contains.
         """
         with self._lock:
             if token not in self._written:  # the same token has the same entries
@@ -77,7 +77,7 @@ class WrittenTokens:
                 self._entries -= len(self._written.popitem(last=False)[1].state)
 
     def take(self, token: str) -> Written | None:
-        """Remove and return the lineage of a token; or None."""
+        """Remove and return the lineage of a token, or return None if it is not kept."""
         with self._lock:
             written = self._written.pop(token, None)
             if written is not None:

@@ -1,1 +1,1 @@
-"""Plans bounded reads without an engine, and reads the planned ranges, which can be read again unchanged."""
+"""Plans bounded reads without an engine, and reads the planned ranges; every read of a range is the same."""

@@ -15,7 +15,7 @@ __all__ = ["added", "clip", "is_news", "records_before", "within"]
 
 
 def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """Return the heads, but replace each head that is or may be after the target by the target."""
+    """Return the heads, but replace each head that is or may be after the target with the target."""
     if target is None:
         return heads
     clipped = {}
@@ -24,15 +24,15 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
             bound = target.cursors[name]
             order = feed.compare(head.cursor, bound)
             if order != -1:
-                # An end exactly at the target is also left for later, because its children lie after the
-                # target.
+                # An end exactly at the target is also left for a later step, because its children lie after
+                # the target.
                 head = Head(bound, None if order != 0 and head.records else head.records, Continue())
         clipped[name] = head
     return clipped
 
 
 def is_news(head: Head, moved: bool) -> bool:
-    """Return True if there are or may be records, or an end; False if only the position has moved."""
+    """Return True if there may be records or an end; False if only the position has moved."""
     return bool(head.records) or (head.records is None and moved) or not goes_on(head.outcome)
 
 
@@ -44,24 +44,25 @@ def records_before(head: Head, asked: Cursor, share: int) -> int:
 
 
 def added(before: Head | None, head: Head) -> Head:
-    """Join two heads of one partition that were requested one after the other."""
+    """Combine two heads of one partition that were requested one after the other."""
     if before is None or before.records is None or head.records is None:
         return head if before is None else attrs.evolve(head, records=None)
     return attrs.evolve(head, records=before.records + head.records)
 
 
 def within(feed: Feed, entry: Active, target: Target | None) -> bool:
-    """Return True if there may be records to read before the target."""
+    """Return True if there may be records before the target."""
     if target is None:
         return True
     if entry.partition_id not in target.cursors:
         return target.passed is None or entry.partition_id in target.passed
     bound = target.cursors[entry.partition_id]
     order = feed.compare(entry.cursor, bound)
-    # At the same place only different hints matter: they record what was already scanned.
+    # If both positions are the same, only different hints matter, because they record what was already
+    # scanned.
     return order in (-1, None) or (order == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
 
 
 def _hints(feed: Feed, a: Cursor, b: Cursor) -> bool:
-    """Return whether two cursors of one position differ only in their hints."""
+    """Return whether two cursors stand for the same position and differ only in their hints."""
     return bool(feed.without_hints(a) == feed.without_hints(b))

@@ -1,4 +1,4 @@
-"""Finds positions that the service no longer keeps, before ranges are planned from them."""
+"""Finds positions that the service no longer keeps before ranges are planned from these positions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _BYTES: Final = 1 << 20
 def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline) -> None:
     """Read from every position that may be older than the service's retention.
 
-    A provider may plan up to the present end without reading. Without this check, a loss would be found only
-    when the range is read: too late to start elsewhere.
+    A provider may plan up to the current end without reading. Without this check, a loss would be found only
+    when the range is read, which is too late to start elsewhere.
 
     Args:
         feed: The opened feed.

@@ -1,11 +1,11 @@
 """Plans bounded reads: each step advances a lineage and reads a limited number of records.
 
-The plan of a step is the difference between two lineages (`ranges_between`). So both lineages can be stored,
-and any process can repeat the step with the same result. A step never reads a child together with its parent,
-because the ranges of one step may be read in any order. A step also does not advance a partition that becomes
-active during the step, because the lineage before the step does not contain that partition.
+The plan of a step is the difference between two lineages (`ranges_between`). Therefore, both lineages can be
+stored, and any process can repeat the step with the same result. A step never reads a child together with its
+parent, because the ranges of one step may be read in any order. A step also does not advance a partition that
+becomes active during the step, because the lineage before the step does not contain that partition.
 
-No method changes its arguments, so each method can be called again. This module retries only reads.
+No method changes its arguments, so each method can be called again. This module retries nothing except reads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _log = logging.getLogger("multiclouddb.planner")
 
 
 class Planner:
-    """Plans the reads of one feed; every call of the client uses its own instance.
+    """Plans the reads of one feed; each call of the client uses its own instance.
 
     Args:
         provider: Classifies failures.
@@ -84,7 +84,7 @@ class Planner:
         """Convert a start position into a lineage.
 
         Args:
-            position: The start position. The scan of a snapshot is read in whole segments.
+            position: The start position. With a snapshot, the scan is planned in whole segments.
             deadline: The time limit.
             field: The caller's name for the time in `AtTime`, used in the error.
 
@@ -122,29 +122,29 @@ class Planner:
         *,
         allow_empty: bool = False,
     ) -> Step:
-        """Plan the next step; its `moved` is False if there is nothing to read.
+        """Plan the next step; its attribute `moved` is False if there is nothing to read.
 
         Args:
             before: The lineage at which the step starts; it is not changed.
-            max_records: The hard limit on the number of records in the step; None means up to the present
+            max_records: The hard limit on the number of records in the step; None means up to the current
                 end.
             deadline: The time limit for planning the step.
             target: The latest position up to which the step may read.
-            allow_empty: True if positions that moved without any record also justify a step. Without such
-                steps, a position could become older than the service's log.
+            allow_empty: True to also return a step in which positions have moved without any records. Without
+                such steps, a position could become older than the retention.
         """
         wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)
 
     def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
-        """Plan every step from a lineage to the present end of the feed, or to the target.
+        """Plan every step from a lineage to the current end of the feed, or to the target.
 
         Each partition is asked only once, so planning ends even if new records keep arriving.
 
         Args:
             before: The lineage at which the first step starts.
             deadline: The time limit.
-            target: The position at which to stop, or None for the present end.
+            target: The position at which to stop, or None for the current end.
         """
         asked: set[str] = set()
         while True:
@@ -158,7 +158,7 @@ class Planner:
             before = step.after
 
     def target(self, before: Lineage, deadline: Deadline) -> Target:
-        """Return the present end of the feed, before all records that are written later.
+        """Return the current end of the feed, which lies before all records that are written later.
 
         Args:
             before: The lineage at which the read starts.
@@ -173,7 +173,7 @@ class Planner:
         return Target(stands, frozenset(passed - stands.keys()))
 
     def target_at(self, moment: datetime, deadline: Deadline, field: str = "AtTime.utc") -> Target:
-        """Return where the feed ended at a given time; needs `CHANGE_FEED_POINT_IN_TIME`.
+        """Return the position at which the feed ended at a given time; needs `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
             moment: The given time, with a time zone. The target lies before this time, as closely as the
@@ -307,7 +307,7 @@ class Planner:
     ) -> dict[str, Head]:
         """Find the head of each partition.
 
-        A partition older than the retention is replaced in the lineage.
+        If the position of a partition is older than the retention, the partition is replaced in the lineage.
         """
         left, skips = dict(cursors), Counter[str | None]()
         found: dict[str, Head] = {}
@@ -329,7 +329,7 @@ class Planner:
                 before = dict(left)
                 for name in left.copy() if failed is None else [failed]:
                     self._skip(name, left, mover, failed)
-                # The oldest record may disappear before it is read, but skipping must not repeat forever.
+                # The oldest record may expire before it is read, but skipping must not be repeated forever.
                 if left == before or skips[failed] > _MOST_SKIPS:
                     raise
 

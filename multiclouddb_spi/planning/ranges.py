@@ -55,8 +55,9 @@ class Range:
     Attributes:
         partition_id: The service's own id of the partition.
         start: The position after which to read.
-        until: The last position of the range, which is included. None means up to the end of the partition.
-            Such an end must exist: the partition must have ended, or be a segment of a scan.
+        until: The last position of the range; the record at this position is included. None means up to the
+            end of the partition. Such an end must exist: the partition must have ended, or be a segment of a
+            scan.
     """
 
     partition_id: str
@@ -77,8 +78,8 @@ def read_range(
             `Fail()` by default.
 
     Raises:
-        MulticloudDbError: With a category; `CHECKPOINT_EXPIRED` if a part of the range is older than the
-            retention.
+        MulticloudDbError: An error with a category; `CHECKPOINT_EXPIRED` if a part of the range is older than
+            the retention.
     """
     reading = RangeReading(provider, feed, part)
     try:
@@ -107,7 +108,7 @@ class RangeReading:
         """Yield the batches of the whole range; no batch is empty.
 
         The node of the service that answers now may lag behind the node that answered when the range was
-        planned. So if there are no more records before the end of the range, the service is asked again.
+        planned. Therefore, if records run out before the end of the range, the service is asked again.
         """
         still = Deadline.after(_STILL_SECONDS)
         while True:
@@ -141,7 +142,7 @@ class RangeReading:
                 _sleep(max(_PAUSE_SECONDS, batch.poll_after))
 
     def close(self) -> None:
-        """Free the reader; idempotent."""
+        """Free the reader; may be called more than once."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -215,7 +216,7 @@ def read_head(
         feed: The opened feed.
         name: The partition.
         cursor: The position from which to read.
-        most: The maximum number of records; None means up to the present end.
+        most: The maximum number of records; None means up to the current end.
         deadline: The time limit. If records arrive faster than they are read, the position reached shortly
             before the deadline is the head.
     """

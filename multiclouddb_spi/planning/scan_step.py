@@ -1,11 +1,11 @@
 """Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
-A step is the difference between two lineages. So the lineage before a step must contain the segments that the
+A step is the difference between two lineages. The lineage before a step must contain the segments that the
 step reads, because dividing the plan again could result in other segments. While the plan holds the change
 stream, a step reads only segments; `AUTO` releases the stream when half of the retention time of one of its
 positions has passed. Once the stream is released, and always with `INTERLEAVED`, a step reads both the stream
 and segments. The stream goes first: at least a quarter of a limited step is reserved for it. The scan gets at
-most three quarters, and less if the stream needs more.
+most three quarters of the step, and less if the stream needs more.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def stream_limit(before: Lineage, max_records: int | None) -> int | None:
 
 
 def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadline) -> Step:
-    """Add the scan to a step of the stream.
+    """Add segments of the scan to a step of the stream.
 
     Args:
         feed: The opened feed.
@@ -123,7 +123,7 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
 
 
 def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadline: Deadline) -> None:
-    """Read the segments of the first lineage to their end, and define those for the next step."""
+    """Plan reading the segments of the first lineage to their end, and define those for the next step."""
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
     for entry in before.active():

@@ -59,7 +59,7 @@ class Step:
 
     @property
     def moved(self) -> bool:
-        """False if all positions stay the same, even if a search for children or an audit has taken place."""
+        """False if no position has moved, even if there was a search for children or an audit."""
         return not self.after.stands_like(self.before)
 
     def ranges(self) -> list[Range]:

@@ -48,7 +48,7 @@ class Answers(Generic[T]):
         limit: The largest number of records to return.
         view: Makes the values for the caller from a batch's records `[i, j)`.
         deadline: The time limit of the call.
-        on_expired: What to do if a position is older than retention.
+        on_expired: What to do if a position is older than the retention.
         single: True to report the end of a partition instead of continuing with its children.
 
     Attributes:
@@ -80,7 +80,7 @@ class Answers(Generic[T]):
         return Mover(feed, self._lineage, self._fetcher.call, deadline, self._watch_seconds)
 
     def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
-        """Return the batch of a fetch, and add its cost to the result.
+        """Return the batch that a fetch has returned, and add its cost to the result.
 
         Raises:
             Exception: The error with which the fetch ended.
@@ -108,7 +108,7 @@ class Answers(Generic[T]):
             try:
                 with collector_paused():
                     value = [self._view(batch, first, stop)]
-            except RecordFault as fault:  # the records before the poison record are returned first
+            except RecordFault as fault:  # the records before the poison record must be returned first
                 result.poison, stop = (turn.partition_id, fault), max(first, min(fault.index, stop - 1))
             except Exception as error:  # noqa: BLE001 - a defect of the provider is reported like any failure
                 self.blame(turn, error)
@@ -135,7 +135,7 @@ class Answers(Generic[T]):
         return self._ends(turn.partition_id, batch.outcome)
 
     def has_ended(self) -> bool:
-        """Return whether a partition has ended in this call and its children were not requested yet."""
+        """Return whether a partition has ended in this call but its children have not been requested yet."""
         unnamed = {entry.partition_id for entry in self._lineage.unnamed()}
         return self.result.moved and not unnamed <= self._discovered
 
@@ -171,13 +171,13 @@ class Answers(Generic[T]):
         return now is None or now.children != entry.children
 
     def failed(self, turn: Turn, error: Exception) -> list[str]:
-        """Handle a permanently failed read: record the failure, or skip the expired records."""
+        """Handle a read that has failed permanently: record the failure, or skip the expired records."""
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
         skips = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(turn.partition_id)
         if not expired or not skips:
             self.blame(turn, error)
             return []
-        if turn.skips == _MOST_SKIPS:  # the oldest record is always already gone: no progress
+        if turn.skips == _MOST_SKIPS:  # each oldest record expired before it was read
             self._forget_gaps(turn)
             self.blame(turn, error)
             return []
@@ -253,11 +253,11 @@ class Answers(Generic[T]):
     def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
         """Compare the lineage with the service's listing.
 
-        The next call reads the partitions that are not covered.
+        The next call reads the partitions that were not covered.
 
         Args:
             every: The number of seconds from one audit to the next.
-            meanwhile: A function that starts the reads that the service may answer during the audit.
+            meanwhile: A function that starts reads, so that the service can answer them during the audit.
         """
         if self._single or not is_audit_due(self._lineage.audited, every):
             return
@@ -280,7 +280,7 @@ class Answers(Generic[T]):
             self._skip_stranded(name)
 
     def _skip_stranded(self, name: str) -> None:
-        """Handle a parent that was gone before it was listed: raise, or report a gap and continue."""
+        """Handle a parent that expired before it was listed: raise, or report a gap and continue."""
         where = self._feed.public_id(name)
         if not isinstance(self._on_expired, SkipToOldest):
             self.blame(self._turns.of(name), stranded_fault(where))
@@ -298,7 +298,7 @@ class Answers(Generic[T]):
         ]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
-        """Record that the events of the following partitions also come after the partition's notice."""
+        """Record that the events of the partitions that follow also come after the partition's notice."""
         if self._turns.of(name).noticed:
             for heir in heirs:
                 self._turns.of(heir).noticed = True
@@ -311,7 +311,7 @@ class Answers(Generic[T]):
     def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
         """Report that the records after a position no longer exist.
 
-        Reading continues with the oldest record left.
+        Reading continues with the oldest remaining record.
         """
         position = self._lineage.cursor(turn.partition_id)
         turn.skips += 1

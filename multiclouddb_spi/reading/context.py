@@ -1,4 +1,4 @@
-"""The objects that all calls of one client share."""
+"""Defines the objects that all calls of one client share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReadContext:
     rates: ScanRates = attrs.field(factory=ScanRates)
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not after the client is closed.
+        """Wait until the time has passed or the client is closed.
 
         Raises:
             ProviderFault: Raised if the client was closed.

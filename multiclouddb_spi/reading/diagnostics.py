@@ -36,7 +36,7 @@ def watermark_micros(
         if isinstance(entry, Plan):
             continue
         if isinstance(entry, AwaitingChildren) and entry.children:
-            continue  # its known children are in the lineage, and unknown children have no time
+            continue  # its known children are in the lineage, and the times of unknown children are unknown
         if isinstance(entry, Waiting):
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:
@@ -66,13 +66,14 @@ def diagnose(
     """Return the diagnostics of one call.
 
     Args:
-        feed: Names the partitions.
-        fetcher: Classifies failures.
+        feed: The feed, which names the partitions.
+        fetcher: The fetcher, which classifies failures.
         state: The token's content.
         result: The result that the call produced.
         watermark: From `watermark_micros`.
         now: The service's time, or None if the service does not report it.
-        headroom: The number of seconds until the first of the read positions expires, or infinite.
+        headroom: The number of seconds until the first of the positions expires; infinite if this is not
+            known.
         elapsed: The duration of the call in seconds.
     """
     mark = None if watermark is None else _EPOCH + watermark * _MICRO

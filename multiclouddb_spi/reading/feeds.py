@@ -1,4 +1,4 @@
-"""Keeps opened feeds between calls, together with the service's clock time for each."""
+"""Keeps opened feeds between calls, together with the time of the service's clock for each feed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _CLOCK_PATIENCE: Final = 1.0
 class FeedCache:
     """Maps each spec to its opened feed and the time of the service's clock; all calls of a client share it.
 
-    A feed is closed when neither a running call nor a later call needs it. Opening a feed costs calls to the
-    service, which check how the resource is set up. So a feed is kept for ten minutes after its last use. The
-    limit on feeds is as high as the limit on readers, because each partition key with its own scope needs a
-    feed, and a worker may read thousands of keys in turn. Above the limit, feeds that were used in the last
-    minute stay open, and each additional feed is closed after its call. The cache does not close the feeds
-    that were unused for longest, because a worker that reads keys in turn needs them next.
+    A feed is closed when neither a running call nor a later call needs it. Opening a feed needs calls to the
+    service, which check how the resource is set up. Therefore, a feed is kept for ten minutes after its last
+    use. The limit on feeds is as high as the limit on readers, because each partition key with its own scope
+    needs a feed, and a worker may read thousands of keys in turn. Above the limit, feeds that were used in
+    the last minute remain open, and each additional feed is closed after its call. The cache does not close
+    the feeds that were unused for longest, because a worker that reads keys in turn needs them next.
 
     Args:
         fetcher: Runs calls.
@@ -44,7 +44,7 @@ class FeedCache:
     def __init__(self, fetcher: Fetcher, readers: ReaderCache) -> None:
         self._fetcher, self._readers = fetcher, readers
         self._feeds: dict[FeedSpec, Feed] = {}
-        # The same feeds by id, the longest unused first. To find a feed by its spec costs more.
+        # The same feeds by id, the longest unused first; finding a feed by its spec would be slower.
         self._kept: OrderedDict[int, Feed] = OrderedDict()
         self._users: Counter[int] = Counter()
         self._used_at: dict[int, float] = {}
@@ -93,7 +93,7 @@ class FeedCache:
         self._close_unused(feed)
 
     def now(self, feed: Feed, deadline: Deadline, patience: float = math.inf) -> datetime | None:
-        """Return the service's time, computed from an answer that is at most a minute old.
+        """Return the service's time, computed from an answer that is at most one minute old.
 
         Args:
             feed: The feed.
@@ -110,7 +110,7 @@ class FeedCache:
         return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's present time if it answers quickly; later calls never return an earlier time.
+        """Return the service's current time if it answers quickly; later results are never earlier.
 
         A time that this process has computed may be later than the service's own time, because the service's
         clock may have been set back, or another machine may answer.
@@ -118,7 +118,7 @@ class FeedCache:
         return self.soon(feed, deadline, fresh=True)
 
     def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
-        """Return the service's time if it answers quickly; if it does not, do not ask again for a minute.
+        """Return the service's time if it answers quickly; otherwise, do not ask again for one minute.
 
         Args:
             feed: The feed.
@@ -143,7 +143,7 @@ class FeedCache:
         return asked, answer
 
     def close(self) -> None:
-        """Close every feed; a feed in use is closed when its call is over."""
+        """Close every feed; a feed that is in use is closed when its call has ended."""
         with self._lock:
             self._closed = True
             feeds = list(self._feeds.values())
@@ -163,7 +163,7 @@ class FeedCache:
         return is_kept
 
     def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
-        """Remove feeds that were not used since then, the longest unused first, down to `most` feeds.
+        """Remove feeds not used since the given time, the longest unused first, until `most` feeds are left.
 
         Only a few feeds are removed at a time, because closing them delays the current call. The caller must
         hold the lock.

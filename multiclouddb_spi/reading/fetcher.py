@@ -71,12 +71,12 @@ class Fetcher:
     """Runs the reads and control calls of one client.
 
     Args:
-        provider: Classifies failures.
+        provider: The provider, which classifies failures.
         executor: The executor for the blocking calls.
         watch: Receives notifications of retries.
         closed: An event that is set when the client is closed; it ends every pause.
-        attempts: The number of attempts of one call; 1 with the application's own vendor client.
-        pause: Waits between attempts; by default at most until the client is closed.
+        attempts: The number of attempts of one call; 1 if the application's own vendor client is used.
+        pause: A function that waits between attempts; by default, closing the client ends the wait.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Fetcher:
         live.future = self._submit(self._fetch, live, ask)
 
     def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
-        """Run a control call with retries, and stop waiting for it at the deadline.
+        """Run a control call with retries; stop waiting for its answer at the deadline.
 
         Raises:
             Exception: The last error that the provider raised.
@@ -123,7 +123,7 @@ class Fetcher:
         try:
             result = future.result()
         except Exception as error:
-            if self._closed.is_set():  # any error that the vendor's client raises because it was closed
+            if self._closed.is_set():  # this can be any error, because the vendor's client was closed
                 raise closed_fault() from error
             raise
         answered()
@@ -151,7 +151,7 @@ class Fetcher:
                 raise closed_fault()
             try:
                 reader = live.open()
-                if live.cancelled:  # cancelled during the opening, so the reader itself was not
+                if live.cancelled:  # cancelled before the reader was open
                     raise closed_fault()
                 return reader.fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
             except BaseException:
@@ -164,7 +164,7 @@ class Fetcher:
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
         batch = self._tries(on_retry).call(once, ask.deadline)
-        live.trouble = None  # the fetch has ended, and its traceback would keep the batch in memory
+        live.trouble = None  # the traceback of the ended fetch would keep the batch in memory
         live.fetched(ask.nbytes, batch.nbytes)
         return batch
 
@@ -172,7 +172,7 @@ class Fetcher:
         return Tries(self._provider, self._attempts, self._pause, on_retry)
 
     def fault(self, error: Exception) -> Fault:
-        """Return the category and message of a failure."""
+        """Return the fault of a failure, with its category and message."""
         return fault_of(self._provider, error)
 
 

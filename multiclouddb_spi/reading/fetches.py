@@ -1,6 +1,6 @@
 """Manages the fetches of one call: a fetch starts when a thread and enough bytes are free.
 
-Fetches that are not finished are kept for the next call.
+Fetches that are still running are kept for the next call.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SEND_SECONDS: Final = 50e-6
 
 
 class Fetches:
-    """The fetches of one call, and the readers that the call has taken out of the cache for them.
+    """The fetches of one call, and the readers that the call has taken out of the cache for these fetches.
 
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
         turns: The call's partitions.
         active: The number of partitions that share the budget.
-        limit: The page's limit. A first read requests at most this many bytes; later reads request more and
+        limit: The page's limit. The first read requests at most this many bytes; each later read requests
             more.
         deadline: The time limit of the call.
 
@@ -70,7 +70,7 @@ class Fetches:
     def _full(self) -> bool:
         """Return whether enough partitions are being read.
 
-        Slow partitions do not count, so that others are read too.
+        Slow partitions do not count, so that other partitions are read too.
         """
         now = time.monotonic()
         if now < self._slow_from:
@@ -82,19 +82,19 @@ class Fetches:
         return len(fresh) >= self._context.width
 
     def _make_room(self, reserve: int) -> bool:
-        """Evict other readers' records; return whether enough bytes are left then for one more answer.
+        """Evict other readers' records; return whether enough bytes are then free for one more answer.
 
         Records that this call or another consumer will return next are not evicted: waiting until they are
         returned costs less than fetching them again.
         """
-        if not self._no_room:  # no room was found once, so there is none for the rest of this call
+        if not self._no_room:  # no room was found before, so there is none for the rest of this call
             self._no_room = not self._cache.make_room(reserve, self._in_use)
         return self._budget.over(reserve) <= 0
 
     def _may_ask_without(self) -> bool:
         """Return whether a partition may be read although no bytes are left for an answer.
 
-        Partitions that already hold records go first, so that their records are returned and free bytes.
+        Partitions that already hold records go first, because returning these records frees bytes.
         If no partition holds records, one partition is read alone, whatever the size of its answer.
         """
         due = self._turns.due
@@ -146,7 +146,7 @@ class Fetches:
         self._slow_from = min(self._slow_from, reader.asked_at + HEAD_SECONDS)
 
         def arrived(_: object) -> None:
-            """Record that an answer arrived; any thread may call this."""
+            """Record that an answer arrived; any thread may call this method."""
             self._landed.append(turn)
             self._wakeup.send()
 
@@ -160,7 +160,7 @@ class Fetches:
         """
         until = time.monotonic() + patience
         while True:
-            landed = bool(self._landed)  # read first: closing cancels running fetches, which then arrive
+            landed = bool(self._landed)  # read before `closed`: closing cancels fetches, which then arrive
             if self._context.closed.is_set():
                 raise closed_fault()
             if landed:
@@ -178,22 +178,22 @@ class Fetches:
         return self._context.fetcher.fault(failures[-1]).message if failures else None
 
     def prefetch(self, reader: PartitionReader) -> None:
-        """Begin the next read of a partition that has more records, if there are enough free bytes."""
+        """Start the next read of a partition that has more records, if enough bytes are free."""
         if (
             reader.future is None
             and len(self._turns.asked) < self._context.width
-            and not self._no_room  # otherwise other partitions are waiting for these bytes
+            and not self._no_room  # otherwise, other partitions are waiting for these bytes
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
         ):
             self._start(reader, 0.0)
             if not self._landed:
-                # Let the pool's thread send the request now, because the mapping that comes next does not
-                # release the interpreter. If another answer has already arrived, this call is not waiting for
-                # the service.
+                # Let the pool's thread send the request now, because the mapping that follows does not
+                # release the interpreter lock. If another answer has already arrived, this call is not
+                # waiting for the service.
                 time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave unfinished fetches to the next call; after the deadline, cancel those that can be repeated.
+        """Leave running fetches to the next call; after the deadline, cancel those that can be repeated.
 
         Returns:
             The partitions whose answers are late, each with the last failure of its fetch.
@@ -204,7 +204,7 @@ class Fetches:
             reader = turn.reader
             assert reader is not None
             if passed and reader.future is not None and not reader.future.done():
-                if not (turn.awaited and reader.trouble is None):  # it waits for records, and there are none
+                if not (turn.awaited and reader.trouble is None):  # else there are just no records
                     late[turn.partition_id] = reader.trouble
                 if not reader.outlasts():
                     reader.discard()
@@ -214,7 +214,7 @@ class Fetches:
         return late
 
     def abandon(self) -> None:
-        """Cancel every unfinished fetch."""
+        """Cancel every running fetch."""
         for turn in self._turns.asked.values():
             if turn.reader is not None:
                 turn.reader.discard()

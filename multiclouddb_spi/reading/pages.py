@@ -54,7 +54,7 @@ _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorC
 
 @attrs.frozen
 class Reading(Generic[T]):
-    """One page, with records in the form that the caller's view made.
+    """One page, with its records in the form that the caller's view has made.
 
     Attributes:
         values: The values that the view made, in the order of the page.
@@ -70,8 +70,8 @@ class Pages:
 
     Args:
         provider_id: The provider that is named in errors.
-        fetcher: Classifies failures.
-        feeds: A function that forgets a feed whose resource no longer exists.
+        fetcher: The fetcher, which classifies failures.
+        feeds: The object that forgets a feed whose resource no longer exists.
         watch: Called when a position will soon be older than the retention.
         headroom_warning: The headroom in seconds below which `watch` is notified.
         written: Keeps the lineages of the pages' tokens.
@@ -118,7 +118,7 @@ class Pages:
             raise ProviderFault(late_fault())
 
     def has_expired(self, result: PollResult[Any]) -> bool:
-        """Return whether an expired position has stopped the feed and there is nothing to return."""
+        """Return whether an expired position has stopped the feed before there was anything to return."""
         if result.failure is None or result.in_hand():
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
@@ -179,7 +179,7 @@ class Pages:
     def reading(
         self, session: Session, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
     ) -> Reading[T]:
-        """Build the page from a poll's result; the token contains the lineage as it is now."""
+        """Build the page from a poll's result; the token contains the current lineage."""
         watermark = watermark_micros(session.feed, lineage, result, session.watermark)
         state: FeedState = lineage
         if result.retired is not None:
@@ -203,7 +203,7 @@ class Pages:
         )
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:
-        """Build the page for a token of an ended feed or partition; the page reports the end again."""
+        """Build the page for the token of an ended feed or partition; the page reports the end again."""
         state = look.state
         errors = {}
         if look.error is not None and isinstance(state, Retired):

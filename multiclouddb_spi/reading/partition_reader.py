@@ -1,4 +1,4 @@
-"""Keeps the state of reading one partition: the provider's reader, its records, and the current fetch.
+"""Stores the state of reading one partition: the provider's reader, its records, and the current fetch.
 
 A `PartitionReader` belongs either to one call or to the cache, never to both. A call takes a reader from the
 cache, uses it, and puts it back under its new position. If a reader is lost, this costs time but no events,
@@ -20,13 +20,13 @@ __all__ = ["Budget", "PartitionReader"]
 
 
 class Budget:
-    """The bytes that were fetched or requested but not returned yet; each client has one budget.
+    """Counts the bytes that were fetched or requested but not returned yet; each client has one budget.
 
     Attributes:
         limit: The limit in bytes.
         used: The current number of bytes.
-        expected: The bytes that a fetch is likely to return even if it requests fewer: a service returns at
-            least one record, however large.
+        expected: The number of bytes that a fetch is likely to return even if it requests fewer, because a
+            service returns at least one record, however large the record is.
         lock: Held while `used` changes together with the contents of a partition.
     """
 
@@ -41,7 +41,7 @@ class Budget:
             self.expected = max(self.expected, nbytes) if nbytes > asked else self.expected * 9 // 10
 
     def over(self, more: int = 0) -> int:
-        """Return how many bytes must be freed to take `more`; 0 or less if `more` fits."""
+        """Return how many bytes must be freed to make room for `more` bytes; 0 or less if they fit."""
         return self.used + more - self.limit
 
 
@@ -57,12 +57,12 @@ class PartitionReader:
         fetches: The number of fetches that have finished.
         window: The number of records that the next fetch requests; it grows while the reader is reused.
         not_before: The monotonic time before which another request is not useful.
-        asked_at: The monotonic time at which the last fetch started; an answer proves nothing about later
+        asked_at: The monotonic time at which the last fetch started; the answer says nothing about later
             times.
         retries: The number of retries of the last fetch.
         trouble: The reason for the last retry of the running fetch, or None.
         waiting: True while the running fetch waits for new records, because there were none when it started.
-        cancelled: True once no call wants the result of the running fetch any more.
+        cancelled: True once no call needs the result of the running fetch any more.
         call: Identifies the call that used this reader last.
         proven: True once a later call has come back to this reader.
     """
@@ -114,7 +114,7 @@ class PartitionReader:
         self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
-        """Change the bytes that this reader holds in the budget; None changes nothing.
+        """Change the number of bytes that this reader holds in the budget; None leaves a number unchanged.
 
         Args:
             ask: The bytes reserved for the running fetch, or of its batch until the fetch has landed.
@@ -140,19 +140,19 @@ class PartitionReader:
         return self.batch is None and self.future is None
 
     def open(self) -> Reader:
-        """Return the reader; if there is none, open one at the current position."""
+        """Return the provider's reader; if there is none, open one at the current position."""
         if self.reader is None:
             self.reader = self.feed.open(self.partition_id, self.position)
             self._observing.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
         return self.reader
 
     def outlasts(self) -> bool:
-        """Return True if the next call must wait for the running fetch instead of starting another fetch."""
+        """Return True if the next call must wait for the running fetch instead of starting a new fetch."""
         reader = self.reader
         return reader is not None and reader.outlasts()
 
     def drop_reader(self) -> None:
-        """Close the reader; the next `open` makes another reader at the same position."""
+        """Close the provider's reader; the next `open` opens another reader at the same position."""
         reader, self.reader = self.reader, None
         if reader is not None:
             with suppress(Exception):
@@ -176,7 +176,7 @@ class PartitionReader:
     def has_more(self, batch: Batch) -> bool:
         """Return whether to fetch the next batch at once.
 
-        False on the first page, because the caller may want only one page.
+        Return False for the first page, because the caller may want only one page.
         """
         return (
             isinstance(batch.outcome, Continue)
@@ -191,7 +191,7 @@ class PartitionReader:
         self.hold(batch=0)
 
     def discard(self) -> None:
-        """Free everything; an unfinished fetch is cancelled, and the reader is closed when the fetch ends."""
+        """Free everything; a running fetch is cancelled, and the reader is closed when the fetch ends."""
         future, self.future = self.future, None
         self.cancelled = True
         self.used_up()

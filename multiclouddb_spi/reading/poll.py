@@ -1,21 +1,21 @@
-"""Reads for one call: asks the partitions of a lineage until the page is full or all of them have answered.
+"""Reads for one call: asks the partitions of a lineage until the page is full or all have answered.
 
 Fetches run in the thread pool; everything in this module runs in the caller's thread. `turns.py` defines the
 stage of each partition. This module moves the partitions from stage to stage; the numbers in the code mark
 where this happens:
 
- 1. The poll asks partitions in the order of the lineage, several at once. First the poll uses records that an
-    earlier call has fetched but not returned. No partition starves, because the token keeps the order.
+ 1. The poll asks partitions in the order of the lineage, several at once. The poll first uses records that an
+    earlier call has fetched but not returned. No partition starves, because the token preserves the order.
  2. The poll takes answers in the order in which they arrive. Records are mapped, and cut at the size limit of
     the page. The cursor moves only past returned records, so a token does not skip records that its page does
     not contain.
- 3. A partition that has ended leaves the lineage once its last record is returned; its children are asked in
+ 3. A partition that has ended leaves the lineage once its last record is returned; its children are read in
     the same call.
  4. If there is something to return, the poll ends as soon as no further answer is ready, but not before the
- first partition in the queue has had its turn. A place on the page is kept for the first partition in
-    the queue, so a slow partition is never starved. If the first partition takes longer than `HEAD_SECONDS`,
-    its turn is over.
- 5. If there is nothing to return, the poll continues until every partition has answered that it has no
+    first partition in the queue has had its turn. A place on the page is kept for the first partition in the
+    queue, so a slow partition is never starved. If the first partition takes longer than `HEAD_SECONDS`, its
+    turn is over.
+ 5. If there is nothing to return, the poll continues until every partition has reported that it has no
     records. Then the poll waits as long as the caller wants to wait, unless it has a notice to report.
  6. After a notice, the poll returns nothing more from that partition, and nothing from the partitions that
     are read because of the notice. A later call returns the records of those partitions.
@@ -49,19 +49,19 @@ T = TypeVar("T")
 
 
 class Poll(Generic[T]):
-    """Performs the reading of one call; each call makes its own instance.
+    """Reads for one call; each call makes its own instance.
 
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
         limit: The largest number of records to return.
-        view: Makes the values for the caller from a batch's records `[i, j)`.
+        view: A function that makes the values for the caller from the records `[i, j)` of a batch.
         deadline: The time limit of the call.
         wait: The number of seconds to wait for a first record.
         on_expired: What to do if a position is older than the retention.
         single: True to report the end of a partition instead of continuing with its children.
-        now: Asks for the service's time; needed only for a snapshot.
+        now: A function that asks for the service's time; needed only for a snapshot.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Poll(Generic[T]):
         """Read one page.
 
         Raises:
-            Exception: An error from the provider in a call that does not concern a single partition.
+            Exception: An error from the provider in a call that does not belong to a single partition.
         """
         result, turns = self._result, self._turns
         try:
@@ -123,7 +123,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self) -> None:
-        """First read the partitions whose errors ended the last call, so that these errors come early."""
+        """First read the partitions whose errors ended the last call, so that these errors occur early."""
         self._turns.ask(self._first)
         while not (self._result.full() or all(name in self._turns.served for name in self._first)):
             self._launch()
@@ -133,7 +133,7 @@ class Poll(Generic[T]):
             self._answer(turn)
 
     def _read(self) -> None:
-        """Read what is due, and partitions that start meanwhile, until there is a reason to end."""
+        """Read the partitions that are due or start during the read, until there is a reason to end."""
         turns = self._turns
         while not self._result.full():
             self._launch()
@@ -163,7 +163,7 @@ class Poll(Generic[T]):
     def _launch(self) -> None:
         """Start reads of as many partitions as threads and bytes allow."""
         turns, fetches = self._turns, self._fetches
-        wait = 0.0  # in the first round no fetch blocks
+        wait = 0.0  # in the first round, no fetch blocks
         if self._waiting.rounds and not self._result.count and len(self._lineage) <= self._context.width:
             wait = self._waiting.of_fetch(self._longest_wait())
         scanning, scans = self._scanning, self._scanning.runs
@@ -200,17 +200,17 @@ class Poll(Generic[T]):
         return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
 
     def _may_begin_again(self) -> bool:
-        """5. Return whether to read all again; partitions that wait or are slow do not prevent this."""
+        """5. Return whether to read all partitions again; waiting or slow partitions do not prevent this."""
         turns, now = self._turns, time.monotonic()
         if now >= self._waiting.until or turns.due or turns.held or self._result.in_hand():
             return False
         readers = [turn.reader for turn in turns.asked.values()]
         if not all(reader and (reader.waiting or now - reader.asked_at > HEAD_SECONDS) for reader in readers):
             return False
-        return 0 < len(readers) < len(self._lineage.active())  # last, because it walks the lineage
+        return 0 < len(readers) < len(self._lineage.active())  # last, because it visits the whole lineage
 
     def _keep_polling(self) -> bool:
-        """Handle the case that no answer came in time; return True if there is still something to do."""
+        """Handle the case that no answer arrived in time; return True if there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
         over = now >= self._waiting.head_until or not self._turns.asked
@@ -233,7 +233,7 @@ class Poll(Generic[T]):
         return True
 
     def _has_had_turn(self, turn: Turn, *, answered: bool = True) -> None:
-        """Stop waiting for the first partition; other partitions and the scan get its place.
+        """Stop waiting for the first partition; other partitions and the scan may use its place.
 
         A partition that has not answered keeps its place in the queue.
         """
@@ -262,7 +262,7 @@ class Poll(Generic[T]):
         except Exception as error:  # noqa: BLE001 - classified by the provider
             reader.discard()
             if reader.asked_at < self._waiting.began:
-                self._turns.ask([turn.partition_id])  # an earlier call's failure: a new read may succeed
+                self._turns.ask([turn.partition_id])  # an earlier call's fetch: a new one may succeed
                 return
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))
@@ -329,7 +329,7 @@ class Poll(Generic[T]):
         late = self._fetches.park()
         if not (result.count or result.stopped()):
             result.idle = self._lineage.is_quiet(turns.quiet())
-        for name, trouble in late.items():  # a throttled call explains more than a late answer
+        for name, trouble in late.items():  # the error of a throttled call explains more than a late answer
             turn = turns.of(name)
             turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
         self._lineage.rotate([*turns.served, *late])

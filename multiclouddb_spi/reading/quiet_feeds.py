@@ -1,4 +1,4 @@
-"""Returns the idle page of a large feed again, if one call shows that nothing has changed since then."""
+"""Returns the last idle page of a large feed again if one call shows that nothing has changed since then."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Idle:
         page: The page.
         feed: The feed to which the page belongs.
         spec: The spec of the feed.
-        scope: The scope of the request, because a token of one scope must be refused for another.
+        scope: The scope of the request, because a token of one scope must be refused for another scope.
         audited: The audit data of the lineage.
         mark: The mark of the feed before the page was read; None means that it was not requested.
     """
@@ -55,7 +55,7 @@ class Check:
     """The result of one check.
 
     Attributes:
-        wait: How many seconds are left to wait for a first event.
+        wait: The number of seconds that are left to wait for a first event.
         page: The page to return, because nothing has changed; otherwise None.
         feed: The feed that was asked for its mark; None if no feed was asked.
         mark: The feed's mark before anything is read.
@@ -71,8 +71,8 @@ class QuietFeeds:
     """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
 
     A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
-    is requested before the partitions are read. So if a change happens during the reading, the mark of the
-    next call differs.
+    is requested before the partitions are read. Therefore, if a change happens during the read, the mark of
+    the next call is different.
 
     Args:
         open_feed: Provides the feed of a spec for the duration of a call.
@@ -103,7 +103,7 @@ class QuietFeeds:
             assert isinstance(feed, SupportsChangeMark)
             ask, waiting, requests = feed.change_mark, Waiting(deadline, wait), 0
             while True:
-                # Most of the call's time is left for the reading, in case the service does not answer.
+                # Most of the call's time is reserved for the read, in case the service does not answer.
                 soon = deadline.sooner(min(_MARK_SECONDS, deadline.remaining() / 4))
                 try:
                     mark = self._context.fetcher.call(partial(ask, soon), soon)
@@ -122,7 +122,7 @@ class QuietFeeds:
     def note(
         self, request: ChangeFeedRequest, feed: Feed, lineage: Lineage, page: ChangeFeedPage, check: Check
     ) -> None:
-        """Remember a page, if it is idle and the next one may be the same.
+        """Remember a page if it is idle and the next page may be the same.
 
         Args:
             request: The request.
@@ -135,8 +135,8 @@ class QuietFeeds:
             return
         if page.diagnostics.partition_errors or not isinstance(feed, SupportsChangeMark):
             return
-        # In every other state each call has something to do: a scan, a search for children, or a partition to
-        # read first.
+        # In every other state, each call has something to do: a scan, a search for children, or a partition
+        # that must be read first.
         if not all(type(entry) is Active and entry.listed and not entry.failed_last for entry in lineage):
             return
         mark = check.mark if check.feed is feed else None
@@ -154,7 +154,7 @@ class QuietFeeds:
         return None if is_audit_due(known.audited, self._context.audit_seconds) else known
 
     def _again(self, known: _Idle, requests: int, elapsed: float) -> ChangeFeedPage:
-        """Return the same page; its token stays the same, because no position has moved."""
+        """Return the same page with the same token, because no position has moved."""
         self._keep(known)
         diagnostics = attrs.evolve(
             known.page.diagnostics, requests=requests, retries=0, native_charge=None, found_late=0,

@@ -1,4 +1,4 @@
-"""Keeps readers of partitions that no call uses at present."""
+"""Keeps the readers of partitions that no call is using at present."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["ReaderCache"]
 _IDLE_SECONDS: Final = 60.0
 # A consumer that reads page after page comes back within this time.
 _RESTING_SECONDS: Final = 10.0
-# New readers get one part in 32 of a full cache.
+# One thirty-second of a full cache is reserved for new readers.
 _PASSING_PART: Final = 32
-# The sequence is always the same, so that two runs of one program keep the same readers.
+# The random sequence is always the same, so that two runs of a program keep the same readers.
 _dice: Final = Random(0)
 
 _Place: TypeAlias = tuple[int, str, bytes]
@@ -33,18 +33,18 @@ def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
 
 
 class ReaderCache:
-    """Maps feed, partition and position to readers that no call uses at present.
+    """Maps feed, partition and position to readers that no call is using at present.
 
     The cache keeps several readers of one partition: one for each consumer in this process. Some of the kept
-    readers belong to consumers that now run in other processes; each of them may still use a resource of the
-    service.
+    readers belong to consumers that now run in other processes; each of these readers may still use a
+    resource of the service.
 
     A consumer reads its partitions in turns. If there are more partitions than the cache keeps, the reader
-    that has been unused for longest is needed next. So a full cache keeps its readers: new readers go into a
-    small part of the cache, and stay only if a consumer comes back to them in time.
+    that has been unused for longest is needed next. Therefore, a full cache keeps its readers: new readers go
+    into a small part of the cache, and are kept only if a consumer comes back to them in time.
 
     Args:
-        budget: Counts the bytes that the readers hold.
+        budget: The budget, which counts the bytes that the readers hold.
         capacity: The maximum number of readers.
         most_of_one: The maximum number of readers of one partition.
     """
@@ -75,7 +75,8 @@ class ReaderCache:
         """Keep a reader for the next call.
 
         If the cache already contains a reader at the same position, that reader is closed, unless a consumer
-        has come back to one of the two. In that case the two readers belong to different consumers.
+        has come back to one of these two readers. In that case, the two readers belong to different
+        consumers.
         """
         reader.used_at = time.monotonic()
         place = _place(reader.feed, reader.partition_id, reader.cursor)
@@ -85,10 +86,10 @@ class ReaderCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard readers unused for a minute, and records that exceed the budget.
+        """Discard readers that were unused for a minute, and records that exceed the budget.
 
-        Readers named in `in_use` count as used now, because with many partitions one round takes longer than
-        a minute.
+        The readers in `in_use` count as used now, because one round over many partitions takes longer than a
+        minute.
         """
         if self._budget.used > self._budget.limit:
             self.make_room(0, in_use)
@@ -131,7 +132,7 @@ class ReaderCache:
             old.discard()
 
     def close(self) -> None:
-        """Discard all readers, including those that running calls put back later."""
+        """Discard all readers, including the readers that running calls put back later."""
         with self._lock:
             self._closed = True
         self.forget()
@@ -172,7 +173,7 @@ class ReaderCache:
         return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
-        """Return the readers that were not used since then, the longest unused first."""
+        """Return the readers that were not used since the given time, the longest unused first."""
         found = []
         for part in (self._passing, self._resident):
             for reader in part:
@@ -183,13 +184,13 @@ class ReaderCache:
 
 
 class _Crowd:
-    """The cached readers of one partition; a reader belongs to an active consumer, or its consumer has left.
+    """The cached readers of one partition; each belongs to an active consumer or to one that has left.
 
     A reader is called proven if its consumer has come back to it. A consumer that continues in another
-    process never comes back. So the cache first closes a random reader among those that are not proven. If
-    the cache closed the oldest reader first, consumers that take turns would always find their reader just
-    closed. At most seven eighths of the readers are proven, so there is room for new consumers when old
-    consumers have stopped.
+    process never comes back. Therefore, the cache first closes a random reader that is not proven. If the
+    cache closed the oldest reader first, consumers that take turns would always find that their reader had
+    just been closed. At most seven eighths of the readers are proven, so there is room for new consumers when
+    old consumers have stopped.
     """
 
     __slots__ = ("_new", "_proven")
@@ -199,7 +200,7 @@ class _Crowd:
         self._proven: OrderedDict[PartitionReader, None] = OrderedDict()
 
     def add(self, reader: PartitionReader, most: int, *, proven: bool) -> PartitionReader | None:
-        """Cache one more reader; if there are more than `most`, return the reader to close."""
+        """Cache one more reader; if there are now more than `most` readers, return the reader to close."""
         (self._proven if proven else self._new)[reader] = None
         if len(self._new) + len(self._proven) <= most:
             return None

@@ -1,4 +1,4 @@
-"""Collects the result of one call's reading."""
+"""Collects the result of the reads in one call."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class PollResult(Generic[T]):
         count: The number of records that are returned.
         notices: Notices that were found while reading.
         moved: True if a partition answered or a position moved.
-        idle: True if every active partition answered that it has no more records.
-        retired: If one physical partition is read and has ended: how it ended.
+        idle: True if every active partition reported that it has no more records.
+        retired: The way in which the partition ended, if only one physical partition is read and it has
+            ended; else None.
         over: The reason why no change can follow any more, or None.
         ended: True if the page ends here, although more records may be available.
         failure: The partition and the error that stop the feed permanently.
@@ -63,7 +64,7 @@ class PollResult(Generic[T]):
         return cls(Turns(lineage), 0)
 
     def stopped(self) -> bool:
-        """True if nothing more may be read in this call."""
+        """True if no more records may be read in this call."""
         return bool(self.failure or self.poison or self.retired or self.over)
 
     def full(self) -> bool:
@@ -72,11 +73,11 @@ class PollResult(Generic[T]):
         return full or bool(self.failure or self.poison or self.retired or self.over)
 
     def in_hand(self) -> bool:
-        """True if there is something to put on a page."""
+        """True if there is something to return on a page."""
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:
-        """Put a notice on the page; the next events of these partitions come on a later page.
+        """Put a notice on the page; a later page returns the next events of these partitions.
 
         Args:
             notice: The notice.

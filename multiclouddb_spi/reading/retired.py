@@ -39,12 +39,12 @@ def look_again(
     Args:
         session: The feed.
         state: The token's content.
-        fetcher: Makes the call.
+        fetcher: The fetcher, which makes the call.
         watch_seconds: How long to search for more children, in seconds.
         deadline: The time limit.
 
     Returns:
-        At least the children in the token, even if the service does not answer.
+        The result, which contains at least the children in the token, even if the service does not answer.
     """
     watch = state.watch
     if watch is None or not is_due(session.feed, watch):
@@ -67,7 +67,7 @@ def look_again(
 
 def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
     match outcome:
-        case Drained(children, complete):  # if the partition is gone: all possible children
+        case Drained(children, complete):  # if the partition no longer exists: all possible children
             return children, complete
         case Ended():
             return (), True

@@ -1,4 +1,4 @@
-"""Limits the rates of scans."""
+"""Limits the rate of each scan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ScanRates:
         return self._not_before.get(plan_id, 0.0)
 
     def spend(self, plan_id: str, seconds: float) -> None:
-        """Postpone the time that `not_before` returns for a scan.
+        """Postpone the next read of a scan, whose time `not_before` returns.
 
         Args:
             plan_id: The entry of the scan's plan in the lineage.

@@ -1,10 +1,10 @@
-"""The part of one call that handles a snapshot scan: defines segments, shares pages, limits the rate.
+"""Handles a snapshot scan during one call: defines segments, shares pages and limits the rate.
 
 Partitions of the change stream are read first, the one with the oldest position first. Then the segments of
-the scan are read. So the positions of the change stream do not expire, even if a scan takes days. A quarter
-of each page is kept for the scan, so that it ends even if changes arrive as fast as they are read. The
-quarter is not kept if half of the retention time of a stream position has passed. On small pages a quarter is
-not a whole number of places; the token adds up the fractions (`Plan.credit`).
+the scan are read. Therefore, the positions of the change stream do not expire, even if a scan takes days. A
+quarter of each page is kept for the scan, so that it ends even if changes arrive as fast as they are read.
+This quarter is not kept if half of the retention time of a stream position has passed. On small pages, a
+quarter is not a whole number of places; the token stores the sum of the fractions (`Plan.credit`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Scanning:
-    """What one call does for a scan; nothing if the lineage contains no plan.
+    """Handles the scan in one call; does nothing if the lineage contains no plan.
 
     Args:
         context: The objects that all calls share.
@@ -62,7 +62,7 @@ class Scanning:
 
     Attributes:
         active: The partitions and segments to read, in this order.
-        runs: False if there is no plan; then the methods need not be called for each partition.
+        runs: False if there is no plan; in that case, the methods need not be called for each partition.
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class Scanning:
     def has_had_turn(self, turn: Turn) -> bool:
         """Record that a partition has had its turn.
 
-        Return True if all stream partitions have had their turns, so that the scan gets the remaining places.
+        Return True if all stream partitions have had their turns, so that the scan may use the remaining
+        places.
         """
         if turn.partition_id not in self._unasked:
             return False
@@ -137,7 +138,7 @@ class Scanning:
         return not self._unasked
 
     def asks_again(self, turn: Turn) -> None:
-        """Record that a partition has more records, so that the scan does not take its places yet."""
+        """Record that a partition has more records, so that the scan does not use its places yet."""
         if self._stream_first and not self._lineage.is_segment(turn.partition_id):
             self._unasked.add(turn.partition_id)
 
@@ -154,7 +155,7 @@ class Scanning:
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 
     def is_stuck(self) -> bool:
-        """Return whether every segment that is read is late or failing, so the scan's places stay unused."""
+        """Return whether all segments being read are late or failing, so the scan's places are unused."""
         asked = self._result.turns.asked
         if self._kept <= self._rows or not self._unasked.isdisjoint(asked):
             return False
@@ -166,7 +167,7 @@ class Scanning:
         )
 
     def share_no_more(self) -> bool:
-        """Give the places to any partition with records; return False if they were given already."""
+        """Let any partition with records use the kept places; return False if this was already allowed."""
         shared, self._stream_first = self.is_sharing(), False
         self._unasked.clear()
         self._kept = 0
@@ -175,7 +176,7 @@ class Scanning:
     # -- The rate
 
     def not_before(self, turn: Turn) -> float:
-        """Return the monotonic time before which a segment is not read."""
+        """Return the monotonic time before which a segment must not be read."""
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return 0.0
@@ -184,7 +185,7 @@ class Scanning:
     def most_records(self, turn: Turn) -> int | None:
         """Return how many records one fetch may request, so that the rate limit is respected.
 
-        None means that the usual number may be requested.
+        Return None if the usual number may be requested.
         """
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
@@ -194,11 +195,11 @@ class Scanning:
         return most
 
     def landed(self, turn: Turn, batch: Batch) -> None:
-        """Count the cost of a batch of a partition or segment for the rate of the scan.
+        """Count the cost of a batch toward the rate limit of the scan.
 
         Args:
             turn: The id of the partition or segment.
-            batch: Its records.
+            batch: The batch that was read.
         """
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
@@ -206,22 +207,22 @@ class Scanning:
         cost = len(batch) if batch.charge is None else batch.charge
         self._context.rates.spend(plan.partition_id, (cost - self._reserved(plan.rate)) / plan.rate)
         soonest = self._context.rates.not_before(plan.partition_id)
-        for other in self._result.turns.paced.values():  # the read has cost less than was reserved
+        for other in self._result.turns.paced.values():  # the read was cheaper than the reserved amount
             if self._lineage.is_segment(other.partition_id):
                 other.not_before = min(other.not_before, soonest)
 
     def _reserved(self, rate: float) -> int:
-        """Return roughly the number of rows for one second, but never more than one fetch requests."""
+        """Return the approximate number of rows for one second; at most the size of one fetch."""
         return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan
 
     def takes(self, turn: Turn, count: int) -> None:
-        """Record that records of a partition or segment are returned.
+        """Record that the page returns records of a partition or segment.
 
         Args:
             turn: The id of the partition or segment.
-            count: The number.
+            count: The number of returned records.
         """
         plan = self._lineage.plan
         if plan is not None and count and self._lineage.is_segment(turn.partition_id):
@@ -253,8 +254,8 @@ class Scanning:
 
     def _cut(self) -> list[str]:
         lineage, started = self._lineage, list[str]()
-        # Half of the time is for reading, so that a service that divides slowly does not block the stream
-        # forever.
+        # Half of the time is reserved for reading, so that a service that is slow to define segments does not
+        # block the stream forever.
         deadline = self._deadline.sooner(min(_CUT_SECONDS, self._deadline.remaining() / 2))
         for _ in range(_MOST_EMPTY_CUTS):
             plan = lineage.plan

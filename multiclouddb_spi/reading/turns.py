@@ -36,11 +36,11 @@ class Stage(Enum):
     DUE = auto()
     """The partition is read when its turn comes."""
     ASKED = auto()
-    """The partition's fetch is running, or has finished but is not processed yet."""
+    """The partition's fetch is running, or it has finished but its result is not processed yet."""
     PACED = auto()
     """Reading the partition is not useful before its `not_before` time."""
     HELD = auto()
-    """Some records of the partition are left, because the page has no place for them now."""
+    """The partition has records left that do not fit on the page at present."""
     ANSWERED = auto()
     """The partition has answered, and there is no reason to read it again."""
 
@@ -58,14 +58,15 @@ class Turn:
         failed_last: True if the previous call ended because of this partition; it is then read first.
         not_before: The monotonic time before which reading the partition is not useful, while its stage is
             PACED.
-        silent: True if the partition's last answer was that it has no records, and it was not asked again.
-        awaited: True if the partition had no records and its running fetch waits for new ones.
-        noticed: True if the page contains a notice of this partition; then no more of its records may come on
-            that page.
+        silent: True if the partition last reported that it has no records, and was not asked again since
+            then.
+        awaited: True if the partition had no records and its running fetch is waiting for new records.
+        noticed: True if the page contains a notice of this partition; in that case, the page must not contain
+            any more of its records.
         error: The failure of this partition in this call, or None.
         watermark: The watermark of the partition's last batch that was returned completely.
         headroom: The number of seconds until the partition's position expires; infinite if that is not known.
-        skips: How often the partition's position was older than the retention in this call.
+        skips: The number of times that the partition's position was older than the retention in this call.
         lost: The partition's position before the first of these skips.
     """
 
@@ -87,7 +88,7 @@ class Turn:
 class Turns:
     """The partitions of one call, by id and by stage.
 
-    Each stage is in the order in which partitions entered it.
+    Within each stage, the partitions are in the order in which they entered the stage.
 
     Args:
         lineage: A function that returns the position of each partition.
@@ -129,7 +130,7 @@ class Turns:
         return self._lineage.cursor(partition_id)
 
     def quiet(self) -> set[str]:
-        """Return the partitions without records: the service said so, or a fetch waits for new records."""
+        """Return the partitions that have reported no records, or whose fetch is waiting for new records."""
         found = set[str]()
         for name, turn in self.all.items():
             waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
@@ -140,7 +141,7 @@ class Turns:
     # -- Transitions
 
     def ask(self, partition_ids: Iterable[str]) -> None:
-        """Put these partitions behind all others that are due.
+        """Put these partitions behind all other due partitions.
 
         A partition that is due or being read keeps its place.
         """
@@ -161,7 +162,8 @@ class Turns:
         """
         reader = turn.reader
         assert reader is not None
-        # The order matters: after an interruption in between, every asked partition must still have a reader.
+        # The order of these lines matters: if they are interrupted, every asked partition must still have a
+        # reader.
         self.move(turn, Stage.ANSWERED)
         turn.reader, turn.awaited = None, False
         return reader
@@ -172,7 +174,7 @@ class Turns:
         self.move(turn, Stage.PACED)
 
     def ask_paced(self) -> None:
-        """Mark those paced partitions as due whose time has come."""
+        """Mark the paced partitions whose time has come as due."""
         now = time.monotonic()
         self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
 
@@ -182,7 +184,7 @@ class Turns:
         self.failed.setdefault(turn.partition_id, turn)
 
     def recover(self, turn: Turn) -> None:
-        """Clear the partition's failure, because it has answered or is read again."""
+        """Clear the partition's failure, because the partition has answered or is being read again."""
         turn.error = None
         self.failed.pop(turn.partition_id, None)
 
@@ -192,7 +194,7 @@ class Turns:
         self.served[turn.partition_id] = None
 
     def move(self, turn: Turn, stage: Stage) -> None:
-        """Move a partition to another stage, behind those that are there."""
+        """Move a partition to another stage, behind the partitions that are already there."""
         if turn.stage in self._at:
             self._at[turn.stage].pop(turn.partition_id)
         turn.stage = stage

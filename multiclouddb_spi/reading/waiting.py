@@ -1,4 +1,4 @@
-"""Decides for which answers one call waits, and how long."""
+"""Decides which answers one call waits for, and how long."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Waiting:
             the deadline, because it is not a failure to find no new records.
         until: How long the call waits for a first record.
         head_until: How long the call waits for the first partition in the queue.
-        rounds: How often all partitions were read again.
+        rounds: The number of times that all partitions were read again.
     """
 
     def __init__(self, deadline: Deadline, wait: float) -> None:
@@ -55,7 +55,7 @@ class Waiting:
         return max(0.0, min(longest, self.until - time.monotonic()))
 
     def for_head(self) -> float:
-        """Return how much longer to wait for the first partition in the queue."""
+        """Return how long the call still waits for the first partition in the queue."""
         return self.head_until - time.monotonic()
 
     def for_answer(self, *, more_to_ask: bool) -> float:
@@ -64,7 +64,7 @@ class Waiting:
         return min(self.end() - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
 
     def for_more(self) -> float:
-        """If there are records to return, allow one short wait for answers that arrive soon."""
+        """If there are records to return, return how long to wait for more answers; this wait is short."""
         if self._lingering is None:
             self._lingering = time.monotonic() + _LINGER_SECONDS
         return self._lingering - time.monotonic()
@@ -74,13 +74,13 @@ class Waiting:
         return min(self._deadline.at, self.until + HEAD_SECONDS) if self.rounds else self._deadline.at
 
     def before_round(self) -> float:
-        """Return how long to pause before all partitions are read again; the pause gets longer each time."""
+        """Return how long to pause before all partitions are read again; the pauses get longer."""
         now = time.monotonic()
         pause = min(self._pause - (now - self._round_began), self.until - now)
         self._pause = max(_LEAST_PAUSE_SECONDS, min(_MOST_PAUSE_SECONDS, 1.5 * self._pause))
         return max(0.0, pause)
 
     def begin_round(self) -> None:
-        """Begin a round, in which all partitions are read again."""
+        """Begin a round in which all partitions are read again."""
         self.rounds += 1
         self._round_began = time.monotonic()
