@@ -66,7 +66,7 @@ class Throttle:
     """The service throttles every second read.
 
     Attributes:
-        retry_after: The wait in seconds that the service asks for, or None.
+        retry_after: The number of seconds that the service asks the client to wait, or None.
         times: The number of refused reads.
     """
 
@@ -79,8 +79,8 @@ class ServerFailure:
     """Every second read fails with a 5xx.
 
     Attributes:
-        times: The number of failures, or None to fail every second read without end.
-        partition_id: The public id of the only affected partition; None for all.
+        times: The number of failures, or None for no limit.
+        partition_id: The public id of the only affected partition, or None if all partitions are affected.
     """
 
     times: int | None = 2
@@ -202,7 +202,7 @@ FAULTS: Final[Mapping[str, FaultScript]] = {
     "children named late": LateChildren(),
     "trimmed": Trimmed(),
 }
-"""The scripts that the suite runs by name; the other scripts have tests of their own."""
+"""The scripts that the suite runs by name. Separate tests run the other scripts."""
 
 
 def _failure(category: ErrorCategory, message: str, retry_after: float | None = None) -> ProviderFault:
@@ -317,7 +317,7 @@ class FaultyProvider(WrappedProvider):
         return {name: attrs.evolve(head, outcome=self._ending(head.outcome)) for name, head in heads.items()}
 
     def _ending(self, outcome: Outcome) -> Outcome:
-        """Return the end of a partition, with the children that it may name according to the script."""
+        """Return the end of a partition, with the children that the script lets it name."""
         match self._script, outcome:
             case ChildrenFirst(), Drained(children):
                 self._note()

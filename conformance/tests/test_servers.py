@@ -88,7 +88,7 @@ class TestFetchOnce:
         assert len(runs) == 1
 
     def test_one_that_waited_does_not_fetch_again(self, folder):
-        """The process waits for the lock, and then finds the folder."""
+        """After it has waited for the lock, the process finds the complete folder."""
         fetching, waiting = threading.Event(), threading.Event()
 
         def held(into):

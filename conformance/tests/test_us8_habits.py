@@ -1,4 +1,4 @@
-"""Runs the suite on services with different behaviour, because the suite must require only what is
+"""Runs the suite on services with different behaviour, because the suite must not require more than is
 promised.
 """
 

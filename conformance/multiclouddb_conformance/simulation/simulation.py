@@ -54,7 +54,7 @@ class Simulation(ScannedLog):
             behaviour: The faults and the behaviour of the service; no faults by default.
             address: The address of the collection; `sim/items` by default.
             start: The time at which the clock starts.
-            tick: How far each commit moves the clock.
+            tick: The time by which each commit advances the clock.
             retention_seconds: The retention that batches report to the client; None to report no retention.
                 Only `trim` and `trim_older_than` remove changes.
         """
@@ -90,7 +90,7 @@ class Simulation(ScannedLog):
             return records
 
     def _split_itself(self) -> None:
-        """Split, merge or roll a partition if it is time for that."""
+        """Split, merge or roll a partition if it is time to do so."""
         if self.behaviour.splits_itself is None or self.incarnation is None:
             return
         self._until_split += 1
@@ -134,7 +134,7 @@ class Simulation(ScannedLog):
             self._script.clear()
 
     def hold(self, partition_id: str | None = None) -> None:
-        """Make every fetch of one partition, or of all, block until `release` or `cancel`."""
+        """Make every fetch of one partition, or of all partitions, block until `release` or `cancel`."""
         with self.changed:
             self._held.add(partition_id)
 
@@ -190,7 +190,7 @@ class Simulation(ScannedLog):
             raise error
 
     def may_happen(self, chance: float, name: str) -> bool:
-        """Return whether a fault with this probability happens now; faults in a row are limited."""
+        """Return whether a fault with this probability happens now; limits the faults in a row."""
         return self._trouble(chance, name)
 
     def _trouble(self, chance: float, name: str) -> bool:

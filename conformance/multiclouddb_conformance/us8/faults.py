@@ -76,7 +76,7 @@ def _read(collection: Collection, client: MulticloudDbClient, size: int, written
 
 @pytest.mark.parametrize("script", _scripts())
 class TestTrouble:
-    """A transient fault loses no event and repeats none without need."""
+    """After a transient fault, no event is lost and none is repeated unnecessarily."""
 
     @pytest.mark.parametrize("size", [0, 3])
     def test_nothing_is_lost(self, collection: Collection, script: FaultScript, size: int) -> None:
