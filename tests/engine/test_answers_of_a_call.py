@@ -21,7 +21,7 @@ SKIP = SkipToOldest()
 
 
 def test_children_come_after_a_notice_that_stands_at_the_end_of_their_parent(make_bench, ids, monkeypatch):
-    """The service sends the last records, the notice and the end in one answer."""
+    """One answer contains the last records, the notice and the end of the partition."""
     fetch = SimulationReader.fetch
 
     def with_notice(self, records, nbytes, wait, deadline):
@@ -96,7 +96,7 @@ class TestAudit:
 
 
 def test_a_failure_that_was_retried_is_not_kept(make_bench):
-    """The traceback of the error keeps the records that were being read, which may be many megabytes."""
+    """The error's traceback refers to the records that were being read, which may take many megabytes."""
     bench = make_bench()
     bench.connect()
     bench.fill_partition("p0", 3)

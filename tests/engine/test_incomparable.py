@@ -85,7 +85,7 @@ def _no_pauses(monkeypatch):
 
 
 def places(world):
-    """Return the start position and the present end."""
+    """Return the start position and the current end position."""
     target = world.planner.target(world.start, world.soon)
     return world.start.cursor("p0"), target.cursors["p0"], target
 

@@ -13,7 +13,7 @@ from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildre
 
 
 def join(child_id, cursors):
-    """Return the start of a merged child, as text that shows which parent gave which position."""
+    """Return the start of a merged child, as text that shows the position from each parent."""
     return f"{child_id} from {' '.join(sorted(cursors))}"
 
 
@@ -129,7 +129,7 @@ class TestReplace:
         assert made.retire("a", [child("m", "a", "b")]) == ["m"]
 
     def test_child_elsewhere_keeps_waiting_for_a_parent_that_is_only_undiscovered(self):
-        """`m` waits for `b`, a child of `slow`. `b` may still name children, although `lost` is lost."""
+        """`m` waits for `b`, a child of `slow`. `b` may still name children, even though `lost` is lost."""
         made = lineage(("a",), ("slow",), ("lost",))
         made.retire("a", [child("m", "a", "b")])
         started = made.replace("lost", [Seed("lost", (), "oldest")], coming={"b", "m"})

@@ -1,4 +1,5 @@
-"""Tests that an audit by parents finds every missed partition, and never a partition that was read."""
+"""Tests that an audit by parents finds every missed partition, and never reports a partition that was
+read."""
 
 import random
 
@@ -79,7 +80,7 @@ class TestMissed:
 
 @attrs.define
 class Shard:
-    """One partition, with its begin and end, and how far it was read."""
+    """One partition: its start, its end, and how far it has been read."""
 
     parent: int | None
     began: int

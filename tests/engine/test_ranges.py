@@ -36,7 +36,7 @@ class Lagging:
         feed: The feed.
         cursors: The position in each of these answers; None means the reader's own position, `...` means a
             normal answer.
-        poll_after: The number of seconds after which the service wants to be asked again.
+        poll_after: The number of seconds after which the client should ask the service again.
     """
 
     feed: object
