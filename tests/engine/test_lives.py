@@ -48,7 +48,8 @@ class HardLife:
 
     def trim(self):
         """Remove the older half of the records in one partition, or in every partition, as retention
-        would."""
+        would.
+        """
         names = [None, None, *self.sim.partitions]
         self.sim.trim(self.dice.choice(names), self.dice.randrange(self.sim.head + 1) // 2)
 

@@ -1,5 +1,6 @@
 """Tests that an audit by parents finds every missed partition, and never reports a partition that was
-read."""
+read.
+"""
 
 import random
 

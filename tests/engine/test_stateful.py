@@ -129,7 +129,8 @@ class Life(RuleBasedStateMachine):
     @rule(crashing=st.booleans())
     def fair(self, crashing: bool) -> None:
         """Check that small pages return events from every partition that has any, even if no reader stays
-        open."""
+        open.
+        """
         if not isinstance(self.position, FromContinuationToken):
             return
         self.write(0, 40 * len(self.sim.open_partitions))

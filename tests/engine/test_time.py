@@ -573,7 +573,8 @@ class TestClose:
 
     def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
         """The call returns its readers after all other readers were closed. The fixture counts the
-        readers."""
+        readers.
+        """
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)

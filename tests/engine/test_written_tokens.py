@@ -177,7 +177,8 @@ class TestWhatIsKept:
 
     def test_a_lineage_that_differs_from_its_token_is_found(self, monkeypatch, bench):
         """In tests, a check compares the lineage with its token; otherwise, no test would notice an
-        incomplete token."""
+        incomplete token.
+        """
         monkeypatch.setattr(WrittenTokens, "checks", True)
         token = bench.page(size=7).continuation_token
         envelope = decode_token(token)
