@@ -1,5 +1,6 @@
 """Tests a simulated service whose keys may move to any partition, and a service that splits partitions by
-itself."""
+itself.
+"""
 
 from contextlib import contextmanager
 

@@ -35,7 +35,8 @@ class RestlessHarness(MovesKeysHarness):
 
 class RestlessOpenHarness(MovesKeysHarness):
     """A harness like `RestlessHarness`, but with fewer splits, and listings of open partitions without
-    parents."""
+    parents.
+    """
 
     behaviour = attrs.evolve(
         MovesKeysHarness.behaviour, splits_itself=4, listing=Listing.OPEN, seed_descendants=False

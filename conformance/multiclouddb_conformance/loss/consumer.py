@@ -101,7 +101,8 @@ ConsumerStep: TypeAlias = Received | Delivered | Stored | Failed | Pause
 
 Consumer: TypeAlias = Callable[[ReadsChanges, ChangeFeedRequest, str | None], Iterator[ConsumerStep]]
 """A function that takes a client, a request and the stored token (or None), and yields the steps of an
-application that never ends."""
+application that never ends.
+"""
 
 
 def starting_at(request: ChangeFeedRequest, token: str | None) -> ChangeFeedRequest:
