@@ -205,7 +205,9 @@ class TestScheduling:
             assert hasattr(us8, each.strip(":")), each
 
     def test_tests_that_wait_and_tests_that_compute_have_workers_of_their_own(self):
-        """Each group starts with its longest test. A worker without tests of its own helps the others."""
+        """Each group starts with its longest test. A worker that has no tests of its own kind left runs tests
+        of the other kind.
+        """
         found = runpy.run_path(str(ROOT / "conftest.py"))
         assert [found["waiting_workers"](count) for count in (1, 2, 3, 4, 8)] == [0, 1, 1, 2, 3]
         together, long, waits = found["TOGETHER"], found["LONG"][0], "tests/engine/test_time.py::test_a"

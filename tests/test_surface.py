@@ -207,7 +207,7 @@ def expected(element):
 def described(path):
     """Return the names that a docstring describes: in a section or, in the SPI, in prose.
 
-    `contract.py` has to fit on its page, so its prose explains the arguments.
+    `contract.py` must stay short, so its prose explains the arguments.
     """
     element = ELEMENTS[path]
     names = set().union(*sections(element).values())

@@ -215,7 +215,8 @@ class WrappedProvider(Provider):
 
     def __init__(self, inner: Provider) -> None:
         self.inner = inner
-        # Here these are attributes of the instance; in other providers they are attributes of the class.
+        # In this class, these attributes belong to the instance; in other providers, they belong to the
+        # class.
         vars(self).update(
             provider_id=inner.provider_id, options_type=inner.options_type, page_records=inner.page_records
         )

@@ -219,8 +219,8 @@ class FaultyProvider(WrappedProvider):
     Args:
         inner: The provider.
         script: The fault script.
-        act: A function that splits, merges or trims the collection natively, for scripts that need this; it
-            is called once, from the reading thread.
+        act: A function that splits, merges or trims the collection natively, for scripts that need one; the
+            reading thread calls it once.
 
     Attributes:
         happened: How often the fault has happened.
@@ -282,7 +282,7 @@ class FaultyProvider(WrappedProvider):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Return the seeds (start positions); children come first if the script requires it."""
+        """Return the seeds (start positions); children come first if the script requires this order."""
         seeds = super().start(feed, position, partition_id, deadline)
         if isinstance(self._script, LeavesOut) and partition_id is None:
             missed = [seed for seed in seeds if not seed.children][-1].partition_id
@@ -290,7 +290,7 @@ class FaultyProvider(WrappedProvider):
         return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Return the partitions; children come first if the script requires it."""
+        """Return the partitions; children come first if the script requires this order."""
         listed = super().partitions(feed, deadline)
         return listed[::-1] if isinstance(self._script, ChildrenFirst) else listed
 

@@ -170,7 +170,7 @@ class Harness(ABC):
         self.folder = folder
 
     def open(self) -> None:  # noqa: B027 - most need nothing
-        """Start the service, or find a running one; called before any other method."""
+        """Start the service, or find a running one; this method is called before any other."""
 
     def close(self) -> None:  # noqa: B027 - most need nothing
         """Remove everything that the harness has created."""

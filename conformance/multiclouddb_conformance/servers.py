@@ -36,8 +36,8 @@ def fetch_once(
 ) -> Path:
     """Unpack a server into a folder unless it is already there; return the folder.
 
-    Several processes may call this at once: one process fetches the server, and the others wait. The folder
-    appears only when it is complete.
+    Several processes can call this function at once: one process fetches the server, and the others wait. The
+    folder appears only when it is complete.
 
     Args:
         folder: The folder that `cache_folder` returned.

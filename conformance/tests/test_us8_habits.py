@@ -19,7 +19,7 @@ def with_support(support, capabilities):
 
 
 class BareHarness(SimulationHarness):
-    """A harness with a feed of one partition that never ends, and no other capability."""
+    """A harness whose feed has a single partition, which never ends; it supports no other capability."""
 
     capabilities = with_support(Support.UNSUPPORTED, set(Capability) - {Capability.CHANGE_FEED})
     partitions = 1

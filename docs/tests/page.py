@@ -63,7 +63,7 @@ class Page:
         return [[cell.strip() for cell in row] for row in rows[2:]]
 
     def categories(self):
-        """Return the categories of errors that have a row."""
+        """Return the error categories that have a row in the page's table of failures."""
         rows = self.rows_below("## When it fails")
         return {category.partition("`:")[0].strip("`") for category, *_ in rows}
 

@@ -107,7 +107,7 @@ def database(one, request):
 
 
 def by_mongosh(name):
-    """Return the arguments of each call that the page makes in mongosh with this name."""
+    """Return the arguments of each mongosh call on the page to a method with this name."""
     calls = []
     for block in PAGE.blocks("js"):
         for found in re.finditer(r"^(?:db|rs)\.(\w+)\((.*?)\)$", block, re.DOTALL | re.MULTILINE):

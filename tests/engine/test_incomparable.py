@@ -1,6 +1,6 @@
 """Tests feeds whose `compare` may return None.
 
-None proves nothing, so the engine must not omit an event because of None.
+A result of None proves nothing, so it must not make the engine omit an event.
 """
 
 import pytest

@@ -10,7 +10,7 @@ from multiclouddb_spi.planning import ranges
 
 
 def nothing(cursor, poll_after):
-    """Return an empty answer, as from a replica that has not reached this position yet."""
+    """Return an empty answer, like that of a replica that has not reached this position yet."""
     return Batch((), None, cursor, cursor, caught_up=True, poll_after=poll_after)
 
 

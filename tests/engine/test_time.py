@@ -1,6 +1,6 @@
 """Tests deadlines, waiting, poll intervals and closing, on real threads and a real clock.
 
-Each time limit is half of what a failure would take, so that a busy machine does not break the test.
+Each time limit is half of the time that a failure would take, so that a busy machine does not break the test.
 """
 
 import signal

@@ -187,11 +187,11 @@ class Log:
         return self._commit(list(writes), poison=False, by_expiry=False)
 
     def split(self, partition_id: str, into: int = 2) -> tuple[str, ...]:
-        """End a partition and give its hashes to several children. Return their ids."""
+        """End a partition and assign its hashes to several children. Return their ids."""
         return self.reshape([partition_id], into)
 
     def merge(self, *partition_ids: str) -> str:
-        """End partitions and give their hashes to one child. Return its id."""
+        """End partitions and assign their hashes to one child. Return its id."""
         return self.reshape(partition_ids, 1)[0]
 
     def roll(self, partition_id: str) -> str:
@@ -199,7 +199,7 @@ class Log:
         return self.reshape([partition_id], 1)[0]
 
     def reshape(self, parents: Sequence[str], count: int) -> tuple[str, ...]:
-        """End open partitions and give their hashes to `count` children.
+        """End open partitions and assign their hashes to `count` children.
 
         Each child descends from all of the ended partitions.
 
@@ -245,7 +245,7 @@ class Log:
                 self.partitions[name].trim(number)
 
     def trim_older_than(self, seconds: float) -> None:
-        """Remove every commit that is older than this many seconds."""
+        """Remove every commit that is older than the given number of seconds."""
         self.trim(upto=self.commit_before(self._now - timedelta(seconds=seconds)))
 
     def drop(self) -> None:

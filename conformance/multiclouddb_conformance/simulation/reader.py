@@ -240,7 +240,7 @@ class SimulationReader(Reader):
         self._check_cancelled()
 
     def _moved(self, head: int) -> bool:
-        """Return True if this partition has a commit after a number, or has ended."""
+        """Return True if this partition has a commit after the given number, or has ended."""
         partition = self._partition()
         if partition is None or partition.closed is not None:
             return True

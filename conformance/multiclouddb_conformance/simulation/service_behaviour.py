@@ -79,7 +79,8 @@ class ServiceBehaviour:
         page_limit: The service's own maximum of records in a batch, or None.
         scan_limit: The maximum number of commits that one fetch scans, or None.
         ignore_max_bytes: True if the service ignores a requested size.
-        separate_end: The probability, for each partition, that its end comes in a separate empty batch.
+        separate_end: The probability, for each partition, that its end is delivered in a separate empty
+            batch.
         late_children: The maximum number of calls of `discover` until a partition's children are named.
         late_siblings: The maximum number of further calls of `discover` until each child after the first is
             named.

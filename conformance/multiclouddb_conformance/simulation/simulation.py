@@ -145,17 +145,17 @@ class Simulation(ScannedLog):
             self.changed.notify_all()
 
     def delay_children(self, partition_id: str, calls: int) -> None:
-        """Let the service name the children of a partition only after this many calls of `discover`."""
+        """Let the service name the children of a partition only after so many calls of `discover`."""
         with self.changed:
             self._patience[partition_id] = calls
 
     def hide(self, partition_id: str, looks: int) -> None:
-        """Let the service list a partition only after this many looks (a start, a listing, an audit)."""
+        """Let the service list a partition only after so many looks (starts, listings, audits)."""
         with self.changed:
             self._unlisted[partition_id] = looks
 
     def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
-        """Block until a fetch is held; return False if this takes too long."""
+        """Block until a fetch is held; return False if no fetch is held in time."""
         with self.changed:
             return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
 
@@ -285,7 +285,7 @@ class Simulation(ScannedLog):
         return not left and not self._trouble(self.behaviour.incomplete_listing, f"listed {partition_id}")
 
     def ends_apart(self, partition_id: str) -> bool:
-        """Return True if the end of a partition comes in a separate empty batch."""
+        """Return True if the end of a partition is delivered in a separate empty batch."""
         chance = self.behaviour.separate_end
         return bool(chance) and Dice(self.behaviour.seed, f"end {partition_id}").happens(chance)
 

@@ -56,7 +56,7 @@ def _act(collection: Collection, script: FaultScript) -> Callable[[], None]:
 
 
 def _read(collection: Collection, client: MulticloudDbClient, size: int, written: int) -> list[str]:
-    """Read as an application would do: repeat a failed call with the same token."""
+    """Read as an application would: repeat a failed call with the same token."""
     seen: list[str] = []
     token, failures, idle = collection.begin, 0, False
     while not (idle and len(set(seen)) >= written):
