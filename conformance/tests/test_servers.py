@@ -69,9 +69,7 @@ class TestFetchOnce:
         assert names(folder) == ["server-1.0"]
 
     def test_many_at_once_fetch_once(self, folder):
-        """The first process waits, which gives another process the time to start a second fetch by
-        mistake.
-        """
+        """The first process waits, so another process has time to start a second fetch by mistake."""
         runs, begin, again = [], threading.Barrier(4), threading.Event()
 
         def slow(into):

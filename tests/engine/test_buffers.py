@@ -1,4 +1,4 @@
-"""Tests that fetched records are not wasted: it counts the sent records and the opened readers.
+"""Tests that fetched records are not wasted, by counting the sent records and the opened readers.
 
 In these tests, the service ignores the requested size, and its answers are several times larger.
 """

@@ -541,9 +541,7 @@ class TestPlanner:
         return Planner(bench.provider_of, feed, **settings), deadline
 
     def run(self, planner, lineage, deadline):
-        """Read up to the current end; return the ids of the partitions that were read, and the end
-        position.
-        """
+        """Read up to the current end; return the ids of the partitions read, and the end position."""
         read = []
         for step in planner.steps(lineage, deadline):
             read += [part.partition_id for part in step.ranges()]

@@ -262,7 +262,7 @@ class TestJson:
 class Forest(RuleBasedStateMachine):
     """A random history in which partitions split, merge, roll and are lost.
 
-    Which partitions are read must depend only on which partitions are finished.
+    The choice of the partitions to read must depend only on which partitions are finished.
     """
 
     @initialize(count=st.integers(1, 3))
@@ -368,7 +368,8 @@ class Forest(RuleBasedStateMachine):
             item = pending.pop()
             over = self.done | self.lost | gone
             may = item in self.children and item not in self.lineage and over.issuperset(self.parents[item])
-            # If a watched partition names a child only later, reading the child shows that it is lost.
+            # If a watched partition names a child only later, reading this child shows that the child is
+            # lost.
             watched = any(self.lineage.ending(parent) is not None for parent in self.parents[item])
             if may and not watched and data.draw(st.booleans()):
                 gone.add(item)

@@ -47,9 +47,7 @@ class HardLife:
         self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head}, poison=True)
 
     def trim(self):
-        """Remove the older half of the records in one partition, or in every partition, as retention
-        would.
-        """
+        """Remove the older half of the records of one partition or all partitions, as retention would."""
         names = [None, None, *self.sim.partitions]
         self.sim.trim(self.dice.choice(names), self.dice.randrange(self.sim.head + 1) // 2)
 

@@ -1,4 +1,4 @@
-"""Tests bounded reads for any service behaviour and step size, and that repeated reads return the same."""
+"""Tests bounded reads for any service behaviour and step size; repeated reads return the same events."""
 
 import threading
 import time
@@ -117,7 +117,7 @@ class Consumer:
         pytest.fail("the planned run does not end")
 
     def check_left(self, trimmed):
-        """Check that each event that the retention has not removed came exactly once."""
+        """Check that each event that retention has not removed came exactly once."""
         left = {item.event_id for item in self.sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
         assert left <= set(self.delivered)
         assert len(set(self.delivered)) == len(self.delivered)

@@ -1,4 +1,4 @@
-"""Tests which partitions replace lost partitions, as far as the service's listing shows this."""
+"""Tests which partitions replace lost partitions, according to the service's listing."""
 
 import pytest
 

@@ -59,8 +59,8 @@ class Act(Generic[W_contra]):
         name: The name of the action in the report.
         run: A function that performs the action and returns the changes that it wrote, in the service's
             order.
-        forgets: True if the action removes changes, as retention does. Before such an action, the
-            consumer reads to the end and stores its token.
+        forgets: True if the action removes changes, as retention does. Before such an action, the consumer
+            reads to the end and stores its token.
     """
 
     name: str
