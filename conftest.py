@@ -15,8 +15,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
 
-# Examples have no time limit, because the machine may be busy. If CI is set, Hypothesis would try the same
-# examples in every run, but new examples are wanted there too; it prints how to repeat a failed example.
+# Examples have no time limit, because the machine may be busy. If CI is set, Hypothesis tries the same
+# examples in every run by default. Here, it always tries new examples, and prints how to repeat a failed one.
 settings.register_profile(
     "busy",
     deadline=None,
@@ -26,15 +26,15 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 
-# Makes the settings of Spark's JVM for tests. Programs on pages do not contain these settings. Their JVM
-# takes them from the environment.
+# This file makes the settings of Spark's JVM for tests. Programs on pages do not contain these settings;
+# their JVM reads the settings from the environment.
 JVM_SETTINGS = Path(__file__).parent / "spark" / "tests" / "jvm_settings.py"
 
-# The public key of Cosmos DB emulators. Spark's workers also take it from here, because their JVM outlives a
-# test.
+# The public key of Cosmos DB emulators. Spark's workers also read the key from this variable, because their
+# JVM outlives a test.
 os.environ.setdefault("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
 
-# The beginnings of the node ids of tests that start a JVM.
+# The prefixes of the node ids of tests that start a JVM.
 JVM_TESTS = (
     "demo/",
     "spark/",
@@ -45,11 +45,11 @@ JVM_TESTS = (
     "providers/mongo/tests/test_spark_idle.py",
     "providers/spanner/tests/test_spark.py",
 )
-# Pages of the documentation that start a JVM, see docs/tests/test_blocks.py.
+# The end of the node ids of tests for pages that start a JVM; see docs/tests/test_blocks.py.
 JVM_PAGE = "-jvm]"
 # All tests that start a JVM.
 JVM = "jvm"
-# Tests that start Spark in separate processes, one after the other; they run in another worker.
+# Tests that start Spark in separate processes, one after the other; they run in a separate worker.
 JVM_TESTS_APART = (
     "docs/tests/test_printed_blocks.py",
     "providers/dynamo/tests/test_spark_delta.py",
@@ -58,12 +58,12 @@ JVM_TESTS_APART = (
     "spark/tests/test_connect.py",
     "spark/tests/test_databases.py",
     "spark/tests/test_versions.py",
-    # This test starts no JVM, but it shares the wheels with the other test of this group.
+    # This test does not start a JVM, but it shares the wheels with the other test of this group.
     "tests/test_wheels.py",
 )
 JVM_APART = "jvm apart"
 JVMS = (JVM, JVM_APART)
-# Files whose tests share objects that take long to make, such as the site or servers.
+# Files whose tests share objects that take a long time to make, such as the site or servers.
 TOGETHER = frozenset(
     {
         "docs/tests/test_mongodb.py",
@@ -76,7 +76,7 @@ TOGETHER = frozenset(
 )
 
 
-# The beginnings of the node ids of tests that mostly wait for a server, a JVM or a clock.
+# The prefixes of the node ids of tests that mostly wait for a server, a JVM or a clock.
 WAITING = (
     "docs/tests/test_dynamodb.py",
     "docs/tests/test_mongodb.py",
@@ -94,7 +94,7 @@ WAITING = (
     "tests/engine/test_time.py",
     "tests/engine/test_waiting.py",
 )
-# Tests among these that need no server.
+# Exceptions from `WAITING`: tests that do not need a server.
 COMPUTING = (
     "providers/mongo/tests/test_config.py",
     "providers/mongo/tests/test_errors.py",
@@ -115,7 +115,7 @@ COMPUTING = (
 )
 # Classes of the conformance suite that wait with every harness.
 WAITING_CLASSES = ("::TestDeadline::", "::TestEndlessTrouble::", "::TestLongPoll::", "::TestTrouble::")
-# Tests of ten seconds or more start first; otherwise they would run alone after all others are done.
+# Tests of ten seconds or more start first; otherwise, they would run alone after all other tests have ended.
 LONG = (
     "cli/tests/test_commands.py::TestProgram",
     "providers/mongo/tests/test_loss.py",
@@ -134,7 +134,7 @@ LONG = (
     "tests/engine/test_stateful.py",
     "tests/engine/test_token_bounds.py",
 )
-# The number of workers that wait; the servers of each worker take about a gigabyte.
+# The maximum number of workers that start with waiting tests; each needs about a gigabyte for its servers.
 MOST_WAITING = 3
 MOST_COMPUTING = 6
 
@@ -143,12 +143,12 @@ class TwoKindsScheduling(LoadScopeScheduling):
     """Runs tests that wait at the same time as tests that compute.
 
     Tests that share something run in one worker. Half of the workers, but at most three, start with tests
-    that wait; the other workers start with tests that compute. So no core is idle while there is something to
-    compute. A worker that has no tests of its own kind left runs tests of the other kind.
+    that wait; the other workers start with tests that compute. Therefore, no core is idle while tests that
+    compute remain. A worker that has no tests of its own kind left runs tests of the other kind.
 
-    All tests that need a JVM run in two workers, because more JVMs at a time do not fit on a small machine.
-    The tests of a file in `TOGETHER` also run in one worker, which then makes their shared objects only once.
-    (The mark `xdist_group` says the same, but pytest 9.2 makes it do nothing:
+    All tests that need a JVM run in two workers, because a small machine does not have enough memory for more
+    JVMs. The tests of a file in `TOGETHER` also run in one worker, which then makes their shared objects only
+    once. (The mark `xdist_group` would do the same, but it has no effect in pytest 9.2:
     https://github.com/pytest-dev/pytest-xdist/issues/1386.)
     """
 
@@ -196,7 +196,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection():
-    """Collect no garbage while tests are collected, because nearly all objects then stay until the end."""
+    """Turn off the garbage collector during test collection, because nearly all new objects stay in use."""
     gc.disable()
 
 
@@ -217,7 +217,7 @@ def pytest_runtest_setup(item):
 
 
 def is_quick(nodeid):
-    """Return whether `make check` runs a test of its folders."""
+    """Return whether `make check` runs a test, if the test is in a folder that `make check` covers."""
     return not (is_waiting(nodeid) or starts_jvm(nodeid) or nodeid.startswith((*LONG, *TOGETHER)))
 
 
@@ -230,7 +230,7 @@ def by_kind(units):
     """Return two queues, one of tests that wait and one of tests that compute, each with the longest first.
 
     Args:
-        units: The groups of tests that run in one worker, each with its tests, in the order of their number.
+        units: Maps each group of tests that run in one worker to its tests, sorted by the number of tests.
     """
     ordered = sorted(
         units, key=lambda unit: (unit not in JVMS, len(units[unit]) == 1 and not unit.startswith(LONG))
@@ -257,7 +257,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Return the number of workers: one per core that computes, and as many that wait, up to a limit."""
+    """Return the number of workers: one per core that computes, plus some that wait, up to a limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     computing = min(cores or 1, MOST_COMPUTING)
     return computing + min(computing, MOST_WAITING)

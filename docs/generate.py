@@ -36,7 +36,7 @@ GATES: Final = {
 
 
 def mutants_page() -> str:
-    """Make the page with the table of mutants and its purpose."""
+    """Make the page that contains the table of mutants and explains its purpose."""
     return f"""# Mutants: broken readers, and the tests that catch them
 
 The mutants show that the conformance suite finds defects. Each of these {len(MUTANTS)} readers has one
@@ -124,7 +124,7 @@ the profiles of the embedded store.*
 
 
 def us8_data() -> dict[str, Any]:
-    """Return the promises and the tests that show them: `docs/us8.toml`."""
+    """Return the contents of `docs/us8.toml`: the promises, and the tests that check them."""
     return tomllib.loads((_ROOT / "docs" / "us8.toml").read_text(encoding="utf-8"))
 
 
@@ -186,7 +186,7 @@ def options_page() -> str:
 
 
 def command_line_page(file: Path) -> None:
-    """Make the page with the transcript of the command line, which takes some seconds."""
+    """Make the page with the transcript of the command line. This takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
 
 

@@ -1,4 +1,4 @@
-"""Adds to the reference what griffe does not find in our code by itself.
+"""Adds to the reference what griffe does not find in the code by itself.
 
 griffe supports dataclasses but not attrs, so this extension adds the `__init__` of each attrs class. The
 docstrings of fields are shown with their class. The portability warnings that a docstring names become links
@@ -46,7 +46,7 @@ class AttrsExtension(griffe.Extension):
 
 
 def _linked(found: re.Match[str]) -> str:
-    """Return the numbers as links to their headings; the first link also contains the word."""
+    """Return the numbers as links to their headings; the first link includes the preceding word."""
     first, *others = re.split(r"(?<=\d)(?=,|\s)", found[1])
     links = [f"[{found[0].split()[0]} {first}][{_ANCHORS[first]}]"]
     links += [re.sub(r"\d+", lambda number: f"[{number[0]}][{_ANCHORS[number[0]]}]", each) for each in others]
@@ -54,7 +54,7 @@ def _linked(found: re.Match[str]) -> str:
 
 
 def _describe(cls: griffe.Class) -> None:
-    """Move the docstrings of fields to a section of the class, before the other sections."""
+    """Move the docstrings of fields into a section of the class's docstring, before the other sections."""
     fields = [member for member in cls.members.values() if _is_field(member) and member.docstring]
     if not fields or cls.docstring is None:
         return
@@ -75,7 +75,7 @@ def _self() -> list[griffe.Parameter]:
 
 
 def _is_field(member: griffe.Object | griffe.Alias) -> bool:
-    labels = {"instance-attribute"}  # a ClassVar does not have it
+    labels = {"instance-attribute"}  # a ClassVar does not have this label
     return isinstance(member, griffe.Attribute) and labels <= member.labels
 
 

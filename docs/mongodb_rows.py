@@ -1,6 +1,7 @@
 """Makes the page about MongoDB's specifications from `docs/mongodb.toml` and the names of the tests.
 
-`docs/generate.py` calls this module. It finds a test by its name: `test_cs_07_…` shows the row CS-7.
+`docs/generate.py` calls this module. It finds the tests of a row by their names: `test_cs_07_…` tests the row
+CS-7.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROWS: Final = {"CS": 52, "RR": 28, "RC": 29}
 PLACES: Final = ("providers/mongo/tests", "docs/tests/test_mongodb_rows.py")
 """The folders that may contain tests for rows."""
 FULFILLERS: Final = ("server", "PyMongo", "provider", "documentation")
-"""The software that can fulfil a row."""
+"""The software that can fulfil a row's requirement."""
 
 
 @attrs.frozen
@@ -32,9 +33,9 @@ class Row:
     Attributes:
         id: `"CS-7"`.
         asks: The requirement, in this project's words.
-        by: The parts that fulfil it, from `FULFILLERS`.
-        gap: The way in which PyMongo differs, and the project's way around this; empty if PyMongo fulfils the
-            requirement.
+        by: The software that fulfils the requirement, from `FULFILLERS`.
+        gap: How PyMongo deviates from the requirement, and how the project works around the deviation; empty
+            if PyMongo fulfils the requirement.
         no_test: The reason why the available server cannot show the behaviour; empty if a test shows it.
     """
 
@@ -46,7 +47,7 @@ class Row:
 
 
 def data() -> dict[str, Any]:
-    """Return the page with its gaps, and the rows: `docs/mongodb.toml`."""
+    """Return the contents of `docs/mongodb.toml`: the page with placeholders, and the rows."""
     return tomllib.loads((_ROOT / "docs" / "mongodb.toml").read_text(encoding="utf-8"))
 
 

@@ -1,8 +1,9 @@
 """Writes the address of the repository to the files that use it: `python docs/repository.py [ADDRESS]`.
 
-The address is one setting, `[tool.multiclouddb] repository` in pyproject.toml; it is empty until there is an
-address. If there is an address, the metadata of every distribution and the footer of the site link to the
-repository and its issues. Without the argument ADDRESS, the script writes the address from the setting again.
+The address is one setting, `[tool.multiclouddb] repository` in pyproject.toml; it is empty until the
+repository has an address. If the setting is not empty, the metadata of every distribution and the footer of
+the site link to the repository and its issues. Without the argument ADDRESS, the script writes the address
+from the setting again.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ def projects(root: Path = _ROOT) -> list[Path]:
 
 
 def address(root: Path = _ROOT) -> str:
-    """Return the setting; it is empty until there is an address."""
+    """Return the setting; it is empty until the repository has an address."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     return str(tomllib.loads(text)["tool"]["multiclouddb"]["repository"])
 
 
 def issues(repository: str) -> str:
-    """Return the address of the issues."""
+    """Return the address of the repository's issues."""
     return f"{repository.rstrip('/')}/issues"
 
 
@@ -51,7 +52,7 @@ def with_urls(text: str, repository: str) -> str:
 
 
 def with_links(text: str, repository: str) -> str:
-    """Return a mkdocs.yml with links in the footer of every page, which load nothing."""
+    """Return a mkdocs.yml that adds links to the footer of every page; the links load nothing."""
     text = _SOCIAL.sub("", text)
     if not repository:
         return text

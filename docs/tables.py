@@ -1,7 +1,7 @@
 """Makes two pages: which database can do what, and every option with its default.
 
-`docs/generate.py` calls this module. Facts in the code are taken from there; `docs/databases.toml` contains
-the rest.
+`docs/generate.py` calls this module. Facts that the code contains are taken from the code;
+`docs/databases.toml` contains the other facts.
 """
 
 from __future__ import annotations

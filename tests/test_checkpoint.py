@@ -1,6 +1,6 @@
 """Tests behaviour that only `FileCheckpointStore` has.
 
-`test_checkpoint_stores.py` tests the promises of every store.
+`test_checkpoint_stores.py` tests what every store promises.
 """
 
 import json

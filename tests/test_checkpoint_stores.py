@@ -1,4 +1,4 @@
-"""Tests the promises of every checkpoint store on the file store."""
+"""Runs the tests of the conformance kit for checkpoint stores on the file store."""
 
 import pytest
 

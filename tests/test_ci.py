@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "cli", "conformance", "demo", "docs", "emulators", "providers", "spark", "tests")
-# Settings that could cause a test to be skipped: a server that cannot be fetched or started is a failure.
+# Names whose use could cause a test to be skipped. If a server cannot be fetched or started, the test must
+# fail instead.
 LEAVES_OUT = {"skip", "skipif", "xfail", "importorskip", "skipTest"}
 
 
@@ -27,7 +28,7 @@ def test_every_step_runs_with_ci_set(tmp_path):
 
 
 def test_no_test_is_left_out():
-    """This is tested with and without the variable CI."""
+    """The environment variable CI is set in one case and not set in the other."""
     found = []
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):

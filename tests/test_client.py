@@ -239,7 +239,7 @@ def in_child(action):
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(120)  # This ends a deadlock.
+        signal.alarm(120)  # This ends the child if it hangs.
         try:
             answer = action()
         except BaseException as error:  # noqa: BLE001
@@ -373,7 +373,7 @@ class TestFork:
 
 
 def test_the_scope_of_an_iterator_needs_no_client_method_but_one(plugin):
-    """With descendants, too, the iterator only reads pages."""
+    """Even with descendants, the iterator only reads pages."""
     with connect("embedded:///x") as made:
         request = ChangeFeedRequest(ADDRESS, Beginning(), PhysicalPartition("p", with_descendants=True))
         assert list(made.iterate_changes(request, until_idle=True)) == []

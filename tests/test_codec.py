@@ -1,4 +1,4 @@
-"""Tests the canonical JSON: exact in both directions, one text for equal values, and one kind of error."""
+"""Tests the canonical JSON: exact round trips, one text for equal values, and a single kind of error."""
 
 import math
 from collections import ChainMap, OrderedDict

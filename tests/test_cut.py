@@ -37,7 +37,7 @@ class TestReading:
         while left := resumed(changes, cut):
             seen.append(left[0])
             at, name, *mark = left[0]
-            # The position goes through a token each time.
+            # Each time, the position is written to a token and read back.
             cut = Cut.from_json(json.loads(json.dumps(cut.advanced(at, name, tuple(mark)).to_json())))
         assert seen == changes
 

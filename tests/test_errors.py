@@ -1,4 +1,4 @@
-"""Tests `MulticloudDbError`: a message, details that survive pickling, and categories that may grow."""
+"""Tests `MulticloudDbError`: its message, its details (also after pickling), and unknown categories."""
 
 import copy
 import pickle
@@ -199,7 +199,7 @@ class TestShown:
                 "dynamo://r?endpoint_url=***",
             ),
             ("dynamo://r?endpoint_url=http://u:hunter2", "dynamo://r?endpoint_url=***"),
-            # Malformed: text that may be part of a password is removed.
+            # Malformed URLs: text that may be part of a password is removed.
             ("mongodb://user:hunter2", "mongodb://***"),
             ("mongodb://user:hunter2/db", "mongodb://***/db"),
             ("mongodb://user:hunter2%40host/db", "mongodb://***/db"),
@@ -260,7 +260,7 @@ class TestShown:
         text_around(SECRET),
     )
     def test_no_value_of_an_unknown_option_is_shown(self, front, before, name, value):
-        # This would be the name of another option.
+        # Such a value would make the secret a part of another option's name.
         assume(not re.search(f"[&;][^&;=]*{SECRET}[^&;=]*=", value))
         assert SECRET not in redact_url(f"{front}{before}{name}={value}")
 

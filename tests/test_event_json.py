@@ -252,7 +252,7 @@ class TestRefusal:
     @pytest.mark.parametrize("name", names(OperationDiagnostics))
     def test_of_a_missing_or_wrong_measure_names_it(self, name):
         path = ["diagnostics", name]
-        if name != "snapshot":  # pages from versions without snapshots do not contain it
+        if name != "snapshot":  # pages from versions without snapshots do not contain this field
             assert f"page.diagnostics.{name}: is missing" in refused(
                 page_from_json, changed(page_to_json, PAGE, path, ...)
             )

@@ -19,7 +19,7 @@ MODULES = [
 
 
 def place(name):
-    """Return the sort key of ruff: constants, then classes, then functions."""
+    """Return ruff's sort key: constants, then classes, then functions."""
     return not name.isupper(), not name[0].isupper(), name
 
 

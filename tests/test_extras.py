@@ -20,7 +20,7 @@ PROJECTS = {
 }
 EXTRAS = {name: set(found.get("optional-dependencies", {})) for name, found in PROJECTS.items()}
 MAIN = PROJECTS["multiclouddb"]["optional-dependencies"]
-# A requirement in a text, including texts with a placeholder: `multiclouddb[{provider_id}]`.
+# A requirement in a text; it may contain a placeholder: `multiclouddb[{provider_id}]`.
 NAMED = re.compile(r"(?<![\w-])(multiclouddb(?:-[a-z]+)*)\[([a-z{][^\]\s]*)\]")
 TEXTS = sorted(
     path
@@ -43,7 +43,7 @@ def test_every_extra_that_is_named_exists():
     assert {"README.md", "multiclouddb_api/registry.py", "spark/pyspark_multiclouddb/java.py"} <= {
         file for file, _, _ in found
     }
-    # In these texts, the placeholder stands for the providers below.
+    # In the texts that contain a placeholder, it stands for the providers below.
     fixed = [each for each in found if each[2] != "{provider_id}"]
     assert [each for each in fixed if each[2] not in EXTRAS.get(each[1], ())] == []
 

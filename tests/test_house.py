@@ -29,7 +29,7 @@ FOLDERS = [
     "mutation",
 ]
 MODULE_LIMIT = 400
-# The contract is prose in one module; its functions have no body.
+# The contract is a single module that is mostly prose; its functions have no body.
 LONGER = {"multiclouddb_spi/contract.py": 520}
 # Lines are counted without docstrings, comments and blank lines.
 CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
@@ -60,7 +60,7 @@ SDKS = {
 }
 # The gRPC messages come with the vendor's package; its client is not used.
 WIRE = {"spanner": {"google", "grpc"}}
-# Features that some databases do not have: docstrings must name the capability.
+# Features that some databases do not support; a docstring that uses one must name the capability.
 GATED = [
     multiclouddb_api.AtTime,
     multiclouddb_api.Beginning,
@@ -115,7 +115,7 @@ def field_docstrings(path, name):
 
 
 def is_text(node):
-    """Return whether a statement is only a text, which is the docstring of the field above."""
+    """Return whether a statement is only a text, and therefore the docstring of the field above it."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -205,7 +205,9 @@ class TestScheduling:
             assert hasattr(us8, each.strip(":")), each
 
     def test_tests_that_wait_and_tests_that_compute_have_workers_of_their_own(self):
-        """Each group starts with its longest test. A worker without tests of its own helps the others."""
+        """Each group starts with its longest test. A worker that has no tests of its own kind left runs tests
+        of the other kind.
+        """
         found = runpy.run_path(str(ROOT / "conftest.py"))
         assert [found["waiting_workers"](count) for count in (1, 2, 3, 4, 8)] == [0, 1, 1, 2, 3]
         together, long, waits = found["TOGETHER"], found["LONG"][0], "tests/engine/test_time.py::test_a"
@@ -281,7 +283,7 @@ class TestProviders:
 
 @pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)
 class TestEmulators:
-    """Tests that the emulators do not import the kit, because then both could contain the same mistake."""
+    """Tests that the emulators do not import the kit; otherwise, both could contain the same mistake."""
 
     def test_it_is_named_after_its_folder(self, file):
         project = tomllib.loads(file.read_text())

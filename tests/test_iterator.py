@@ -113,7 +113,7 @@ def event(partition, number):
 class Service:
     """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
 
-    A page is given as a number of events, or as a ChangeFeedPage from which it takes notices and diagnostics.
+    A page is given as a number of events, or as a ChangeFeedPage whose notices and diagnostics are used.
     After its last page a partition is idle, or retired if it has children.
 
     Args:
@@ -263,7 +263,7 @@ class TestIdleBackoff:
         assert all(0.005 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
 
     def test_the_longest_waits_are_at_least_a_fiftieth(self, monkeypatch):
-        """So a short first wait does not make an idle consumer read more often."""
+        """Because of this limit, a short first wait does not make an idle consumer read more often."""
         monkeypatch.setattr("random.uniform", lambda low, high: low)
         waits = self.take(13, Service({"P": []}))
         assert waits[0] == 0.005
@@ -322,7 +322,7 @@ def interrupt(timer, place, act):
     """Stop a timer at one instruction of an action.
 
     Returns:
-        The seconds until that instruction, or None if the action has fewer instructions.
+        The number of seconds until that instruction, or None if the action has fewer instructions.
     """
     began = time.monotonic()
     seen = itertools.count()
@@ -346,7 +346,7 @@ def interrupt(timer, place, act):
 
 class TestStop:
     def run_stopped(self, act):
-        """Iterate over an idle feed on the real clock; return the seconds from `act` to the end."""
+        """Iterate over an idle feed on the real clock; return the number of seconds from `act` to the end."""
         service = Service({"P": []})
         changes = ChangeFeedIterator(
             service,
@@ -660,7 +660,7 @@ class TestOutage:
         service.faults = [throttled() for _ in range(9)]
         changes = iterator(service, until_idle=True)
         assert ids(changes) == ["P0"]
-        moments = set(itertools.accumulate(changes._timer.waits))  # reports of the outage divide some waits
+        moments = set(itertools.accumulate(changes._timer.waits))  # an outage report divides a wait into two
         assert moments >= set(itertools.accumulate([0.5, 1, 2, 4, 8, 16, 30, 30, 30]))
         assert max(moments) == 121.5
 

@@ -58,7 +58,7 @@ class Clock(Timer):
 
 
 class Client:
-    """A client that answers each read with the next of some pages and errors, each after some seconds."""
+    """A client that answers each read, after some seconds, with the next page or error from a list."""
 
     def __init__(self, clock, *answers):
         self.clock, self.answers, self.observer = clock, list(answers), Told()

@@ -1,7 +1,7 @@
 """Tests that the public surface equals `surface.txt`, and that every parameter and field in it is described.
 
-A change of the surface affects users. Renew the file with `python tests/test_surface.py`, and name the change
-in the change log.
+A change to the surface affects users. Update the file with `python tests/test_surface.py`, and describe the
+change in the change log.
 """
 
 import difflib
@@ -46,7 +46,7 @@ def kind(annotation):
 
 
 def value(default):
-    """Format a default value as a person would write it, the same in every process."""
+    """Format a default value as a person would write it; the result is the same in every process."""
     if isinstance(default, attrs.Factory):
         return f"{default.factory.__name__}()"
     if isinstance(default, Enum):
@@ -154,7 +154,7 @@ def surface():
 
 
 def elements():
-    """Return path and griffe object of every public class and function, without running the code."""
+    """Return the path and the griffe object of every public class and function, without running the code."""
     for package in PACKAGES:
         module = griffe.load(package, search_paths=PLACES, resolve_aliases=True)
         for name in importlib.import_module(package).__all__:
@@ -207,19 +207,19 @@ def expected(element):
 def described(path):
     """Return the names that a docstring describes: in a section or, in the SPI, in prose.
 
-    `contract.py` has to fit on its page, so its prose explains the arguments.
+    `contract.py` must stay short, so its prose explains the arguments.
     """
     element = ELEMENTS[path]
     names = set().union(*sections(element).values())
     text = element.docstring.value if element.docstring else ""
-    if element.is_class:  # a property, or the docstring of a field
+    if element.is_class:  # properties, and fields with a docstring
         names |= {name for name, found in element.attributes.items() if "property" in found.labels}
         names |= {name for name, found in element.attributes.items() if found.docstring}
     if path.startswith("multiclouddb_spi."):
         names |= set(re.findall(r"`(\w+)`", text))
     if same := re.search(
         r", as `([\w.]+)` does\.|(?:^Like|See also) `([\w.]+)`", text
-    ):  # the same parameters
+    ):  # that docstring describes the same parameters
         other = same[1] or same[2]
         near, far = f"{path.rpartition('.')[0]}.{other}", f"multiclouddb_api.{other}"
         names |= described(near if near in ELEMENTS else far)

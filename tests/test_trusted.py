@@ -1,4 +1,4 @@
-"""Tests that events and keys built from columns behave like those built by a call."""
+"""Tests that events and keys built from columns behave like those that the constructors build."""
 
 from __future__ import annotations
 

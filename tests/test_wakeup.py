@@ -27,7 +27,7 @@ def test_a_wait_ends_however_short_it_is(make):
 
     def wait():
         for number in range(20_000):
-            # Each time there is a new wakeup, and a wait that is over before a thread has begun to wait.
+            # Each iteration makes a new wakeup, and the wait is over before a thread has begun to wait.
             make().wait(1e-9)
             done.append(number)
 

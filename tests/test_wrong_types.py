@@ -1,8 +1,9 @@
-"""Tests that values of wrong types are refused; messages name the argument, the type and the way out.
+"""Tests that values of wrong types are refused. The message names the argument and the type, and says what to
+do instead.
 
 Introspection finds every parameter of every public function, class and method, and each parameter gets values
-of all wrong types. So a new parameter is tested automatically. If its call needs a value that is unknown
-here, the test says so.
+of all wrong types. Therefore, a new parameter is tested automatically. If its call needs a value that is
+unknown here, the test says so.
 """
 
 import collections.abc
@@ -90,7 +91,7 @@ def takes(hint, value):
         kind = (list, tuple) if origin is collections.abc.Sequence else origin
         return isinstance(value, kind) and (not given or all(takes(given[0], each) for each in value))
     if origin in (collections.abc.Mapping, dict):
-        return isinstance(value, collections.abc.Mapping)  # the receiver of the names checks them
+        return isinstance(value, collections.abc.Mapping)  # the code that receives the names checks them
     return isinstance(value, origin or hint)
 
 
@@ -108,7 +109,7 @@ GOOD = [
     Duck(),
     api.ChangeFeedRequest(api.ResourceAddress("main", "orders"), api.Beginning()),
 ]  # fmt: skip
-# Where the type does not say enough.
+# Values for parameters whose type does not determine a valid value.
 GOOD_FOR = {
     "MulticloudDbKey.partition_components": 1,
     "CapabilitySet.notes": {},
@@ -121,7 +122,7 @@ GOOD_FOR = {
     "MulticloudDbClient.config": api.ClientConfig.from_url("embedded:///tmp/none.db"),
     "from_url.url": "embedded:///tmp/store.db",
 }
-# These are made and called only by the library, or they accept any Python object.
+# These classes are left out: the library or Spark makes and calls them, or they accept any value.
 LEFT_OUT = {
     api.ChangeFeedPage: "the library makes one in every call, and its checks would cost more than they find",
     api.OperationDiagnostics: "as a page",
@@ -169,7 +170,7 @@ def methods(owner):
     for name in dir(owner):
         found = inspect.getattr_static(owner, name)
         found = getattr(found, "__func__", found)
-        hidden = name.startswith(("_", "onQuery"))  # the latter are for Spark
+        hidden = name.startswith(("_", "onQuery"))  # Spark calls the latter
         if not hidden and inspect.isfunction(found) and "multiclouddb" in found.__module__:
             yield name, found
 
@@ -215,7 +216,7 @@ def constructor(owner):
 
 
 def entrances():
-    """Yield title, class or None, name, types of parameters, and required parameters of every public
+    """Yield the title, class (or None), name, parameter types and required parameters of every public
     callable.
     """
     for function in functions():
@@ -278,7 +279,7 @@ def types_in(value):
     if value is None:
         names.add("None")
     if isinstance(value, bytes):
-        names.add("int")  # the items of the value
+        names.add("int")  # the type of the value's items
     inner = (
         [*value, *value.values()]
         if isinstance(value, dict)
@@ -369,7 +370,7 @@ def test_every_class_that_is_left_out_is_public():
 
 
 def test_a_new_callable_is_covered(monkeypatch):
-    """A new callable only has to be exported."""
+    """To be covered, a new callable only has to be exported."""
 
     def greet(name: str) -> str:
         return name

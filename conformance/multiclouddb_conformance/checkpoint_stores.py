@@ -1,4 +1,4 @@
-"""Tests the promises of every checkpoint store: compare-and-set, crash safety, and respect for other files.
+"""Tests what checkpoint stores promise: compare-and-set, safety in a crash, no changes to other files.
 
 To test a store, import these tests and define its `kind`:
 
@@ -44,7 +44,7 @@ ROUNDS: Final = 20
 
 @attrs.frozen
 class StoreKind:
-    """A kind of store that keeps files; its constructor takes the location.
+    """A kind of store that uses files; its constructor takes the location as an argument.
 
     Attributes:
         type: The class of the store.
@@ -62,7 +62,7 @@ class StoreKind:
 
 
 def refusal(call: Callable[..., object], *arguments: Any) -> MulticloudDbError:
-    """Return the error of a call that must fail; its message has one line."""
+    """Return the error of a call that must fail with a message of a single line."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments)
     assert "\n" not in caught.value.message
@@ -193,7 +193,7 @@ class TestName(CheckpointStoreTests):
 
 
 class TestCompareAndSet(CheckpointStoreTests):
-    """Tests that, of several workers with one checkpoint name, only one can continue."""
+    """Tests that if several workers use the same checkpoint name, only one of them can continue."""
 
     def test_of_two_workers_the_second_conflicts(
         self, kind: StoreKind, store: CheckpointStore, folder: Path, file: Path
@@ -312,7 +312,7 @@ store.save("orders", "3", store.load("orders").version)
 
 
 class TestDamage(CheckpointStoreTests):
-    """Tests that a file that is not a checkpoint is never read as one and never overwritten."""
+    """Tests that a file that is not a checkpoint is never read as a checkpoint and never overwritten."""
 
     @pytest.mark.parametrize(
         "content",

@@ -1,4 +1,4 @@
-"""Gives each test a collection, which the harness writes natively and the client reads."""
+"""Gives each test a collection, to which the harness writes natively and from which the client reads."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Collection:
         harness: The harness of the provider.
         address: The address of the collection.
         client: The client that reads the collection; `restart` replaces it.
-        begin: A token for the position before the first write. Tests that do not test starts begin at this
-            token, because not every service can start at the beginning.
+        begin: A token for the position before the first write. Tests that are not about start positions begin
+            at this token, because not every service can start at the beginning.
     """
 
     def __init__(self, harness: Harness, address: ResourceAddress, client: MulticloudDbClient) -> None:
@@ -83,7 +83,7 @@ class Collection:
         return names
 
     def split(self, partition_id: str | None = None) -> list[str]:
-        """Split a partition, by default the first; return the ids of the children."""
+        """Split a partition (by default the first one); return the ids of the children."""
         before = self.partitions()
         self.harness.split(self.address, partition_id or before[0])
         return [name for name in self.partitions() if name not in before]
@@ -96,7 +96,7 @@ class Collection:
         return child
 
     def trim(self) -> None:
-        """Remove all changes made so far, as the retention would do."""
+        """Remove all changes made so far, as the service does at the end of the retention period."""
         self.harness.trim(self.address)
 
     # -- Reads
@@ -112,7 +112,7 @@ class Collection:
         Args:
             start: A start position, or the text of a token.
             size: `max_page_size`.
-            settings: Other fields.
+            settings: Other fields of the request.
         """
         position = FromContinuationToken(start) if isinstance(start, str) else start
         if "address" in settings or "scope" in settings:
@@ -135,7 +135,7 @@ class Collection:
         return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
     def now(self, **settings: Any) -> str:
-        """Return a token for the present moment."""
+        """Return a token for the current position."""
         return self.page(Now(), **settings).continuation_token
 
     def pages(self, start: StartPosition | str, size: int = 0, **settings: Any) -> Iterator[ChangeFeedPage]:
@@ -151,7 +151,7 @@ class Collection:
         pytest.fail(f"neither idle nor retired after {_MOST_PAGES} pages")
 
     def drain(self, start: StartPosition | str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
-        """Return every event up to the present end of the feed."""
+        """Return every event up to the current end of the feed."""
         return [event for page in self.pages(start, size, **settings) for event in page.events]
 
     def last(self, start: StartPosition | str, size: int = 0, **settings: Any) -> ChangeFeedPage:
@@ -160,14 +160,14 @@ class Collection:
         return page
 
     def read(self, start: StartPosition | str, count: int, **settings: Any) -> list[ChangeEvent]:
-        """Read until `count` different events have arrived, and then to the end of the feed.
+        """Read until `count` different events have arrived, then continue to the end of the feed.
 
-        The events are returned in the order of delivery. If the service does not promise the order of a key
-        across partitions, they are sorted by `order_key`.
+        The events are returned in the order of delivery. If the service does not guarantee the order of a
+        key's changes across partitions, they are sorted by `order_key`.
         """
         events: dict[str, ChangeEvent] = {}
         until = time.monotonic() + self.harness.patience_seconds
-        while True:  # at least once, however short the patience is
+        while True:  # reads at least once, even if `patience_seconds` is very short
             for page in self.pages(start, **settings):
                 events.update((event.event_id, event) for event in page.events)
                 start = page.continuation_token
@@ -177,7 +177,7 @@ class Collection:
         return self._in_order(events.values())
 
     def _in_order(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """Return the events in the order of delivery if that keeps each key's order.
+        """Return the events in the order of delivery if this order is correct for each key.
 
         Otherwise the events are sorted by `order_key`.
         """
@@ -186,7 +186,7 @@ class Collection:
         return sorted(events, key=lambda event: event.order_key)
 
     def follow(self, partition_id: str, token: str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
-        """Read one physical partition and all its descendants, as a worker would do."""
+        """Read one physical partition and all its descendants, as a worker would."""
         events: list[ChangeEvent] = []
         todo = [(partition_id, token)]
         seen = {partition_id}
@@ -205,7 +205,7 @@ class Collection:
         return list(self.client.list_physical_partitions(self.address))
 
     def key_in(self, partition_id: str, start: int = 0) -> str:
-        """Return a key whose changes go to an open partition; to find it, write documents."""
+        """Write documents until a key is found whose changes go to an open partition; return the key."""
         token = self.now()
         for number in range(start, start + 64):
             self.put(f"probe-{number}", probe=number)
@@ -232,14 +232,14 @@ class Collection:
 def feed_request(
     harness: Harness, address: ResourceAddress, start: StartPosition, size: int = 0, **settings: Any
 ) -> ChangeFeedRequest:
-    """Make a request for a feed with a collection's changes, in the harness's scope.
+    """Make a request for the feed of a collection's changes, in the harness's scope.
 
     Args:
         harness: The harness of the provider.
         address: The collection's address.
         start: The start position.
         size: `max_page_size`.
-        settings: Other fields.
+        settings: Other fields of the request.
     """
     scope = harness.scope
     match scope:
@@ -254,7 +254,7 @@ def feed_request(
 
 
 def _opted(harness: Harness, request: ChangeFeedRequest) -> ChangeFeedRequest:
-    """Return the request with an opt-in to emulated capabilities, unless it already contains options."""
+    """Return the request, with an opt-in to emulated capabilities unless it already contains options."""
     if request.provider_options is not None:
         return request
     for capability in _asked(request):

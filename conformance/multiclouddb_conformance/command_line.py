@@ -1,6 +1,6 @@
-"""Runs the `multiclouddb` command in a separate process, to its end or with kills and restarts.
+"""Runs the `multiclouddb` command in a separate process, until it ends or is killed and restarted.
 
-Every process is a fork of a helper that has imported the command, see `command_process.py`.
+Every process is a fork of a helper that has imported the command; see `command_process.py`.
 
 The command must be installed: `pip install "multiclouddb[cli]"`.
 """
@@ -61,7 +61,7 @@ def assert_refused(
     """Assert that a command printed only one line, which says what to do.
 
     Args:
-        ran: The command.
+        ran: The command, which has ended.
         code: The expected exit code.
         category: The expected start of the line.
         words: The texts that the line must contain.
@@ -75,9 +75,9 @@ def assert_refused(
 
 
 def apart_from_silence(stderr: str) -> str:
-    """Return what a command printed on stderr, without reports of a slow service.
+    """Return what a command printed on stderr, without the reports about a slow service.
 
-    A busy machine is enough to cause such a report.
+    A busy machine can cause such a report.
 
     Args:
         stderr: The output.
@@ -90,7 +90,7 @@ class Tail:
     """Runs `multiclouddb tail --json` with a checkpoint, kills it, and starts it again.
 
     Args:
-        words: The arguments after `multiclouddb tail`, with a `--checkpoint`.
+        words: The arguments after `multiclouddb tail`, including `--checkpoint`.
 
     Attributes:
         checkpoint: The checkpoint file.
@@ -106,7 +106,7 @@ class Tail:
     def running(self) -> Iterator[Queue[ChangeEvent]]:
         """Run a process until it is killed with SIGKILL.
 
-        The events of the process come in a queue as they are printed.
+        The events arrive in a queue as the process prints them.
         """
         events: Queue[ChangeEvent] = Queue()
         ends = os.pipe()
@@ -127,7 +127,7 @@ class Tail:
 
     def _read(self, lines: Iterable[str], events: Queue[ChangeEvent]) -> None:
         for line in lines:
-            if line.endswith("\n"):  # the kill may have cut the last line
+            if line.endswith("\n"):  # the kill may have cut off the last line
                 self.seen.append(event_from_json(line))
                 events.put(self.seen[-1])
 
@@ -142,18 +142,18 @@ class Tail:
         return self.checkpoint.stat().st_mtime_ns if self.checkpoint.exists() else None
 
     def finish(self) -> None:
-        """Run a process until no more events come."""
+        """Run a process until no more events arrive."""
         self.seen += map(event_from_json, said(*self._words, "--until-idle").splitlines())
 
     def keys(self) -> list[Hashable]:
-        """Return the key of each printed event. If equal events were printed twice, they count once."""
+        """Return the key of each printed event. An event that was printed twice counts once."""
         return [
             key for _, key in dict.fromkeys((event.event_id, plain_key(event.key)) for event in self.seen)
         ]
 
 
 class Writer:
-    """Writes new documents in a thread, without a pause.
+    """Writes new documents in a thread until the `with` block ends.
 
     Args:
         put: A function that writes the document of a key.
@@ -189,13 +189,13 @@ class Writer:
 
 
 def follow(tail: Tail, writer: Writer, lives: Sequence[tuple[Callable[[], Any] | None, int]]) -> None:
-    """Let a `tail` command follow a writer; kill it several times, and let its last process end by itself.
+    """Let a `tail` command follow a writer. Kill the command several times; its last process ends by itself.
 
     Args:
         tail: The command, which starts at `now` or at a checkpoint.
         writer: The writer, which writes until the last process starts.
-        lives: For each process: an action between two writes, or None, and the number of events after which
-            the process is killed.
+        lives: Two values for each process: an action to perform between two writes (or None), and the number
+            of events after which the process is killed.
     """
     tail.run_until_saved()
     with writer:

@@ -1,7 +1,7 @@
 """Tries every option of `multiclouddb tail` and `multiclouddb collections` on a provider's test server.
 
 A provider's test inherits `CommandOptions` and defines the fixture `shown`. The commands run in this process,
-so that each run takes only milliseconds. The command line package must be installed: `pip install
+so each run takes only milliseconds. The command line package must be installed: `pip install
 "multiclouddb[cli]"`.
 """
 
@@ -30,9 +30,9 @@ class Shown:
     Attributes:
         url: The URL of the server.
         collection: The collection, in the form that the commands accept.
-        put: A function that writes a document with this key.
-        delete: A function that deletes this document.
-        key: A function that returns the key in the form that JSON output shows.
+        put: A function that writes a document with the given key.
+        delete: A function that deletes the document with the given key.
+        key: A function that returns the key in the form used in JSON output.
         begin: The options for a start at the first change.
         can_start_at: True if a feed can start at a given time.
         has_old: True if the service can send old documents.
@@ -69,20 +69,20 @@ def command(*words: object) -> Any:
 
 
 class CommandOptions:
-    """The tests; a subclass defines the fixture `shown`, with or without changes."""
+    """The tests of the options; a subclass defines the fixture `shown`."""
 
     def out(self, *words: object) -> str:
         """Return the output of a command that must succeed without a warning.
 
-        A report of an outage is allowed, because a machine that is busy for more than a second looks like
-        one.
+        A report of an outage is allowed, because a machine that is busy for more than a second can cause such
+        a report.
         """
         ran = command(*words)
         assert (ran.exit_code, apart_from_silence(ran.stderr)) == (0, ""), ran.stderr
         return str(ran.stdout)
 
     def refused(self, code: int, *words: object) -> str:
-        """Return the only line that a command prints if it must be refused."""
+        """Return the single line that a refused command prints."""
         ran = command(*words)
         assert (ran.exit_code, ran.stdout) == (code, ""), ran.stderr
         (line,) = ran.stderr.splitlines()
@@ -131,7 +131,7 @@ class CommandOptions:
         if shown.can_start_at:
             assert len(self.out(*words, "--from", shown.began.isoformat()).splitlines()) == 4
             ran = command(*words, "--from", "-1h")
-            assert (ran.exit_code, len(ran.stdout.splitlines())) in ((0, 4), (6, 0))  # not kept for so long
+            assert (ran.exit_code, len(ran.stdout.splitlines())) in ((0, 4), (6, 0))  # 6: an hour is too old
             lines = self.out(*words, "--last", 2, "--format", "%y").splitlines()
             assert lines[-1] == "DELETE"
             assert len(lines) == 2

@@ -1,8 +1,8 @@
-"""Runs the `multiclouddb` command in processes of its own, which do not import everything again.
+"""Runs the `multiclouddb` command in separate processes, which do not have to import everything again.
 
-One helper process imports the command, and the SDK of each database that a command names. Then it forks a
-process for each command: most commands take less time than these imports. The helper has one thread and no
-connection to a server, so that a fork finds nothing in use.
+One helper process imports the command, and the SDK of each database that a command names. It then forks a
+process for each command, because most commands take less time than these imports. The helper has only one
+thread and no connection to a server, so a forked process inherits nothing that is in use.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _helpers: Final[dict[int, socket.socket]] = {}
 
 
 class CommandProcess:
-    """A command that was started.
+    """A command that is running or has ended.
 
     Args:
         words: The arguments after `multiclouddb`.
-        stdout: The file that receives what it prints.
-        stderr: The file that receives its warnings and errors.
-        environment: All its environment variables.
+        stdout: The file that receives the command's output.
+        stderr: The file that receives the command's warnings and errors.
+        environment: All environment variables of the command.
 
     Attributes:
-        pid: The id of its process.
+        pid: The id of the command's process.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CommandProcess:
         with theirs:
             asked = {"words": list(words), "environment": dict(environment), "folder": os.getcwd()}
             with self._answers.makefile("w", encoding="utf-8") as line:
-                # The files go first: the helper reads the line from the socket that comes with them.
+                # The files are sent first, because the helper reads the line from one of them, a socket.
                 files = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
                 socket.send_fds(_helper(), [b"+"], files)
                 line.write(json.dumps(asked) + "\n")
@@ -60,21 +60,21 @@ class CommandProcess:
         self.pid = int(self._lines.readline())
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, if it still runs."""
+        """Kill the command with SIGKILL if it is still running."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout: float) -> int:
-        """Wait until it has ended.
+        """Wait until the command has ended.
 
         Args:
-            timeout: The longest time, in seconds.
+            timeout: The maximum waiting time, in seconds.
 
         Returns:
-            Its exit code, or the negative number of the signal that ended it.
+            The exit code, or the negated number of the signal that ended the command.
 
         Raises:
-            TimeoutError: It still runs. Then it is killed.
+            TimeoutError: The command did not end in time and was killed.
         """
         self._answers.settimeout(timeout)
         try:
@@ -89,7 +89,7 @@ class CommandProcess:
 
 
 def _helper() -> socket.socket:
-    """Return the connection to the helper of this process, which is started for the first command."""
+    """Return the connection to this process's helper; the first command starts the helper."""
     found = _helpers.get(os.getpid())
     if found is None:
         found, theirs = socket.socketpair()
@@ -106,7 +106,7 @@ def _helper() -> socket.socket:
 
 
 def _serve() -> None:
-    """Fork a process for each command that the other process asks for, until that process ends."""
+    """Fork a process for each command that the parent process requests, until the parent process ends."""
     import_module(f"{_COMMAND}.main")
     asking = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,14 +123,14 @@ def _serve() -> None:
                 _watch(answers, asked, files[1:])
         for file in files[1:]:
             os.close(file)
-        # What watches a command ends soon after it, and each call collects those that have ended.
+        # The process that watches a command ends soon after the command; this loop reaps such processes.
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
 def _load_providers(words: Iterable[str]) -> None:
-    """Import the SDK of each database that a command names. The command itself reports what fails."""
+    """Import the SDK of each database that a command names. The command itself reports a failed import."""
     for scheme in {found[1] for word in words if (found := re.match(r"([a-z]+)(?:$|:)", word))}:
         with suppress(MulticloudDbError):
             load_plugin(scheme)
@@ -153,14 +153,14 @@ def _watch(answers: socket.socket, asked: Mapping[str, Any], files: Sequence[int
 
 
 def _run(asked: Mapping[str, Any], files: Sequence[int]) -> None:
-    """Run the command in this process to its end, as `python -m multiclouddb_cli` does."""
+    """Run the command in this process until it ends, as `python -m multiclouddb_cli` does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     for number, file in enumerate(files, 1):
         os.dup2(file, number)
         os.close(file)
-    # The objects of the helper know its own files: whether they are terminals, and where they stand.
+    # The helper's stream objects contain facts about its own files, such as the position in the file.
     sys.stdout = open(1, "w", encoding=sys.stdout.encoding)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, sys.stderr.encoding, "backslashreplace")  # noqa: SIM115
     vars(sys).update(__stdout__=sys.stdout, __stderr__=sys.stderr)

@@ -1,9 +1,9 @@
 """Defines a provider that wraps another provider, with one method for each answer that a test may change.
 
-Fault scripts and mutants use this wrapper. Without overrides the wrapper changes nothing, and supports
-exactly what the wrapped object supports. So each wrapper has every member of the contract, including the
-members with a default. A wrapper has the members of a protocol such as `SupportsHeads` only if the wrapped
-object has them; `tests/test_delegating.py` checks this.
+Fault scripts and mutants use this wrapper. Without overrides, the wrapper changes nothing and supports
+exactly what the wrapped object supports. Therefore, each wrapper has every member of the contract, including
+those with a default implementation. A wrapper has the members of a protocol such as `SupportsHeads` only if
+the wrapped object has them; `tests/test_delegating.py` checks this.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class WrappedReader(Reader):
     """A reader whose fetches are passed through `WrappedProvider.fetch`.
 
     Attributes:
-        inner: The reader.
+        inner: The wrapped reader.
         feed: The feed that opened the reader.
         partition_id: The service's own id of the partition.
-        cursor: The cursor at which it started.
+        cursor: The cursor at which the reader started.
         fetches: The number of fetches of this reader so far.
         cancelled: Set by `cancel`.
     """
@@ -115,8 +115,8 @@ class WrappedFeed(Feed):
     """A feed whose answers are passed through the methods of `WrappedProvider`.
 
     Attributes:
-        inner: The feed.
-        provider: The wrapped provider.
+        inner: The wrapped feed.
+        provider: The provider that opened this feed.
     """
 
     def __init__(self, inner: Feed, provider: WrappedProvider) -> None:
@@ -207,7 +207,7 @@ class WrappedProvider(Provider):
     """A provider that forwards every call; override the method whose answer should change.
 
     Attributes:
-        inner: The provider.
+        inner: The wrapped provider.
         readers: The readers that are still in use.
     """
 
@@ -215,7 +215,8 @@ class WrappedProvider(Provider):
 
     def __init__(self, inner: Provider) -> None:
         self.inner = inner
-        # Here these are attributes of the instance; in other providers they are attributes of the class.
+        # In this class, these attributes belong to the instance; in other providers, they belong to the
+        # class.
         vars(self).update(
             provider_id=inner.provider_id, options_type=inner.options_type, page_records=inner.page_records
         )

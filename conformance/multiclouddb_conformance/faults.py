@@ -66,7 +66,7 @@ class Throttle:
     """The service throttles every second read.
 
     Attributes:
-        retry_after: The wait in seconds that the service asks for, or None.
+        retry_after: The number of seconds that the service asks the client to wait, or None.
         times: The number of refused reads.
     """
 
@@ -79,8 +79,8 @@ class ServerFailure:
     """Every second read fails with a 5xx.
 
     Attributes:
-        times: The number of failures, or None to fail every second read without end.
-        partition_id: The public id of the only affected partition; None for all.
+        times: The number of failures, or None for no limit.
+        partition_id: The public id of the only affected partition, or None if all partitions are affected.
     """
 
     times: int | None = 2
@@ -202,7 +202,7 @@ FAULTS: Final[Mapping[str, FaultScript]] = {
     "children named late": LateChildren(),
     "trimmed": Trimmed(),
 }
-"""The scripts that the suite runs by name; the other scripts have tests of their own."""
+"""The scripts that the suite runs by name. Separate tests run the other scripts."""
 
 
 def _failure(category: ErrorCategory, message: str, retry_after: float | None = None) -> ProviderFault:
@@ -219,8 +219,8 @@ class FaultyProvider(WrappedProvider):
     Args:
         inner: The provider.
         script: The fault script.
-        act: A function that splits, merges or trims the collection natively, for scripts that need this; it
-            is called once, from the reading thread.
+        act: A function that splits, merges or trims the collection natively, for scripts that need one; the
+            reading thread calls it once.
 
     Attributes:
         happened: How often the fault has happened.
@@ -282,7 +282,7 @@ class FaultyProvider(WrappedProvider):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Return the seeds (start positions); children come first if the script requires it."""
+        """Return the seeds (start positions); children come first if the script requires this order."""
         seeds = super().start(feed, position, partition_id, deadline)
         if isinstance(self._script, LeavesOut) and partition_id is None:
             missed = [seed for seed in seeds if not seed.children][-1].partition_id
@@ -290,7 +290,7 @@ class FaultyProvider(WrappedProvider):
         return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Return the partitions; children come first if the script requires it."""
+        """Return the partitions; children come first if the script requires this order."""
         listed = super().partitions(feed, deadline)
         return listed[::-1] if isinstance(self._script, ChildrenFirst) else listed
 
@@ -317,7 +317,7 @@ class FaultyProvider(WrappedProvider):
         return {name: attrs.evolve(head, outcome=self._ending(head.outcome)) for name, head in heads.items()}
 
     def _ending(self, outcome: Outcome) -> Outcome:
-        """Return the end of a partition, with the children that it may name according to the script."""
+        """Return the end of a partition, with the children that the script lets it name."""
         match self._script, outcome:
             case ChildrenFirst(), Drained(children):
                 self._note()

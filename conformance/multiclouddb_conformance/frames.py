@@ -1,4 +1,4 @@
-"""Collects what an error reporter would send: the local variables of every frame that an error passed."""
+"""Collects what an error reporter would send: the local variables of each frame that an error passed."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Kind(Enum):
     PLAIN = "plain"
     """The feed contains new documents; it may contain old ones."""
     KEYS_ONLY = "keys only"
-    """The feed contains no documents."""
+    """The feed contains only keys, without documents."""
     OLD_IMAGES = "old images"
     """The feed contains new and old documents."""
 
@@ -99,7 +99,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "high_floor": "the floor of a snapshot is below older changes",
     "interleaved": "no interleaved scan",
 }
-"""Maps the name of each ability that a harness may lack to its text in the summary.
+"""Maps the name of each ability that a harness may lack to the text about it in the summary.
 
 `can_NAME = False` declares that the ability is missing.
 """
@@ -112,13 +112,14 @@ class Harness(ABC):
         capabilities: The capabilities that the provider must report; the suite checks the report.
         plugin: The plugin that connects to the service; it need not be installed.
         scope: The scope for tests that do not name a scope. If the scope is wider than a collection, set
-            `can_alone = False` and let no other test write there at the same time.
+            `can_alone = False` and make sure that no other test writes in that scope at the same time.
         partitions: The number of partitions of a new collection.
-        precision_seconds: How many seconds too early `AtTime` may start, as the capability's note says.
-        patience_seconds: The longest time, in seconds, until a write appears in the feed.
+        precision_seconds: The number of seconds by which `AtTime` may start too early, as stated in the
+            capability's note.
+        patience_seconds: The maximum number of seconds until a write appears in the feed.
         idle_pages: The number of consecutive idle pages after which a test stops reading; more than 1 if the
             service shows writes late.
-        rounding: The unit to which the service rounds event times down.
+        rounding: The unit to which the service rounds down event times.
         expiry_updates: The number of changes that `expire` makes before the delete.
         value_types: The values from `multiclouddb_conformance.values` that documents preserve exactly.
         key_types: The values that may be used as keys.
@@ -169,10 +170,10 @@ class Harness(ABC):
         self.folder = folder
 
     def open(self) -> None:  # noqa: B027 - most need nothing
-        """Start the service, or find a running one; called before any other method."""
+        """Start the service, or find a running one; this method is called before any other."""
 
     def close(self) -> None:  # noqa: B027 - most need nothing
-        """Remove everything that the harness made."""
+        """Remove everything that the harness has created."""
 
     # -- Methods that a harness must define
 
@@ -182,17 +183,17 @@ class Harness(ABC):
 
     @abstractmethod
     def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
-        """Create an empty collection whose key has one component.
+        """Create an empty collection whose keys have one component.
 
         Args:
             name: The name of the collection.
-            kind: Which documents the feed of the collection contains.
+            kind: The kind of collection, which determines the documents in its feed.
             partitions: The number of partitions, if it can be chosen.
         """
 
     @abstractmethod
     def write(self, address: ResourceAddress, writes: Sequence[Write]) -> None:
-        """Write documents in this order, in one transaction if the service has transactions."""
+        """Write documents in the given order, in one transaction if the service has transactions."""
 
     # -- Methods that a harness may declare as missing
 
@@ -204,11 +205,11 @@ class Harness(ABC):
         self._lacks("split")
 
     def merge(self, address: ResourceAddress, a: str, b: str) -> None:
-        """Merge two partitions that one split has made."""
+        """Merge two partitions that were created by the same split."""
         self._lacks("merge")
 
     def trim(self, address: ResourceAddress) -> None:
-        """Remove all changes made so far, as the retention would do."""
+        """Remove all changes made so far, as the service does at the end of the retention period."""
         self._lacks("trim")
 
     def expire(self, address: ResourceAddress, key: Any) -> None:
@@ -216,7 +217,7 @@ class Harness(ABC):
         self._lacks("expire")
 
     def poison(self, address: ResourceAddress, key: Any) -> None:
-        """Write a record that no client can decode."""
+        """Write a record that cannot be decoded by any client."""
         self._lacks("poison")
 
     def recreate(self, address: ResourceAddress) -> None:
@@ -234,11 +235,11 @@ class Harness(ABC):
     # -- Methods that a harness may override
 
     def key(self, value: Any) -> MulticloudDbKey:
-        """Return a key in the form of the feed."""
+        """Return a key in the form that the feed uses."""
         return MulticloudDbKey({"id": value})
 
     def document(self, key: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a document in the form of the feed; some services include the key in it."""
+        """Return a document in the form that the feed uses; some services add the key to the document."""
         del key
         return fields
 
@@ -276,8 +277,8 @@ class Harness(ABC):
 
         Args:
             script: The fault script; a scripted server produces the fault on the wire.
-            act: A function that splits, merges or trims natively, for scripts that do so in the middle of a
-                page.
+            act: A function that splits, merges or trims natively, for scripts that need such an action in the
+                middle of a page.
         """
         return open_client(FaultyPlugin(self.plugin, script, act), self.config())
 

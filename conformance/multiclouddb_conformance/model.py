@@ -1,8 +1,8 @@
 """Defines the promises of a feed as pure checks on the delivered events, for any provider.
 
-Each check gets the truth (identities of changes in the order of writing) and the events in the order
-of delivery. It returns its findings as texts; if everything is correct, there is none. Redelivery
-is allowed: only the first delivery of a change counts for order.
+Each check gets the truth (identities of changes in the order of writing) and the events in the order of
+delivery. It returns its findings as texts, or no findings if everything is correct. Redelivery is allowed, so
+only the first delivery of a change is checked for its order.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def check_known(
 def check_order(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """Check that the changes of each partition came in the order of writing."""
+    """Check that the changes of each partition were delivered in the order of writing."""
     return _in_order(truth, delivered, identify, lambda event: event.partition_id, "partition")
 
 
 def check_key_order(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """Check that each key's changes came in order across partitions, and that their order keys agree."""
+    """Check that each key's changes were delivered in order across partitions, with matching order keys."""
     events = first_deliveries(delivered, identify)
     found = _in_order(truth, events, identify, lambda event: event.key, "key")
     return found + check_order_keys(truth, events, identify)
@@ -86,7 +86,7 @@ def check_key_order(
 def check_order_keys(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """Check that, for each key, the order keys agree with the order of writing."""
+    """Check that, for each key, the order keys match the order of writing."""
     by_order_key = sorted(first_deliveries(delivered, identify), key=lambda event: event.order_key)
     return _in_order(truth, by_order_key, identify, lambda event: event.key, "the order_keys of key")
 

@@ -35,7 +35,7 @@ _WORKER_KEY: Final = "multiclouddb_us8"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
-    WrittenTokens.checks = True  # each token still has to contain everything
+    WrittenTokens.checks = True  # checks that each token still contains the whole state
     config.stash[LACKING] = Counter()
     for line in (
         "requires(capability): us8: runs where the harness has the capability, natively or emulated",
@@ -55,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every call search for more children of an ended partition, without growing pauses."""
+    """Make every call search for more children of an ended partition, without increasing pauses."""
     monkeypatch.setattr("multiclouddb_spi.continuation.watching.pause_after", lambda watched: 0.0)
 
 
@@ -118,7 +118,7 @@ def _harness_of(item: pytest.Function) -> type[Harness]:
 
 
 def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
-    """Return why not to run a test: the missing ability ("" if it has no name), or None to run the test."""
+    """Return the missing ability that prevents a test ("" if it has no name), or None to run the test."""
     from multiclouddb_api import Capability, Support
 
     required = [Capability.CHANGE_FEED, *_marked(item, "requires")]

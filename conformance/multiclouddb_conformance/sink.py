@@ -24,7 +24,7 @@ class Sink:
         self._rows: dict[MulticloudDbKey, tuple[str, Mapping[str, Any] | None]] = {}
 
     def apply(self, events: Iterable[ChangeEvent]) -> None:
-        """Merge events; an event older than the stored row or tombstone of its key changes nothing."""
+        """Merge events; an event that is older than the stored row or tombstone of its key is ignored."""
         for event in events:
             known = self._rows.get(event.key)
             if known is not None and event.order_key < known[0]:
@@ -52,7 +52,7 @@ class Sink:
         return {key: document for key, (_, document) in self._rows.items() if document is not None}
 
     def copy(self) -> Sink:
-        """Return a copy, to stand for a target that loses its last pages together with their token."""
+        """Return a copy that stands for a target that loses its last pages together with their token."""
         made = Sink(tombstones=self.tombstones)
         made._rows = dict(self._rows)
         return made

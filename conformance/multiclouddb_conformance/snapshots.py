@@ -39,7 +39,7 @@ ORDERS: Final = [
     )
     for order in SnapshotOrder
 ]
-"""The parameters for a test that runs with every order of a scan."""
+"""The parameters for a test that runs with every scan order."""
 ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
 INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
@@ -112,7 +112,7 @@ def is_done(page: ChangeFeedPage) -> bool:
 
 
 def until_equal(source: Source, sink: Sink, token: str) -> None:
-    """Continue reading until the sink equals the source, at most for the time that the harness allows."""
+    """Continue reading until the sink equals the source, but for no longer than the harness allows."""
     for _ in range(100):
         if sink.rows() == source.rows():
             return

@@ -1,4 +1,4 @@
-"""Waits for another thread, process or server, and checks the time that this takes."""
+"""Waits for another thread, process or server, and checks how long the wait takes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
 
 
 def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: float, tries: int = 5) -> None:
-    """Assert that an action takes less than `seconds`, on a machine that also does other work.
+    """Assert that an action takes less than `seconds`, even on a busy machine.
 
-    One quick attempt is enough, because an action that is slow by itself is slow every time. Each attempt
+    One quick attempt is enough, because an action that is itself slow is slow in every attempt. Each attempt
     must also end within `at_most`, so that an action that sometimes hangs is detected.
 
     Args:
         seconds: The promised time.
         attempt: A function that performs the action and returns its duration in seconds.
-        at_most: A time longer than a busy machine needs, and shorter than the time of an action that hangs.
+        at_most: A time in seconds, longer than the action takes on a busy machine and shorter than an action
+            that hangs.
         tries: The number of attempts.
     """
     took: list[float] = []

@@ -24,12 +24,12 @@ PROTOCOLS = [
     for _, each in inspect.getmembers(module, inspect.isclass)
     if vars(each).get("_is_protocol") and each is not Protocol
 ]
-# It uses `connect`, because the wrapped plugin's `open` would return a provider without a wrapper.
+# The wrapper's `open` calls its `connect`; the wrapped plugin's `open` would return an unwrapped provider.
 MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
 
 class Answer(str):
-    """Stands for an answer or an argument of a call, or for a feed or provider that a wrapper wraps."""
+    """Stands for an answer or an argument of a call, or for a wrapped feed or provider."""
 
     spec = identity = provider_id = options_type = page_records = None
 

@@ -1,6 +1,6 @@
 """Tests that each fault script really causes its fault.
 
-Otherwise the tests that use it would prove nothing.
+Otherwise, the tests that use the script would prove nothing.
 """
 
 import pytest

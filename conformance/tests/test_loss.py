@@ -1,4 +1,4 @@
-"""Tests that the loss oracle accepts correct clients and detects each kind of wrong client."""
+"""Tests that the loss oracle accepts correct clients and detects each kind of incorrect client."""
 
 import itertools
 import pickle
@@ -68,7 +68,7 @@ class World:
 
 
 class ToyClient:
-    """A client that reads the whole history in commit order, three events a page; a token is a number."""
+    """A client that reads the whole history in commit order, three events per page; a token is a number."""
 
     PAGE = 3
 
@@ -297,7 +297,7 @@ class TestWrongApplications:
 
 
 class Ahead(ToyClient):
-    """A client that fetches ahead into a buffer and counts buffered events as read."""
+    """A client that fetches ahead into a buffer and treats buffered events as delivered."""
 
     def __init__(self, world):
         super().__init__(world)

@@ -30,7 +30,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def event(number, partition="p0", key="a"):
-    """Return the event for the change with this number."""
+    """Return the event for the change with the given number."""
     return ChangeEvent(
         event_id=f"e{number}",
         key=MulticloudDbKey({"id": key}),

@@ -48,7 +48,7 @@ class TestMutants:
         wanted = {"failed": set(mutant.caught_by), "passed": {BYSTANDER}}
         assert outcomes(mutant, [*mutant.caught_by, BYSTANDER], sound=False) == wanted
 
-    # The harness of all other mutants is that of test_us8_simulation.py, where the same tests pass.
+    # All other mutants use the harness of test_us8_simulation.py, in which the same tests pass.
     @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.declared is not SIMULATED])
     def test_the_same_run_without_the_defect_passes(self, outcomes, mutant):
         names = [*mutant.caught_by, BYSTANDER]

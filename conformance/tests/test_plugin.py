@@ -1,4 +1,4 @@
-"""Tests which tests the pytest plugin deselects or runs twice, and what it reports about them."""
+"""Tests which tests the pytest plugin deselects or runs twice, and how it reports this."""
 
 import pytest
 

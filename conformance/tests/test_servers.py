@@ -69,7 +69,7 @@ class TestFetchOnce:
         assert names(folder) == ["server-1.0"]
 
     def test_many_at_once_fetch_once(self, folder):
-        """The first process waits, so that another process could start a second fetch by mistake."""
+        """The first process waits, so another process has time to start a second fetch by mistake."""
         runs, begin, again = [], threading.Barrier(4), threading.Event()
 
         def slow(into):
@@ -88,7 +88,7 @@ class TestFetchOnce:
         assert len(runs) == 1
 
     def test_one_that_waited_does_not_fetch_again(self, folder):
-        """The process waits for the lock, and then finds the folder."""
+        """After it has waited for the lock, the process finds the complete folder."""
         fetching, waiting = threading.Event(), threading.Event()
 
         def held(into):

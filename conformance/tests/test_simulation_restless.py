@@ -1,4 +1,6 @@
-"""Tests a simulated service whose keys may move to any partition, and one that splits by itself."""
+"""Tests a simulated service whose keys may move to any partition, and a service that splits partitions by
+itself.
+"""
 
 from contextlib import contextmanager
 

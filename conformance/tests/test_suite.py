@@ -1,4 +1,4 @@
-"""Tests the suite itself: it tests every capability with its refusal, and uses every ability."""
+"""Tests the suite itself: it must test every capability and its refusal, and use every ability."""
 
 import inspect
 from itertools import chain

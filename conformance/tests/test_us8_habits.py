@@ -1,4 +1,4 @@
-"""Runs the suite on services with different behaviour, because the suite must require only what is
+"""Runs the suite on services with different behaviour, because the suite must not require more than is
 promised.
 """
 
@@ -19,7 +19,7 @@ def with_support(support, capabilities):
 
 
 class BareHarness(SimulationHarness):
-    """A harness with a feed of one partition that never ends, and no other capability."""
+    """A harness whose feed has a single partition, which never ends; it supports no other capability."""
 
     capabilities = with_support(Support.UNSUPPORTED, set(Capability) - {Capability.CHANGE_FEED})
     partitions = 1

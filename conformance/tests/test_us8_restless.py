@@ -27,19 +27,21 @@ class MovesKeysHarness(SimulationHarness):
 
 
 class RestlessHarness(MovesKeysHarness):
-    """A harness in which a partition is split, merged or rolled with every write."""
+    """A harness in which a partition is split, merged or rolled at every write."""
 
     behaviour = attrs.evolve(MovesKeysHarness.behaviour, splits_itself=1)
-    can_still = can_split = can_merge = False  # a test cannot decide when
+    can_still = can_split = can_merge = False  # the service, not the test, decides when partitions split
 
 
 class RestlessOpenHarness(MovesKeysHarness):
-    """A harness that does the same, but less often, and lists open partitions without parents."""
+    """A harness like `RestlessHarness`, but with fewer splits, and listings of open partitions without
+    parents.
+    """
 
     behaviour = attrs.evolve(
         MovesKeysHarness.behaviour, splits_itself=4, listing=Listing.OPEN, seed_descendants=False
     )
-    can_still = can_split = can_merge = False  # a test cannot decide when
+    can_still = can_split = can_merge = False  # the service, not the test, decides when partitions split
 
 
 HARNESSES = [MovesKeysHarness, RestlessHarness, RestlessOpenHarness]

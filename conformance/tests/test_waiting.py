@@ -17,7 +17,7 @@ class TestWaitUntil:
 
 class TestPrompt:
     def attempts(self, *seconds):
-        """Check attempts with these durations; return how many attempts were made."""
+        """Check attempts with the given durations; return the number of attempts made."""
         left = list(seconds)
         try:
             assert_prompt(1, lambda: left.pop(0), at_most=10, tries=3)

@@ -1,7 +1,7 @@
 """Makes environments with only the project's wheels and the packages of the extras that a page names.
 
 Packages from registries are fetched once per user. The fetched packages are kept outside the clone, in a
-folder named after their versions. The project's wheels are unpacked next to that folder for every run.
+folder named after their versions. The project's wheels are unpacked next to that folder in every run.
 """
 
 import fcntl
@@ -79,7 +79,7 @@ def chosen(requirements, extras):
 
 
 def pins(foreign):
-    """Return lines with the versions in `.venv` of these requirements and all their dependencies."""
+    """Return lines that pin these requirements and all their dependencies to the versions in `.venv`."""
     found, left = {}, [Requirement(each) for each in foreign]
     seen = set()
     while left:
@@ -96,7 +96,7 @@ def pins(foreign):
 def fetched(foreign):
     """Return a folder with these requirements, in the same versions as in `.venv`.
 
-    The first call of a user fetches the packages.
+    The first call by each user fetches the packages.
     """
     lines = pins(foreign)
     key = json.dumps([sys.version_info[:2], sys.platform, os.uname().machine, sorted(foreign), lines])

@@ -47,7 +47,7 @@ class Page:
         return ran.stdout
 
     def said_behind(self, name):
-        """Return the output that the page prints for a program."""
+        """Return the output that the page shows for a program."""
         end = next(found.end() for found in PROGRAM.finditer(self.text) if found["name"] == name)
         return re.match(r"\n\n```text\n(.*?)^```$", self.text[end:], re.DOTALL | re.MULTILINE)[1]
 
@@ -63,7 +63,7 @@ class Page:
         return [[cell.strip() for cell in row] for row in rows[2:]]
 
     def categories(self):
-        """Return the categories of errors that have a row."""
+        """Return the error categories that have a row in the page's table of failures."""
         rows = self.rows_below("## When it fails")
         return {category.partition("`:")[0].strip("`") for category, *_ in rows}
 

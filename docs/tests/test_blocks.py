@@ -6,7 +6,7 @@ The blocks of a page run in order, in one process, in an empty folder, with warn
 
     ```python                      runs
     ```python title="worker.py"    is written to that file before the next block runs
-    ```text                        directly after a block that runs: exactly what that printed;
+    ```text                        directly after a block that runs: exactly what that block printed;
                                    `…` stands for anything within a line
 """
 
@@ -22,7 +22,7 @@ import attrs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# On the first page, several blocks make up one file, see test_tutorial.py; the second page runs from wheels.
+# On the first page, several blocks form one file (see test_tutorial.py). The second page runs from wheels.
 ELSEWHERE = (ROOT / "docs/tutorial/write-a-provider.md", ROOT / "docs/index.md")
 FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 TITLE = re.compile(r'title="([^"]+)"')
@@ -123,7 +123,7 @@ def test_the_spark_page_shows_what_the_readme_runs():
 
 
 class TestTheRunner:
-    """Tests that a wrong page makes the test fail."""
+    """Tests that an incorrect page makes the test fail."""
 
     PAGE = textwrap.dedent(
         """

@@ -50,7 +50,7 @@ def nobody(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Provide an empty account, found through boto3's own variables."""
+    """Provide an empty account, found through boto3's own environment variables."""
     modules = servers("dynamo")
     for name, value in modules("server").CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -87,7 +87,7 @@ def orders(server):
 
 class TestPrograms:
     def test_from_an_empty_account_to_the_first_event(self, orders):
-        assert PAGE.run("worker.py") == ""  # a position before the first record
+        assert PAGE.run("worker.py") == ""  # saves a position before the first record
         assert PAGE.run("write.py") == ""
         assert PAGE.run("first.py") == PAGE.said_behind("first.py")
         assert PAGE.run("own_session.py") == PAGE.run("own_clients.py") == "3\n"
@@ -105,7 +105,7 @@ class TestPrograms:
     def test_all_programs_are_run_here(self):
         assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
 
-    @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # for conftest.py
+    @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # conftest.py reads it
     def test_spark(self, orders, name):
         PAGE.run("write.py")
         assert PAGE.run(name) == "3\n"
@@ -249,7 +249,7 @@ class TestRefusals:
                     client.read_changes(ChangeFeedRequest(**asked))
 
     def test_each_category_has_its_row(self):
-        # Not listed: a reader causes no conflict, and a permanent failure can only be reported.
+        # Two are not listed: a reader cannot cause a conflict, and a permanent failure can only be reported.
         assert PAGE.categories() == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
 
     def test_a_stream_that_was_switched_off_and_on(self, orders):

@@ -160,7 +160,7 @@ class TestSpread:
         assert (found == there) is kept
 
     def test_a_follower_that_fails_ends_its_process(self, store, plan):
-        """This also holds if the other followers never end."""
+        """The process ends even if the other followers never end."""
         code = write_program("spread-over-processes.md", "worker.py")
         assert code.count("until_idle=True,") == 1
         Path("worker.py").write_text(code.replace("until_idle=True,", "max_outage_seconds=1,"))
@@ -184,7 +184,7 @@ class TestPoison:
         with closing(sqlite3.connect(store.path)) as database, database:
             database.execute("UPDATE log SET doc = '{' WHERE seq = ?", (broken,))
         with closing(sqlite3.connect("letters.db")) as letters, connect(f"embedded://{store.path}") as client:
-            for _ in range(2):  # a second reader finds the record again and stores it only once
+            for _ in range(2):  # the second reader finds the record again, but does not store it again
                 pages = reader(client, ORDERS, Beginning(), letters).pages()
                 numbers = [event.new_item_state["number"] for page in pages for event in page.events]
                 assert sorted({*numbers, broken}) == [1, 2, 3, 4, 5]

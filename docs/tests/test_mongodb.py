@@ -91,7 +91,7 @@ def users(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """Provide one deployment for all tests that use separate databases."""
+    """Provide one deployment that is shared by all tests that use separate databases."""
     with started(tmp_path_factory.mktemp("one")) as replica_set:
         yield replica_set
 
@@ -107,7 +107,7 @@ def database(one, request):
 
 
 def by_mongosh(name):
-    """Return the arguments of each call that the page makes in mongosh with this name."""
+    """Return the arguments of each mongosh call on the page to a method with this name."""
     calls = []
     for block in PAGE.blocks("js"):
         for found in re.finditer(r"^(?:db|rs)\.(\w+)\((.*?)\)$", block, re.DOTALL | re.MULTILINE):
@@ -154,7 +154,7 @@ def told(page):
 
 
 class Monitor(CommandListener):
-    """Records the commands that were sent."""
+    """Records the commands that a client sends."""
 
     def __init__(self):
         self.sent = []
@@ -193,7 +193,7 @@ def watched(replica_set):
 class TestPrograms:
     def test_from_a_replica_set_to_the_first_event(self, empty):
         create_orders(empty.client())
-        assert PAGE.run("worker.py") == ""  # a position before the first change
+        assert PAGE.run("worker.py") == ""  # saves a position before the first change
         assert PAGE.run("write.py") == ""
         assert PAGE.run("first.py") == PAGE.said_behind("first.py")
         assert PAGE.run("options.py") == PAGE.said_behind("options.py")
@@ -206,7 +206,7 @@ class TestPrograms:
     def test_all_programs_are_run_here(self):
         assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
 
-    @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # for conftest.py
+    @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # conftest.py reads it
     def test_spark(self, empty, name):
         create_orders(empty.client())
         PAGE.run("write.py")
@@ -466,7 +466,7 @@ def fill(native):
 
 
 class TestStates:
-    """Tests two updates of a document that no longer exists, and the tables' statements about them."""
+    """Tests two updates of a document that no longer exists, and what the tables say about such updates."""
 
     def changes(self, database, name, images):
         orders = database.create_collection(name, changeStreamPreAndPostImages={"enabled": images})
@@ -958,7 +958,7 @@ class TestSpeed:
 
 class TestFailures:
     def test_each_category_has_its_row(self):
-        # Not listed: a reader causes no conflict, and a permanent failure can only be reported.
+        # Two are not listed: a reader cannot cause a conflict, and a permanent failure can only be reported.
         assert PAGE.categories() == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
 
     def test_a_wrong_password(self, users):

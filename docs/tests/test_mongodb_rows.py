@@ -15,7 +15,7 @@ AGAIN = "run: python docs/generate.py"
 
 
 def text():
-    """Return the page's text in one line."""
+    """Return the page's text as a single line."""
     return " ".join((DOCS / "reference/mongodb-conformance.md").read_text(encoding="utf-8").split())
 
 

@@ -57,7 +57,7 @@ def orders(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("orders")
 def test_from_boto3_and_from_bloop(monkeypatch):
-    """bloop requires an older boto3 than the installed version, so its wheel is fetched without
+    """bloop requires an older boto3 than the installed version, so bloop's wheel is fetched without
     dependencies.
     """
     prints_the_same(page_of("boto3"))

@@ -47,7 +47,7 @@ def test_a_page_speaks_of_the_product(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if is_generated(page)], ids=name_of)
 def test_a_generated_page_says_so_at_its_end(page):
-    if page.name != "command-line.md":  # there it says how its examples were made
+    if page.name != "command-line.md":  # this page says how its examples were made
         assert text_of(page).count("Made by `python") == 1
         assert text_of(page).rpartition("\n---\n\n")[2].startswith("*Made by `python")
 
@@ -55,4 +55,4 @@ def test_a_generated_page_says_so_at_its_end(page):
 def test_some_pages_are_generated():
     generated = {page.name for page in PAGES if is_generated(page)}
     assert {"us8.md", "mutants.md", "options.md", "databases.md", "benchmarks.md"} <= generated
-    assert len(generated - {"peers.md"}) == 8  # that one has a record only where it was measured
+    assert len(generated - {"peers.md"}) == 8  # peers.md is generated only if its benchmark was run

@@ -11,8 +11,8 @@ from multiclouddb_api import MulticloudDbClient
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = (DOCS / "configuration.md").read_text(encoding="utf-8")
-# Warning of docs/configuration.md → the elements where a user can see the gap. The plan numbers the first
-# seven.
+# Maps each warning in docs/configuration.md to the elements where a user can notice the gap. The plan
+# contains the numbers of the first seven warnings.
 CONCERNED = {
     1: [MulticloudDbClient.read_changes, api.ChangeType],
     2: [api.AtTime],

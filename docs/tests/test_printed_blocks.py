@@ -29,7 +29,7 @@ INSTALL = re.compile(r'pip install "(multiclouddb\[[a-z,]+\])"')
 # The machine's Java prints this line whenever Spark starts.
 BY_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
-# This is enough with Spark on a busy machine.
+# Long enough for Spark on a busy machine.
 LONG = 600
 
 
@@ -94,7 +94,7 @@ class Machine:
 
     @contextmanager
     def following(self, block, service):
-        """Run a block until Ctrl-C. The lines of the block come in a queue."""
+        """Run a block, and stop it with Ctrl-C. The lines that the block prints arrive in a queue."""
         code = block.code
         for named, here in service.names.items():
             assert named in code
@@ -168,7 +168,7 @@ def follow(machine, block, service, number):
     service.put(f"between-{number}")
 
 
-# The first run of a user fetches about 1.2 GB of packages.
+# The first run by each user fetches about 1.2 GB of packages.
 @pytest.mark.timeout(3 * LONG)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_works_as_printed_twice(page, machine):

@@ -1,5 +1,5 @@
-"""Tests the setting with the address of the repository, which the metadata and the site use unless it is
-empty.
+"""Tests the setting that contains the repository's address. The metadata and the site use the address unless
+the setting is empty.
 """
 
 import runpy

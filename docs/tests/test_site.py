@@ -154,7 +154,7 @@ def test_warnings_that_a_docstring_names_are_links(built, pages):
 
 
 def test_the_reference_shows_how_values_are_made(pages):
-    """A field of attrs is a parameter with its default, except those that the constructor does not accept."""
+    """A field of attrs is shown as a parameter with its default if the constructor accepts the field."""
     shown = pages["reference/api/index.html"].text
     assert "max_page_size: int = 0," in shown
     assert "scope: FeedScope = EntireCollection()," in shown

@@ -142,7 +142,7 @@ class Bench:
         return [self.sim.write(key, {"n": number}).event_id for number in range(count)]
 
     def close(self):
-        """Close every engine and check that nothing stays open and that the provider kept the contract."""
+        """Close every engine; check that nothing stays open and that no call has violated the contract."""
         self.sim.release()
         for engine in self.opened:
             engine.close()
@@ -164,7 +164,7 @@ def _no_pause(seconds):
 def make_bench():
     """Return a function that makes benches, for example `make_bench(partitions=2, behaviour=…)`.
 
-    Its arguments are those of the simulation.
+    The function takes the same arguments as the simulation.
     """
     benches = []
 
@@ -200,7 +200,7 @@ def ids():
 
 @pytest.fixture
 def ended():
-    """Return the reason why the feed ended, from a page's notice, or None."""
+    """Return the reason that a page's notice gives for the end of the feed, or None."""
 
     def find(page):
         reasons = [notice.reason for notice in page.notices if isinstance(notice, FeedEnded)]

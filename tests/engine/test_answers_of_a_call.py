@@ -21,7 +21,7 @@ SKIP = SkipToOldest()
 
 
 def test_children_come_after_a_notice_that_stands_at_the_end_of_their_parent(make_bench, ids, monkeypatch):
-    """The service sends the last records, the notice and the end in one answer."""
+    """One answer contains the last records, the notice and the end of the partition."""
     fetch = SimulationReader.fetch
 
     def with_notice(self, records, nbytes, wait, deadline):
@@ -59,8 +59,8 @@ def test_a_position_that_expires_again_while_it_is_replaced_costs_no_failure(mak
 
 class TestAudit:
     def test_it_takes_half_of_a_short_call_at_most(self, make_bench, monkeypatch):
-        """The other half of the time remains for reading. With only a third of the time, an audit would
-        always fail on a slow service.
+        """An audit takes at most half of the call's time; the other half remains for reading. With only a
+        third of the time, an audit would always fail on a slow service.
         """
         bench = make_bench()
         bench.connect(coverage_audit_seconds=1e-9)
@@ -96,7 +96,7 @@ class TestAudit:
 
 
 def test_a_failure_that_was_retried_is_not_kept(make_bench):
-    """The traceback of the error keeps the records that were being read, which may be many megabytes."""
+    """The error's traceback refers to the records that were being read, which may take many megabytes."""
     bench = make_bench()
     bench.connect()
     bench.fill_partition("p0", 3)

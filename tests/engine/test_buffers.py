@@ -1,6 +1,6 @@
-"""Tests that fetched records are used: counts how often a record is sent, and how many readers are opened.
+"""Tests that fetched records are not wasted, by counting the sent records and the opened readers.
 
-In these tests the service ignores the requested size: its answers are several times as large.
+In these tests, the service ignores the requested size, and its answers are several times larger.
 """
 
 import threading
@@ -100,7 +100,7 @@ class TestSeveralConsumers:
         bench = backlog(16)
         places, came = [Beginning(), Beginning()], 0
         for turn in range(1000):
-            page = bench.page(places[turn % 2], size=20 + turn % 2)  # never at the same position
+            page = bench.page(places[turn % 2], size=20 + turn % 2)  # the two are never at the same position
             places[turn % 2] = page.continuation_token
             came += len(page.events)
             if came == 2 * 16 * 60:
@@ -110,9 +110,9 @@ class TestSeveralConsumers:
 
     @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
     def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
-        """A consumer that starts again never requests its old records.
+        """A consumer that starts again never requests the records of its old position.
 
-        The engine must detect that nobody needs the old records.
+        The engine must detect that no consumer needs these records.
         """
         from multiclouddb_spi.reading import reader_cache
 

@@ -14,7 +14,7 @@ FAR = timedelta(hours=30)
 
 @pytest.mark.parametrize("jump", [-FAR, FAR])
 def test_a_client_clock_that_is_set_changes_nothing(bench, monkeypatch, jump):
-    """The service's time is used for a minute, and the test takes less than that."""
+    """The engine uses the service's time for one minute, which is longer than the test takes."""
     bench.fill(3)
     moment = bench.sim.now
 

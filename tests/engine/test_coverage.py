@@ -1,4 +1,4 @@
-"""Tests children that a service names late: the watch of their parent, and the audit for missed children."""
+"""Tests children that a service names late: how their parent is watched, and how an audit finds them."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -136,7 +136,7 @@ def split(make_bench, clock):
 
 
 def restart(bench, **config):
-    """Continue in another process, with a client that does not know when the last search was."""
+    """Continue in another process, with a client that does not know when the last search took place."""
     shy = Shy(bench.sim, *bench.provider_of.hidden)
     bench.provider_of = shy
     watching._looks.clear()
@@ -249,8 +249,8 @@ class TestWatch:
         assert bench.provider_of.looks > looks
 
     def test_a_seed_that_has_ended_is_not_read_and_its_late_children_are(self, split, clock):
-        """The start is after a split: the service lists one half and the closed partition now, and the other
-        half later.
+        """The feed starts after a split. At first, the service lists only one half and the closed partition;
+        later, it also lists the other half.
         """
         bench = split("p2")
         ended = bench.sim.partitions["p0"].closed
@@ -541,9 +541,7 @@ class TestPlanner:
         return Planner(bench.provider_of, feed, **settings), deadline
 
     def run(self, planner, lineage, deadline):
-        """Read up to the present end; return the ids of the partitions that were read, and the end
-        position.
-        """
+        """Read up to the current end; return the ids of the partitions read, and the end position."""
         read = []
         for step in planner.steps(lineage, deadline):
             read += [part.partition_id for part in step.ranges()]

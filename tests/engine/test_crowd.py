@@ -1,5 +1,5 @@
-"""Tests how many unused readers are kept: a consumer that moves to another process leaves one for each
-page.
+"""Tests how many unused readers are kept. A consumer that keeps moving between processes leaves one unused
+reader behind for each page.
 """
 
 import pytest
@@ -164,7 +164,7 @@ def many(make_bench, monkeypatch):
 
 
 def used_again(bench, token, rounds, size=0):
-    """Read all partitions in several rounds; return how many readers each round uses again."""
+    """Read all partitions in several rounds; return how many readers each round reuses."""
     found = []
     for _ in range(rounds):
         for number in range(len(bench.sim.open_partitions) if size else 0):
@@ -203,7 +203,7 @@ class TestMorePartitionsThanReaders:
         assert min(used_again(bench, token, 4)) >= self.LEAST
 
     def test_a_consumer_of_few_finds_a_place(self, many):
-        """A consumer of few partitions returns to its readers sooner than the consumer that fills the
+        """A consumer that reads few partitions reuses its readers sooner than the consumer that fills the
         cache.
         """
         bench = many(400, max_concurrency=1)

@@ -1,5 +1,5 @@
-"""Tests how the scan of a snapshot is cut into segments, how its progress is counted, and what its end
-changes.
+"""Tests how the scan of a snapshot is cut into segments, how the scan's progress is counted, and what changes
+when the scan ends.
 """
 
 import time
@@ -61,8 +61,8 @@ def filled(count, behaviour=None, **settings):
 
 
 def test_one_answer_with_segments_is_enough_for_a_call(monkeypatch):
-    """If a service defines one segment at a time, the engine does not wait for eight segments before it
-    reads.
+    """If a service defines one segment at a time, the engine starts to read before eight segments are
+    defined.
     """
     asked = []
 
@@ -97,8 +97,8 @@ def test_every_row_that_was_delivered_is_counted():
 
 
 def test_a_rate_of_less_than_one_a_second_is_kept(monkeypatch):
-    """The simulation charges 2 for a read of one row. At a rate of 0.5 per second, the next read comes 4
-    seconds later.
+    """The simulation charges 2 units for a read of one row. At a rate of 0.5 units per second, the next read
+    follows 4 seconds later.
     """
     consumer, now = Consumer(filled(40), ORDERED, rate=0.5), [3000.0]
     consumer.page()

@@ -44,7 +44,7 @@ def descendants(sim, root):
 
 
 def truth(sim, root="p0", after=0):
-    """Return the ids of the events that a reader of the branch must get."""
+    """Return the ids of the events that a reader of the branch must receive."""
     names = descendants(sim, root)
     return [item.event_id for item in sim.history if item.partition_id in names and item.commit > after]
 
@@ -171,7 +171,7 @@ class TestFollowChildren:
 
     @forms
     def test_a_stranger_is_not_waited_for_when_all_is_quiet(self, make_bench, form):
-        """A merges with a partition outside the branch while B is open."""
+        """Partition A merges with a partition outside the branch while partition B is open."""
         bench = grown(make_bench, 2, listing=form, heartbeats=False)
         first, second = bench.sim.split("p0")
         fill(bench, first, second)
@@ -182,8 +182,8 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("caught_up", list(CaughtUp))
     def test_a_busy_partition_does_not_hold_up_a_child_for_ever(self, make_bench, form, caught_up):
-        """B is never idle in this test. Once B is read past the time at which the child was named, no parent
-        of the child can descend from B.
+        """Partition B is never idle in this test. Once B has been read past the time at which the child was
+        named, no parent of the child can descend from B.
         """
         bench = grown(make_bench, 2, listing=form, heartbeats=False, caught_up=caught_up)
         first, second = bench.sim.split("p0")

@@ -1,4 +1,4 @@
-"""Tests the code for errors that all providers share: faults, rows of error tables, shortened text."""
+"""Tests the error-handling code that all providers share: faults, error tables, and shortened texts."""
 
 import pytest
 

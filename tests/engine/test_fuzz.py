@@ -41,7 +41,7 @@ SCRAPS = [
 
 class StrictFeed(SimulationFeed):
     """A feed that refuses partitions that never existed, as a provider refuses cursors that it cannot have
-    made.
+    created.
     """
 
     def open(self, partition_id, cursor, until=None):
@@ -160,7 +160,7 @@ class Mutations:
         return self.seal(orjson.dumps(body))
 
     def forged(self):
-        """Return a token in which only the state is forged, from parts that look valid."""
+        """Return a valid token whose state is replaced with a forged one, made of parts that look valid."""
         body = orjson.loads(payload_of(self.dice.choice(self.tokens)))
         body["c"] = {"p": [self.entry() for _ in range(self.dice.randrange(4))]}
         if self.dice.random() < 0.5:
@@ -197,7 +197,7 @@ class Mutations:
                     visit(node[key])
 
         visit(body)
-        # Most fields are in the state, but the other fields matter as much.
+        # Most fields are in the state, but the other fields are equally important.
         node, key = self.dice.choice(places if self.dice.random() < 0.7 else places[:9])
         match self.dice.randrange(5):
             case 0:

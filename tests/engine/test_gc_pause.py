@@ -49,7 +49,7 @@ def collector():
 
 
 class Elsewhere:
-    """Another thread, which stays inside the block with the pause until the test releases it."""
+    """A second thread, which stays inside the pausing block until the test releases the thread."""
 
     def __init__(self):
         self._inside, self._leave = threading.Event(), threading.Event()

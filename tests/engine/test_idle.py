@@ -15,7 +15,9 @@ from multiclouddb_spi import Engine, InlineExecutor
 
 
 def test_a_prefetched_nothing_from_before_a_write_does_not_make_the_next_page_idle() -> None:
-    """The prefetch found nothing before the write. Only an answer during the present call may count."""
+    """The prefetch found nothing before the write. Only an answer received during the current call proves
+    that the partition is idle.
+    """
     sim = Simulation(partitions=1)
     sim.behaviour = ServiceBehaviour(caught_up=CaughtUp.WHEN_EMPTY)
     for number in range(4):

@@ -1,6 +1,6 @@
 """Tests feeds whose `compare` may return None.
 
-None proves nothing, so the engine must not omit an event because of None.
+A result of None proves nothing, so it must not make the engine omit an event.
 """
 
 import pytest
@@ -85,7 +85,7 @@ def _no_pauses(monkeypatch):
 
 
 def places(world):
-    """Return the start position and the present end."""
+    """Return the start position and the current end position."""
     target = world.planner.target(world.start, world.soon)
     return world.start.cursor("p0"), target.cursors["p0"], target
 

@@ -6,7 +6,7 @@ from multiclouddb_spi.reading.turns import Turns
 
 
 def test_an_interrupt_while_an_answer_is_taken_reaches_the_caller(make_bench, monkeypatch, eventually):
-    """Ctrl-C may come at any line: the interrupt is raised, and the other readers of the call are closed."""
+    """Wherever Ctrl-C arrives, the interrupt is raised and the other readers of the call are closed."""
     bench = make_bench(4)
     bench.connect(threads=True)
     bench.fill(40)

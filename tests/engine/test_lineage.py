@@ -13,7 +13,7 @@ from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildre
 
 
 def join(child_id, cursors):
-    """Return the start of a merged child, as text that shows which parent gave which position."""
+    """Return the start of a merged child, as text that shows the position from each parent."""
     return f"{child_id} from {' '.join(sorted(cursors))}"
 
 
@@ -129,7 +129,7 @@ class TestReplace:
         assert made.retire("a", [child("m", "a", "b")]) == ["m"]
 
     def test_child_elsewhere_keeps_waiting_for_a_parent_that_is_only_undiscovered(self):
-        """`m` waits for `b`, a child of `slow`. `b` may still name children, although `lost` is lost."""
+        """`m` waits for `b`, a child of `slow`. `b` may still name children, even though `lost` is lost."""
         made = lineage(("a",), ("slow",), ("lost",))
         made.retire("a", [child("m", "a", "b")])
         started = made.replace("lost", [Seed("lost", (), "oldest")], coming={"b", "m"})
@@ -262,7 +262,7 @@ class TestJson:
 class Forest(RuleBasedStateMachine):
     """A random history in which partitions split, merge, roll and are lost.
 
-    Which partitions are read must depend only on which partitions are finished.
+    The choice of the partitions to read must depend only on which partitions are finished.
     """
 
     @initialize(count=st.integers(1, 3))
@@ -368,7 +368,8 @@ class Forest(RuleBasedStateMachine):
             item = pending.pop()
             over = self.done | self.lost | gone
             may = item in self.children and item not in self.lineage and over.issuperset(self.parents[item])
-            # If a watched partition names a child only later, reading the child shows that it is lost.
+            # If a watched partition names a child only later, reading this child shows that the child is
+            # lost.
             watched = any(self.lineage.ending(parent) is not None for parent in self.parents[item])
             if may and not watched and data.draw(st.booleans()):
                 gone.add(item)

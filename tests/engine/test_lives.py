@@ -1,6 +1,6 @@
 """Tests random histories with several faults at once: poison, retention, permanent failures, restarts.
 
-`test_stateful.py` tests faults that end by themselves. Here a consumer must react to the faults.
+`test_stateful.py` tests faults that end by themselves. Here, the consumer must react to the faults.
 """
 
 import os
@@ -16,7 +16,7 @@ LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
 
 
 class HardLife:
-    """A writer and one consumer. Random numbers choose the steps."""
+    """A writer and one consumer, whose steps are chosen at random."""
 
     def __init__(self, bench, seed, *, threads):
         self.bench, self.sim, self.dice, self.threads = bench, bench.sim, random.Random(seed), threads
@@ -47,7 +47,7 @@ class HardLife:
         self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head}, poison=True)
 
     def trim(self):
-        """Let the retention remove the older half of one partition, or of all."""
+        """Remove the older half of the records of one partition or all partitions, as retention would."""
         names = [None, None, *self.sim.partitions]
         self.sim.trim(self.dice.choice(names), self.dice.randrange(self.sim.head + 1) // 2)
 
@@ -67,7 +67,7 @@ class HardLife:
                 self.sim.roll(self.dice.choice(names))
 
     def page(self):
-        """Read one page, and handle an error as a consumer would."""
+        """Read one page, and handle errors as a consumer would."""
         size = self.dice.choice([0, 1, 2, 7])
         try:
             page = self.bench.page(self.place, size, on_expired=SkipToOldest())

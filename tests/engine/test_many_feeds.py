@@ -69,7 +69,7 @@ def test_one_that_nobody_has_used_for_ten_minutes_is_closed(bench, clock, closed
     assert worker.turn("k19") == 0
     assert closed == []
     clock.now += 2
-    for _ in range(3):  # some at a time
+    for _ in range(3):  # each call closes only some of the feeds
         worker.turn("k19")
     assert sorted(closed) == sorted(f"k{number}" for number in range(19))
     assert worker.turn("k19") == 0
@@ -102,7 +102,7 @@ def test_one_that_was_not_used_for_a_minute_gives_its_place(bench, clock, closed
 
 
 class TestInUse:
-    """Tests that a feed that a call is using is closed only after the call."""
+    """Tests that a feed in use by a call is not closed before the call ends."""
 
     @pytest.fixture
     def cache(self, bench):

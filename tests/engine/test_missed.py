@@ -1,4 +1,4 @@
-"""Tests that an audit by parents finds every missed partition, and never a partition that was read."""
+"""Tests that an audit by parents finds every missed partition, and no partition that was read."""
 
 import random
 
@@ -79,7 +79,7 @@ class TestMissed:
 
 @attrs.define
 class Shard:
-    """One partition, with its begin and end, and how far it was read."""
+    """One partition: its start, its end, and how far it has been read."""
 
     parent: int | None
     began: int
@@ -148,8 +148,8 @@ class Life:
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_nothing_that_was_read_is_ever_found(first):
-    """The pages of the listing show different times, some before the token's time, and leave out
-    partitions.
+    """The pages of the listing show the state at different times, some before the token's time. They also
+    omit some partitions.
     """
     found_any = 0
     for seed in range(first, first + 500):

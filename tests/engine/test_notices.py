@@ -92,7 +92,7 @@ class TestOrder:
 
 
 class TestHeirs:
-    """Tests that events of partitions that are read because of a notice come on a later page."""
+    """Tests that if a notice causes other partitions to be read, their events are on a later page."""
 
     @pytest.mark.parametrize("named_late", [False, True])
     def test_the_children_of_its_partition(self, make_bench, ids, named_late):
@@ -137,8 +137,8 @@ class TestHeirs:
 
 class TestGap:
     def test_one_that_leads_nowhere_is_told_when_it_does(self, make_bench, ids, monkeypatch):
-        """At each attempt, the oldest position has already expired. Other partitions are read, and nothing is
-        skipped silently.
+        """At each attempt, the oldest position has already expired. The other partitions are read, and
+        nothing is skipped silently.
         """
         bench = make_bench(partitions=2)
         bench.connect()

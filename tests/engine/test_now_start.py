@@ -1,5 +1,5 @@
-"""Tests `Now` and audits: the recorded start of a feed is never later than its start by the service's
-clock.
+"""Tests `Now` and audits: the recorded start of a feed is never later than its start according to the
+service's clock.
 """
 
 import time

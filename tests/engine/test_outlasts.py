@@ -26,7 +26,7 @@ def within(seconds):
 
 @pytest.fixture
 def outlasting(make_bench, monkeypatch):
-    """Make a bench with threads; `outlasts` says whether its readers continue after a call ends."""
+    """Make a bench with threads; `outlasts` determines whether its readers continue after a call ends."""
 
     def make(partitions=1, outlasts=True, **config):
         monkeypatch.setattr(SimulationReader, "outlasts", lambda reader: outlasts)
@@ -74,7 +74,7 @@ class TestOutlasts:
         bench.fill(3)
         bench.sim.hold("p0")
         for number in (1, 2, 3):
-            while bench.calls.opens["p0"] < number:  # a second time, if no thread started the fetch in time
+            while bench.calls.opens["p0"] < number:  # tries again if no thread was free in time
                 bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
             assert bench.calls.cancels == bench.calls.opens["p0"] == number
         bench.sim.release("p0")

@@ -121,7 +121,7 @@ class TestRetirement:
         bench.sim.delay_children("p0", 1)
         bench.sim.split("p0")
         bench.fill(4)
-        token = bench.page(token).continuation_token  # requested, and not named yet
+        token = bench.page(token).continuation_token  # requested but not named yet
         assert len(bench.page(token).events) == 4
 
     def test_whole_collection_never_says_retired(self, bench):

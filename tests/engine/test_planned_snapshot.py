@@ -25,7 +25,7 @@ class Plan:
         return step
 
     def events(self, step):
-        """Read the ranges of a step as tasks would do: in any order, each range separately."""
+        """Read the ranges of a step as tasks would: in any order, each range separately."""
         return [
             event
             for part in reversed(step.ranges())

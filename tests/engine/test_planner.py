@@ -1,4 +1,4 @@
-"""Tests bounded reads with any behaviour of the service and steps of any size; repeated reads are equal."""
+"""Tests bounded reads for any service behaviour and step size; repeated reads return the same events."""
 
 import threading
 import time
@@ -81,7 +81,7 @@ class Consumer:
         assert self.at.to_json() == before, "planning changes nothing"
         if not step.moved:
             return None
-        # Between planning and reading, both ends are stored as text.
+        # Between planning and reading, the two positions that bound the step are stored as text.
         after = self.planner.restore(step.after.to_json())
         parts = ranges_between(self.at, after, step.ends)
         assert len({part.partition_id for part in parts}) == len(parts)
@@ -108,7 +108,7 @@ class Consumer:
         ]
 
     def drain(self, most=None, target=None):
-        """Make steps until no more events come, with a few more steps for children that are named late."""
+        """Make steps until no more events arrive, then a few more for children that are named late."""
         quiet = 0
         for _ in range(10_000):
             quiet = quiet + 1 if self.step(most, target) is None else 0
@@ -117,14 +117,14 @@ class Consumer:
         pytest.fail("the planned run does not end")
 
     def check_left(self, trimmed):
-        """Check that each event that the retention has not removed came exactly once."""
+        """Check that each event that retention has not removed came exactly once."""
         left = {item.event_id for item in self.sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
         assert left <= set(self.delivered)
         assert len(set(self.delivered)) == len(self.delivered)
 
     def check_all(self):
-        """Check that each event came once, in partition order, after all parents, and that steps can be
-        repeated.
+        """Check that each event came once, in order within its partition and after all parents, and that
+        steps can be repeated.
         """
         written = [item.event_id for item in self.sim.truth]
         assert sorted(self.delivered) == sorted(written)
@@ -540,7 +540,7 @@ class TestIdlePosition:
 
 
 class Forgetful:
-    """A feed that finds the heads of only some partitions, and of other partitions each time."""
+    """A feed that finds the heads of only some partitions, which are different at each call."""
 
     def __init__(self, feed):
         self._feed, self.asked, self.left_out = feed, 0, set()

@@ -54,7 +54,7 @@ def test_a_partition_that_ends_right_at_the_moment_leads_to_no_child(heads, most
 
 
 class Asked:
-    """A feed that records the numbers of records that its readers are asked for."""
+    """A feed that records how many records each fetch of its readers requests."""
 
     def __init__(self, feed):
         self._feed, self.asked = feed, []

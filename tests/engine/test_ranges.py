@@ -10,7 +10,7 @@ from multiclouddb_spi.planning import ranges
 
 
 def nothing(cursor, poll_after):
-    """Return an empty answer, as from a replica that has not reached this position yet."""
+    """Return an empty answer, like that of a replica that has not reached this position yet."""
     return Batch((), None, cursor, cursor, caught_up=True, poll_after=poll_after)
 
 
@@ -36,7 +36,7 @@ class Lagging:
         feed: The feed.
         cursors: The position in each of these answers; None means the reader's own position, `...` means a
             normal answer.
-        poll_after: The number of seconds after which the service wants to be asked again.
+        poll_after: The number of seconds after which the client should ask the service again.
     """
 
     feed: object

@@ -1,4 +1,4 @@
-"""Tests requests that are refused before any call to the service, with category and way out."""
+"""Tests requests that are refused without a call to the service, and what the error says."""
 
 from datetime import timedelta
 
@@ -266,7 +266,7 @@ class TestOptions:
 
 
 class TestForeignTokens:
-    """A token from elsewhere is refused without a call to the service."""
+    """A token of another feed or provider is refused without a call to the service."""
 
     @pytest.fixture
     def token(self, bench):

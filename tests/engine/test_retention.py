@@ -1,4 +1,4 @@
-"""Tests which partitions replace lost partitions, as far as the service's listing shows this."""
+"""Tests which partitions replace lost partitions, according to the service's listing."""
 
 import pytest
 
@@ -87,7 +87,7 @@ class TestLost:
         assert service.lost(lineage("p", m="p"), "p")[1] == {"c": "m"}
 
     def test_what_waits_for_a_lost_parent_waits_for_what_leads_to_that(self):
-        """The waiting child descends from another lost partition, which is the parent of its parent."""
+        """The waiting child's grandparent is another lost partition."""
         service = Service("xpb", x="", p="", b="p", m="b", q="")
         assert service.lost(lineage("x", "p", "q", m="q"), "x")[1] == {"m": "p"}
 
@@ -99,7 +99,7 @@ class TestLost:
         assert service.lost(lineage("p", c="p", g="c"), "p")[1] == {"d": "g"}
 
     def test_nothing_waits_in_a_circle(self):
-        """`a` and `c` are named at once. Each may be a child of `g`, which waits for `c`."""
+        """`a` and `c` are named at the same time. Each may be a child of `g`, which waits for `c`."""
         service = Vague("pg", p="", a="p", c="a", g="c", d="g")
         made, seeds = lineage("p", g="c"), service.oldest(["p"])
         coming, holds = service.retention.lost(made, "p", seeds)

@@ -42,7 +42,7 @@ class Counting(SimulationProvider):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Record how long each pause would be, without waiting."""
+    """Do not wait, but record how long each pause would be."""
     waited = []
     monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", waited.append)
     return waited
@@ -144,8 +144,8 @@ class TestTries:
 
 
 class TestWithoutEngine:
-    """Tests the retries of Spark and the command line: each call has its own time limit and raises the user's
-    error.
+    """Tests the retries of Spark and the command line: each call has its own time limit, and raises the error
+    that the user sees.
     """
 
     def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(self, bench):
@@ -237,7 +237,7 @@ class TestClassifiedOnce:
 
 
 def test_a_failure_is_raised_if_the_retries_cannot_be_loaded(make_bench, monkeypatch):
-    """The retry code is loaded at the first failure; without free file handles, it cannot be loaded then."""
+    """The retry code is loaded at the first failure; without free file handles, loading fails."""
     monkeypatch.setitem(sys.modules, "tenacity", None)
     bench = make_bench(1)
     tries = Tries(SimulationProvider(bench.sim))

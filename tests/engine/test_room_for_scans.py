@@ -204,7 +204,7 @@ class TestOutcomes:
 
 
 class TestRanges:
-    """Tests that `Range.until=None` reads to the end of the partition, whatever kind of end this is."""
+    """Tests that `Range.until=None` reads to the end of the partition, whatever ends the partition."""
 
     def world(self):
         sim = Simulation(1)

@@ -1,6 +1,6 @@
 """Tests thousands of partitions: nothing is lost, and the work of a call grows at most linearly.
 
-`MULTICLOUDDB_SCALE=10000` makes the history long. Measurements are logged at INFO.
+With `MULTICLOUDDB_SCALE=10000`, the history is long. Measurements are logged at INFO.
 """
 
 import logging
@@ -139,7 +139,7 @@ class TestManyPartitions:
             assert bench.calls.fetches.keys() == before.keys()
             return took / 1000
 
-        assert_prompt(10, attempt, at_most=60)  # of 600, one after the other
+        assert_prompt(10, attempt, at_most=60)  # sequential polls would take 600 seconds
 
     def test_many_waiting_children_cost_no_more_than_their_number(self, large):
         """Each pair is merged, so every page handles all waiting children."""

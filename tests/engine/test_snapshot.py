@@ -1,5 +1,5 @@
-"""Tests what the engine does for `Snapshot()`: order on the page, rate, release of the stream, audits,
-token.
+"""Tests what the engine does for `Snapshot()`: the order within a page, the rate, the release of the stream,
+audits, and tokens.
 """
 
 import json
@@ -362,7 +362,7 @@ class TestRate:
         while rows < 100:
             rows += len(reading.page().events)
             clock[0] += 0.01
-        # The simulation charges 1 for a call and 1 for a row.
+        # The simulation charges 1 unit for each call and 1 unit for each row.
         assert 9.0 <= clock[0] - began <= 14.0
 
     def test_a_plan_divides_it(self):

@@ -145,7 +145,7 @@ class TestThrottled:
             began = time.monotonic()
             assert [event.backfilled for event in consumer.page().events] == [False] * 8
             waits.append(time.monotonic() - began)
-        # Otherwise each page would wait as long as a slow partition may take, which is 2 seconds.
+        # Otherwise, each page would wait for a slow partition for up to 2 seconds.
         assert sorted(waits)[3] < HEAD_SECONDS / 2, waits
 
 
@@ -233,7 +233,7 @@ class Clock:
 
 
 class TestRate:
-    """Tests the rate limit; the simulation charges 1 for a call and 1 for a row."""
+    """Tests the rate limit; the simulation charges 1 unit for each call and 1 unit for each row."""
 
     @pytest.mark.parametrize("rate", [100.0, 1e6])
     @pytest.mark.parametrize("size", [1, 8, 1000])

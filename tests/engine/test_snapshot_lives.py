@@ -3,7 +3,7 @@ source.
 
 During the scan there are upserts, deletes, keys that are created again, splits and merges. A process is
 killed after a third of the pages, a stored token is lost, and retention removes old changes. The tests also
-show that a case which needs tombstones fails without them.
+show that a target without tombstones fails in a case that needs them.
 """
 
 import os
@@ -85,7 +85,7 @@ class Life:
         return self.engine.read_changes(request, OPTIONS)
 
     def run(self, on_expired=None, drop_at_done=False, quiet_after=400):
-        """Read to the end of the snapshot and until no more changes come.
+        """Read to the end of the snapshot, then until no more changes arrive.
 
         Applications write in the meantime.
         """
@@ -176,7 +176,7 @@ class TestTombstones:
         position = FromContinuationToken(life.read(Snapshot(INTERLEAVED)).continuation_token)
         last = max(life.sim.documents(), key=place_in_scan)
         life.sim.write(last, None)
-        page = life.read(position)  # it contains the delete, but not yet the row
+        page = life.read(position)  # the page contains the delete, but not yet the row
         life.apply(page, early)
         stored = position = FromContinuationToken(page.continuation_token)
         while not life.done:

@@ -128,7 +128,9 @@ class Life(RuleBasedStateMachine):
 
     @rule(crashing=st.booleans())
     def fair(self, crashing: bool) -> None:
-        """Check that small pages deliver from every partition with events, even if no reader stays open."""
+        """Check that small pages return events from every partition that has any, even if no reader stays
+        open.
+        """
         if not isinstance(self.position, FromContinuationToken):
             return
         self.write(0, 40 * len(self.sim.open_partitions))

@@ -125,7 +125,7 @@ class TestConcurrentCalls:
         assert len(opened) == before
 
     def test_feed_in_use_is_not_closed_by_an_error_of_another_call(self, threaded, ids, monkeypatch):
-        """If the token of one thread has expired, this must not end the read of another thread."""
+        """An expired token in one thread must not end the read of another thread."""
         bench = threaded()
         bench.fill(20)
         old = bench.page(size=1).continuation_token
@@ -234,7 +234,7 @@ class TestReaders:
         assert bench.calls.closes == sum(bench.calls.opens.values())
 
     def test_abandoned_readers_are_closed_by_and_by(self, make_bench, monkeypatch):
-        """A consumer that goes back leaves readers at positions that are never used again."""
+        """A consumer that goes back to an old token leaves readers at positions that are never used again."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_IDLE_SECONDS", 0.05)
@@ -276,7 +276,7 @@ class TestBuffers:
     def test_documents_larger_than_the_bound_are_read_one_at_a_time_or_nearly(
         self, make_bench, monkeypatch, threads
     ):
-        """A service returns at least one record, so the bound may be exceeded by one record.
+        """A service always returns at least one record, so one record may exceed the bound.
 
         The size of records is known only after the first ones have arrived, at most one for each thread.
         """
@@ -442,7 +442,7 @@ class TestLive:
 
         monkeypatch.setattr(SimulationFeed, "open", slowly)
         fetches = bench.calls.total_fetches
-        while not opening.is_set():  # a second time, if no thread started it in time
+        while not opening.is_set():  # tries again if no thread was free in time
             bench.refused(ErrorCategory.TRANSIENT_FAILURE, Now(), timeout=1)
         go.set()
         eventually(lambda: bench.engine.buffered_bytes == 0)

@@ -7,7 +7,9 @@ from multiclouddb_conformance.simulation import ThrottledError
 
 
 def test_a_throttle_is_raised_before_an_answer_that_is_late(make_bench):
-    """A throttled call is more informative than a late answer, because it contains the time to wait."""
+    """An error of a throttled call is more informative than one of a late answer: it contains the time to
+    wait.
+    """
     bench = make_bench(2)
     bench.connect(threads=True, attempts=1)
     bench.fill(10)

@@ -1,6 +1,6 @@
 """Tests deadlines, waiting, poll intervals and closing, on real threads and a real clock.
 
-Each time limit is half of what a failure would take, so that a busy machine does not break the test.
+Each time limit is half of the time that a failure would take, so that a busy machine does not break the test.
 """
 
 import signal
@@ -28,7 +28,7 @@ from multiclouddb_spi.continuation.token import decode_token
 
 BEGINNING = Beginning()
 FOREVER = None
-# The seconds that an action may take; if it failed, it would take 20 or more.
+# The number of seconds that an action may take; a defect would make it take 20 or more.
 SOON = 10
 
 
@@ -43,7 +43,7 @@ def within(seconds):
 def prompt(seconds, attempt):
     """Run an action that must end within the given number of seconds.
 
-    Without a timeout it would take 20 seconds or more.
+    Without a timeout, the action would take 20 seconds or more.
     """
     assert_prompt(seconds, attempt, at_most=SOON)
 
@@ -207,7 +207,7 @@ class TestSlowPartitions:
         bench.fill_partition("p1", 200)
         bench.sim.hold("p0")
         place = BEGINNING
-        with within(SOON):  # it would be 20 if it delayed every page
+        with within(SOON):  # 20 or more if the slow partition delayed every page
             for _ in range(40):
                 page = bench.page(place, size=5)
                 assert len(page.events) == 5
@@ -229,7 +229,7 @@ class TestSlowPartitions:
                 bench.connect(threads=True)
                 began = time.monotonic()
                 place = bench.page(place, size=10, timeout=20).continuation_token
-                slow += time.monotonic() - began > 0.9  # its whole turn
+                slow += time.monotonic() - began > 0.9  # waited for the slow partition until its turn ended
             return slow
 
         # A busy machine can make a page slow as well, but not in every attempt.
@@ -271,8 +271,8 @@ class TestSlowPartitions:
         assert ids(page) == more
 
     def test_two_suspects_are_read_and_nothing_leaks(self, threaded, slow, ids):
-        """One partition answers at once, and the other while the remaining ones are asked. The fixture counts
-        readers.
+        """One suspect answers at once; the other answers while the remaining partitions are read. The fixture
+        counts the readers.
         """
         bench = threaded(4)
         bench.fill(40, keys=40)
@@ -572,7 +572,7 @@ class TestClose:
         assert not error.retryable
 
     def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
-        """The call returns its readers after all others were closed. The fixture counts readers."""
+        """The call returns its readers after all others were closed. The fixture counts the readers."""
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)

@@ -27,7 +27,7 @@ from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_t
 MEBIBYTE = 1024 * 1024
 HEAD = b'{"v":1,"p":"s","r":["d","c",null],"s":"collection","o":"","t":0,"c":'
 EMPTY = Envelope("s", ResourceAddress("d", "c"), None, "collection", "", [], issued_at=0)
-# The texts that take most memory for their length, each as a repeated part and a closing part.
+# The texts that take the most memory relative to their length, each as a repeated part and a closing part.
 FORGERIES = {
     "lists": (b"[],", b"[]"),
     "objects": (b"{},", b"{}"),

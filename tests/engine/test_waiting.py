@@ -1,4 +1,4 @@
-"""Tests that a call may wait as long as its timeout allows, and succeeds with or without events.
+"""Tests that a call can wait until its timeout ends, and that it succeeds with or without events.
 
 All tests run on real threads, and no test limits the time.
 """
@@ -138,7 +138,7 @@ def test_an_iterator_lives_through_a_quiet_time(threaded):
 
 
 class _Client:
-    """The client with which an iterator reads."""
+    """The client through which an iterator reads."""
 
     def __init__(self, bench):
         self._bench = bench
@@ -148,8 +148,8 @@ class _Client:
 
 
 class TestNewsBesideOthers:
-    """Tests that a partition that does not answer, or waits for events, does not delay the events of
-    others.
+    """Tests that a partition that does not answer, or waits for events, does not delay the events of other
+    partitions.
     """
 
     @pytest.fixture
@@ -180,7 +180,7 @@ class TestNewsBesideOthers:
         bench.connect(threads=True)
         bench.sim.hold("p0")
         call = begin(token)
-        call.join(1)  # the call has asked both partitions and is waiting
+        call.join(1)  # the call has requested events of both partitions and is waiting
         news = bench.fill_partition("p1", 1)
         call.join(60)
         assert [ids(page) for page in pages] == [news]

@@ -1,4 +1,4 @@
-"""Tests for which answers one call waits, in which order, and how it reports partitions without an answer."""
+"""Tests which answers a call waits for, in which order, and how it reports partitions without an answer."""
 
 import time
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ class TestRounds:
 
     def test_the_time_that_a_round_took_is_part_of_the_pause(self, clock):
         times = Waiting(Deadline(clock.now + 60), 30.0)
-        assert times.before_round() == pytest.approx(0.002)  # then most services wait themselves
+        assert times.before_round() == pytest.approx(0.002)  # short: most services then long-poll
         times.begin_round()
         assert times.before_round() == pytest.approx(0.02)
         times.begin_round()

@@ -1,4 +1,4 @@
-"""Tests how many partitions are asked at the same time."""
+"""Tests how many partitions are read at the same time."""
 
 import threading
 
@@ -14,7 +14,7 @@ def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
             running[0] += 1
             most[0] = max(most[0], running[0])
             changed.notify_all()
-            # Each read stays until there are too many, or long enough that there could be too many.
+            # Each read blocks until too many reads run, or long enough for too many reads to start.
             changed.wait_for(lambda: running[0] > width, 0.05)
         try:
             return fetch(self, *args)

@@ -1,4 +1,4 @@
-"""Tests that a token that this process has written is not parsed again, and means the same as its text."""
+"""Tests that this process does not parse its own tokens again, and that they mean the same as their text."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -81,7 +81,7 @@ def test_partitions_that_wait_for_each_other_are_refused(make_bench, monkeypatch
 
 
 def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, monkeypatch):
-    """The call changes the kept lineage itself, so no later call may find it under the same token."""
+    """The call changes the kept lineage in place, so a later call with the same token must not use it."""
     first = bench.page(size=7)
 
     def fails(*_):
@@ -96,7 +96,7 @@ def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, m
 
 
 def test_two_calls_with_one_token_change_nothing_for_each_other(bench):
-    """Only the first of them gets the kept lineage."""
+    """Only the first call gets the kept lineage."""
     token = bench.page(size=7).continuation_token
     with ThreadPoolExecutor(4) as pool:
         pages = list(pool.map(lambda _: bench.page(token, size=7), range(12)))
@@ -149,7 +149,7 @@ class TestWhatIsKept:
 
     @pytest.fixture(autouse=True)
     def no_checks(self, monkeypatch):
-        """Turn the checks off, because these tokens are not real."""
+        """Turn off the checks, because these tokens are not real."""
         monkeypatch.setattr(WrittenTokens, "checks", False)
 
     def test_a_token_is_given_once(self):
@@ -176,7 +176,9 @@ class TestWhatIsKept:
         assert tokens.take("token-1")
 
     def test_a_lineage_that_differs_from_its_token_is_found(self, monkeypatch, bench):
-        """In tests, a wrong token is detected; otherwise no test would notice that a token is incomplete."""
+        """In tests, a check compares the lineage with its token; otherwise, no test would notice an
+        incomplete token.
+        """
         monkeypatch.setattr(WrittenTokens, "checks", True)
         token = bench.page(size=7).continuation_token
         envelope = decode_token(token)

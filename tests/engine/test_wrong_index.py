@@ -8,7 +8,7 @@ from multiclouddb_conformance.simulation.batch import poison_fault
 
 
 def test_a_record_fault_with_a_wrong_index_is_raised(bench, monkeypatch):
-    """The provider counts wrongly, from the first requested record.
+    """The provider counts incorrectly: it starts at the first requested record.
 
     The provider's fault must still be raised.
     """

@@ -64,7 +64,7 @@ class Delivered:
 
 @attrs.frozen
 class Stored:
-    """A token is stored, and the next consumer begins there.
+    """A token has been stored; the next consumer starts from this token.
 
     Attributes:
         token: The token.
@@ -75,7 +75,7 @@ class Stored:
 
 @attrs.frozen
 class Failed:
-    """A read failed and will be retried.
+    """A read has failed and will be retried.
 
     Attributes:
         error: The error.
@@ -86,12 +86,12 @@ class Failed:
 
 @attrs.frozen
 class Pause:
-    """The page was processed, and the next step asks for another page.
+    """The page has been processed; the next step requests another page.
 
     The script may change the database at this point.
 
     Attributes:
-        idle: The page's `idle`.
+        idle: The value of `idle` in the page.
     """
 
     idle: bool
@@ -101,7 +101,8 @@ ConsumerStep: TypeAlias = Received | Delivered | Stored | Failed | Pause
 
 Consumer: TypeAlias = Callable[[ReadsChanges, ChangeFeedRequest, str | None], Iterator[ConsumerStep]]
 """A function that takes a client, a request and the stored token (or None), and yields the steps of an
-application without end."""
+application that never ends.
+"""
 
 
 def starting_at(request: ChangeFeedRequest, token: str | None) -> ChangeFeedRequest:
@@ -140,7 +141,7 @@ page_consumer: Consumer = page_consumer_with()
 
 
 def iterator_consumer(**settings: Any) -> Consumer:
-    """Make a worker that loops over the pages of a `ChangeFeedIterator`, which keeps its checkpoint.
+    """Make a worker that loops over a `ChangeFeedIterator`'s pages; the iterator stores the checkpoint.
 
     Args:
         settings: Settings of the iterator; by default, its waits are short.

@@ -29,7 +29,7 @@ W_contra = TypeVar("W_contra", contravariant=True)
 def plain_key(key: Hashable) -> Hashable:
     """Return the value of a key's only component; other keys are returned unchanged.
 
-    So in a script `"a"` may stand for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
+    In a script, `"a"` can therefore stand for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
     """
     if isinstance(key, MulticloudDbKey) and len(key.components) == 1:
         (value,) = key.components.values()
@@ -59,8 +59,8 @@ class Act(Generic[W_contra]):
         name: The name of the action in the report.
         run: A function that performs the action and returns the changes that it wrote, in the service's
             order.
-        forgets: True if the action removes changes, as the retention does. Before such an action, the
-            consumer reads to the end and stores its token.
+        forgets: True if the action removes changes, as retention does. Before such an action, the consumer
+            reads to the end and stores its token.
     """
 
     name: str
@@ -92,7 +92,7 @@ class ScriptedWorld(Protocol):
     """The actions that `scripted_life` needs; they act on the service itself, not through the tested code."""
 
     def write(self, writes: Sequence[tuple[str, dict[str, Any] | None]]) -> None:
-        """Write documents, or delete them with None, in one transaction if the service has transactions."""
+        """Write documents (None deletes a document), in one transaction if the service has transactions."""
         ...
 
     def split(self) -> None:
@@ -104,7 +104,7 @@ class ScriptedWorld(Protocol):
         ...
 
     def trim(self) -> None:
-        """Remove all changes made so far, if that is possible."""
+        """Remove all changes made so far, if the service allows this."""
         ...
 
 
@@ -136,7 +136,7 @@ def scripted_life(
 
 
 class Author:
-    """Writes the changes of a script and records which documents exist.
+    """Writes the changes of a script and records which documents currently exist.
 
     Args:
         seed: A number that selects one of the possible series of changes.
@@ -152,7 +152,7 @@ class Author:
         self._marker = 0
 
     def write(self, count: int) -> Act[ScriptedWorld]:
-        """Change this many different documents in one transaction."""
+        """Change the given number of different documents in one transaction."""
         changes = [self._change(key) for key in self._dice.sample(self._keys, min(count, len(self._keys)))]
         name = "write " + ", ".join(f"{change.key}={change.marker}" for change in changes)
         writes: list[tuple[str, dict[str, Any] | None]] = [

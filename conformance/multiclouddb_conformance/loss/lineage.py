@@ -15,8 +15,8 @@ def public_lineage(
     """Map each partition id to its parents, with the ids that events contain.
 
     Args:
-        client: A client that reads the collection; all its partition ids have the same text before the
-            service's id.
+        client: A client that reads the collection; all its partition ids start with the same text, followed
+            by the service's id.
         address: The collection.
         parents: The lineage, with the service's own ids.
     """

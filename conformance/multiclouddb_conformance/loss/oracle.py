@@ -30,10 +30,10 @@ class LossOracle(Scenario[W]):
 
     - never killed: the script runs unchanged;
     - killed after each step of the consumer, once per run (a page received, an event processed, a token
-      stored), and resumed at once by a new client while the script continues;
+      stored), after which a new client resumes at once while the script continues;
     - killed after each page, in one run: each client resumes where the previous one stopped;
-    - resumed at the end from each token that was ever stored, after all other steps; this script omits
-      actions that remove changes from retention.
+    - resumed from each token that was ever stored, after all other steps; in this plan, the script omits
+      actions that remove changes, as retention does.
 
     Scripts must be deterministic: every run gets a new world and performs the same steps.
 
@@ -44,8 +44,8 @@ class LossOracle(Scenario[W]):
         """Run all plans.
 
         Args:
-            max_kills: The maximum number of runs in each plan that has one run for each place; the places are
-                spread evenly. None means one run for every place.
+            max_kills: The maximum number of runs in each plan that has one run for each place of a kill. The
+                chosen places are spread evenly. None means one run for every place.
         """
         baseline = self._play(NEVER, NEVER, None)
         runs = [baseline.report]
@@ -107,8 +107,8 @@ def _after_step(number: int) -> Kill:
 
 def _after_each_page() -> Kill:
     def kill(run: Run[W], step: object) -> bool:
-        # A client that got no event is not killed after an idle page, because otherwise no client would ever
-        # see that page.
+        # A client that has received no event is not killed after an idle page. Otherwise, no client would
+        # ever continue after that page.
         return isinstance(step, Pause) and run.token_moved and not (step.idle and not run.lived)
 
     return kill

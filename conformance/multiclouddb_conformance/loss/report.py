@@ -26,10 +26,10 @@ class RunReport:
         lost: Written changes that were never delivered.
         early: Delivered changes that were made before the start.
         unknown: Delivered events whose changes were never written.
-        disorder: Changes of one partition or one key that came in the wrong order.
+        disorder: Changes of one partition or one key that were delivered in the wrong order.
         lineage: Partitions that were read before their ancestors were read to the end.
         identity: Changes with several event ids, or event ids that stand for several changes.
-        watermark: Watermarks that went back, or that were later than an event that followed.
+        watermark: Watermarks that went back, or that were later than a subsequent event.
         hasty: Idle pages that were returned while more events existed.
         error: The reason why the run ended early, or None.
     """
@@ -99,7 +99,7 @@ class LossReport:
                 raise AssertionError(self._told(run, run.findings()[0]))
 
     def assert_all_kept(self) -> None:
-        """Raise an error for any finding, also about order, lineage, identity, watermark or idle pages.
+        """Raise an error for any finding, even about order, lineage, identity, watermarks or idle pages.
 
         Raises:
             AssertionError: The error names the first finding and the place where the consumer was killed.

@@ -42,7 +42,7 @@ class Snapshot:
     Attributes:
         step: The number of the consumer's step.
         token: The token.
-        delivered: The number of events that were processed before.
+        delivered: The number of events that had been processed by then.
         required_from: The first change that the consumer must see.
     """
 
@@ -67,7 +67,7 @@ class Run(Generic[W]):
     """Runs a script once.
 
     Attributes:
-        steps_done: The steps of the consumers, as one line each.
+        steps_done: One line for each step of the consumers.
         snapshots: One snapshot of the state for each token that was stored.
     """
 
@@ -95,12 +95,12 @@ class Run(Generic[W]):
 
     @property
     def token_moved(self) -> bool:
-        """Return True if the present consumer has stored a token other than its first token."""
+        """Return True if the current consumer has stored a token other than its first token."""
         return self._alive is not None and self._token != self._alive.first_token
 
     @property
     def lived(self) -> bool:
-        """Return True if the present consumer has processed at least one event."""
+        """Return True if the current consumer has processed at least one event."""
         return self._alive is not None and self._alive.events > 0
 
     def play(self) -> None:
@@ -119,7 +119,7 @@ class Run(Generic[W]):
             self._read_until_idle()
 
     def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:
-        """Resume from a token that another run in the same world has stored, and read until idle."""
+        """Resume from a token that another run in this world has stored, and read until the feed is idle."""
         with _Ending(self):
             self._request, self._token = first._request, snapshot.token
             before = first._record
@@ -166,7 +166,7 @@ class Run(Generic[W]):
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
-        """Return the consumer's next step, with a new consumer after a kill; None if the feed has ended."""
+        """Return the next step, from a new consumer after a kill; return None if the feed has ended."""
         process = self._alive or self._start()
         step = next(process.steps, None)
         if step is None:
@@ -231,7 +231,7 @@ class Run(Generic[W]):
                 assert_never(step)
 
     def discard(self) -> None:
-        """Discard the present consumer and its client."""
+        """Discard the current consumer and its client."""
         process, self._alive = self._alive, None
         if process is None:
             return
@@ -262,7 +262,7 @@ class _HopelessError(Exception):
 
 
 class _Ending:
-    """Ends a run in every case, and records the errors that a user's code would see.
+    """Makes sure that a run ends, and records the errors that a user's code would see.
 
     Errors in the test code itself are raised.
     """

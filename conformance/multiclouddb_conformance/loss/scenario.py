@@ -32,7 +32,7 @@ class Scenario(Generic[W]):
         marker: A function that returns an event's marker; by default, the field `n` of its document.
         lineage: Maps the id of each partition that a world ever had to the partition's parents, with the ids
             that events contain. None if the lineage is unknown; then only the order of a key's changes can
-            show that a child was read too early.
+            reveal a child that was read too early.
         written_before: The number of changes that the script writes before the start (`AtTime`, a token).
             Omit this number for `Now` and `Beginning`.
         idle_pages: The number of consecutive idle pages after which a consumer stops; more than 1 if the

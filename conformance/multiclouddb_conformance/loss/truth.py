@@ -49,13 +49,13 @@ def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Mar
 def _match_key(
     truth: Sequence[Change], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
 ) -> dict[str, int]:
-    """Do the same as `match` for one key, whose changes have these numbers."""
+    """Do the same as `match` for a single key, whose changes have the given numbers."""
     places = {truth[number].marker: place for place, number in enumerate(numbers)}
     found: dict[str, int] = {}
     place, last_delete = 0, ""
     for event in events:
         if event.type is ChangeType.DELETE:
-            # Two ids at one place belong to the same delete; another check reports that its id has changed.
+            # Two ids at one place belong to the same delete; another check reports the change of the id.
             start = place - 1 if event.order_key == last_delete else place
             at = _next_delete(truth, numbers, start)
             last_delete = event.order_key

@@ -27,7 +27,7 @@ __all__ = ["Idle", "Reading", "Record"]
 
 @attrs.frozen
 class Idle:
-    """The state of the run when a page reported that the feed was idle.
+    """The state of the run at the time when a page reported that the feed was idle.
 
     Attributes:
         written: The number of written changes.

@@ -29,7 +29,7 @@ MUTANTS: Final[tuple[type[Mutant], ...]] = (
     *_defined_in(scanning),
     *_defined_in(telling),
 )
-"""All mutants; the mutants about partitions come first."""
+"""All mutants; those with defects in partitions come first."""
 
 
 def mutant_table() -> str:

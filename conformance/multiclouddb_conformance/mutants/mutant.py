@@ -85,7 +85,7 @@ class _Changing(WrappedMapper):
 
 
 def changed(batch: Batch, change: Callable[[list[ChangeEvent]], list[ChangeEvent]]) -> Batch:
-    """Return a batch whose events pass through a function.
+    """Return a batch whose events are changed by a function.
 
     Args:
         batch: The batch.

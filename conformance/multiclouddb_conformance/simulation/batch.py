@@ -18,14 +18,14 @@ class Slice:
     """The result of one fetch.
 
     Attributes:
-        begin: Its start position.
+        begin: The position at which the fetch started.
         end: The position at which reading continues.
         seen: The position after the last scanned commit; `end` may lie after this position.
         records: The records.
         places: The position after each record.
         notices: Notices that were found during the fetch.
         outcome: The outcome after the last record.
-        exhausted: True if no record follows at present.
+        exhausted: True if currently no more records follow.
     """
 
     begin: Place

@@ -10,7 +10,7 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """Counts the calls on one provider; read the counts when no call runs.
+    """Counts the calls on one provider; read the counts while no call is running.
 
     Attributes:
         feeds: Feeds opened.
@@ -19,7 +19,6 @@ class Calls:
         audits: Calls of `uncovered`.
         discovers: Calls of `discover`.
         awaited: Maps each partition id to the number of requests for its children.
-        audits: Calls of `uncovered`.
         joins: Maps each child id to the number of calls of `join`.
         oldests: Calls of `oldest`.
         heads: Calls of `heads`.

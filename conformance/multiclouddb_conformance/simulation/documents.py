@@ -1,4 +1,4 @@
-"""Keeps the documents of a simulated collection in the order of a scan, as of now or as of a commit."""
+"""Returns the documents of a simulated collection in scan order, either current or as of a commit."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class ScannedLog(Log):
         Args:
             low: The first place.
             high: The place after the last place to return.
-            commit: Return the documents as they were after this commit; None means the documents as they are
-                now.
+            commit: Return the documents as they were after this commit; None means the current documents.
         """
         with self.changed:
             when = (self._incarnation, self.head if commit is None else commit, commit)

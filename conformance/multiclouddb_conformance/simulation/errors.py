@@ -13,7 +13,8 @@
     ├── DeniedError              not allowed
     └── CorruptError             a permanent failure
 
-The exceptions do not know this project, just like a vendor's exceptions: `classify` gives them a category.
+Like a vendor's exceptions, these exceptions do not depend on this project. `classify` assigns a category to
+each exception.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class SimulationFeed(Feed):
             ]
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """See `Feed.join`: returns the latest position, because a child begins after its last parent."""
+        """See `Feed.join`; returns the latest position, because a child begins after its last parent."""
         self.calls.count_each("joins", [child_id])
         return to_cursor(max(to_place(cursor) for cursor in cursors))
 
@@ -177,7 +177,7 @@ class SimulationFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """See `SupportsHeads.heads`; takes O(log n) time for each partition."""
+        """See `SupportsHeads.heads`; a call takes O(log n) time for each partition."""
         self.calls.count("heads")
         self.sim.control("heads")
         with self.sim.changed:
@@ -275,11 +275,11 @@ class SimulationFeed(Feed):
             )
 
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:
-        """Return the partition, or its oldest readable descendants, or all that may descend from it."""
+        """Return the partition, or its oldest readable descendants, or all its possible descendants."""
         asked = self.sim.partitions.get(partition_id)
         if self.sim.behaviour.listing is Listing.OPEN and (asked is None or asked.gone):
-            # The partition is gone, so nothing names its children: every partition that began after its end
-            # may be a child.
+            # The partition no longer exists, so nothing names its children. Every partition that began after
+            # its end may be a child.
             end = (asked.closed if asked is not None else None) or 0
             return [part for part in topmost(kept(self.view)) if part.born >= end]
         found: dict[str, PartitionLog] = {}

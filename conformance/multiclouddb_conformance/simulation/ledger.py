@@ -24,7 +24,7 @@ class Ledger:
 
     Attributes:
         first: Maps each event id to the number of events that came before its first delivery.
-        duplicates: The number of redelivered events, and of events from before the start.
+        duplicates: The number of events that were redelivered or were written before the start.
     """
 
     def __init__(self, sim: Simulation, since: int = 0) -> None:
@@ -53,7 +53,7 @@ class Ledger:
             assert not self.missing(), f"idle, but {self.missing()} events are missing"
 
     def missing(self) -> int:
-        """Return the number of events that have not come yet."""
+        """Return the number of events that have not been delivered yet."""
         self._note()
         return sum(self._open.values())
 
@@ -63,7 +63,7 @@ class Ledger:
         return {item.event_id for item in self._truth.values() if item.commit > self.since}
 
     def undelivered(self, partition_id: str) -> int:
-        """Return the number of events of a partition that have not come yet."""
+        """Return the number of events of a partition that have not been delivered yet."""
         self._note()
         return self._open.get(partition_id, 0)
 

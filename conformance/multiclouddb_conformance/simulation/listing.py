@@ -1,4 +1,4 @@
-"""Makes the listings of a simulated service in each form, and finds uncovered partitions."""
+"""Creates the listings of a simulated service in every form, and finds uncovered partitions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def kept(view: View) -> list[PartitionLog]:
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """Return the partitions that a look at the service shows; each call counts as a look."""
+    """Return the partitions that the service shows to a client; each call counts as one look."""
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 
 def topmost(parts: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """Return the partitions that do not descend from any of the others."""
+    """Return the partitions that do not descend from any other given partition."""
     there = {part.id: part for part in parts}
     return [part for part in there.values() if there.keys().isdisjoint(part.parents)]
 
 
 def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """Return these partitions and their ancestors among a pool of partitions, listed or not."""
+    """Return the partitions and those of their ancestors that are in the pool, whether listed or not."""
     known = {part.id: part for part in pool}
     found: dict[str, PartitionLog] = {}
     pending = list(parts)
@@ -44,7 +44,7 @@ def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) 
 
 
 def listed(view: View) -> list[Partition]:
-    """Return the partitions in one listing."""
+    """Return the partitions that one listing contains."""
     form = view.sim.behaviour.listing
     parts = shown(view)
     if form is not Listing.ALL:
@@ -75,7 +75,7 @@ def _as_listed(view: View, partition: PartitionLog, *, with_parents: bool) -> Pa
 
 
 def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
-    """Return open ranges that no partition of the token overlaps; here an id stands for a range of keys."""
+    """Return open ranges that no partition of the token overlaps; each id represents a range of keys."""
     ranges = {name: view.sim.partitions[name].ranges for name in tracked}
     found = [
         part.id

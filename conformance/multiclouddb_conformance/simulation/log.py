@@ -1,6 +1,6 @@
 """A deterministic, partitioned log in memory: writes, splits, merges, retention, and its own clock.
 
-The log does not know about readers, and keeps every written change as the truth for oracles.
+The log contains nothing about its readers. It keeps every written change as the truth for oracles.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Replace the lock, because a thread of the parent may have held it at the fork."""
+    """Replace the lock, because a thread of the parent process may have held it during the fork."""
     for log in list(_logs):
         log.changed = threading.Condition(threading.RLock())
 
@@ -72,9 +72,10 @@ class Log:
 
         Args:
             partitions: The number of partitions at the start.
-            address: Its address; `sim/items` by default.
+            address: The collection's address; `sim/items` by default.
             start: The time at which the clock starts.
-            tick: How far each commit moves the clock; with 0, many commits have the same timestamp.
+            tick: The time by which each commit advances the clock; with 0, many commits get the same
+                timestamp.
         """
         self.address = address or ResourceAddress("sim", "items")
         self.history: list[Written] = []
@@ -126,11 +127,11 @@ class Log:
         return self.partitions[partition_id].children
 
     def document(self, key: AnyKey) -> Document | None:
-        """Return the present document of a key, or None."""
+        """Return the current document of a key, or None."""
         return self._documents.get(self.key(key))
 
     def documents(self) -> dict[MulticloudDbKey, Document]:
-        """Return every present document."""
+        """Return all current documents."""
         return dict(self._documents)
 
     def next_snapshot(self) -> int:
@@ -186,11 +187,11 @@ class Log:
         return self._commit(list(writes), poison=False, by_expiry=False)
 
     def split(self, partition_id: str, into: int = 2) -> tuple[str, ...]:
-        """End a partition and give its hashes to several children. Return their ids."""
+        """End a partition and assign its hashes to several children. Return their ids."""
         return self.reshape([partition_id], into)
 
     def merge(self, *partition_ids: str) -> str:
-        """End partitions and give their hashes to one child. Return its id."""
+        """End partitions and assign their hashes to one child. Return its id."""
         return self.reshape(partition_ids, 1)[0]
 
     def roll(self, partition_id: str) -> str:
@@ -198,7 +199,7 @@ class Log:
         return self.reshape([partition_id], 1)[0]
 
     def reshape(self, parents: Sequence[str], count: int) -> tuple[str, ...]:
-        """End open partitions and give their hashes to `count` children.
+        """End open partitions and assign their hashes to `count` children.
 
         Each child descends from all of the ended partitions.
 
@@ -231,7 +232,7 @@ class Log:
             self.changed.notify_all()
 
     def trim(self, partition_id: str | None = None, upto: int | None = None) -> None:
-        """Remove commits from a log, as the retention would do.
+        """Remove commits from a log, as retention would do.
 
         Args:
             partition_id: The partition to trim, or None for all partitions.
@@ -244,7 +245,7 @@ class Log:
                 self.partitions[name].trim(number)
 
     def trim_older_than(self, seconds: float) -> None:
-        """Remove every commit that is older than this many seconds."""
+        """Remove every commit that is older than the given number of seconds."""
         self.trim(upto=self.commit_before(self._now - timedelta(seconds=seconds)))
 
     def drop(self) -> None:
@@ -373,5 +374,5 @@ class Log:
         return known
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """Return the hash whose owner gets the key's next change."""
+        """Return the hash whose owner receives the key's next change."""
         return self.hash_of(key)

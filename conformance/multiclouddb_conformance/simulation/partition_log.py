@@ -134,7 +134,7 @@ class PartitionLog:
         self._counts.append(self._counts[-1] + len(commit.records))
 
     def trim(self, upto: int) -> None:
-        """Remove every commit up to and including a number."""
+        """Remove every commit up to and including the given number."""
         self.trimmed = max(self.trimmed, upto if self.closed is None else min(upto, self.closed))
         cut = bisect_right(self._numbers, self.trimmed)
         self.forgotten = self._numbers[cut - 1] if cut else self.forgotten
@@ -150,7 +150,7 @@ class PartitionLog:
         return number > (self.trimmed if strict else self.forgotten)
 
     def find(self, number: int) -> int:
-        """Return the index of the first kept commit with at least this number."""
+        """Return the index of the first kept commit whose number is at least the given number."""
         return bisect_left(self._numbers, number)
 
     def commit(self, index: int) -> Commit | None:
@@ -158,11 +158,11 @@ class PartitionLog:
         return self._commits[index] if 0 <= index < len(self._commits) else None
 
     def records_before(self, index: int) -> int:
-        """Return the number of records before the commit at an index; only differences are meaningful."""
+        """Return the number of records before the commit at an index; only differences matter."""
         return self._counts[index]
 
     def index_of_record(self, count: int) -> int:
-        """Return the index of the commit that contains the record with this running number."""
+        """Return the index of the commit that contains the record with the given running number."""
         return bisect_right(self._counts, count) - 1
 
 
@@ -174,7 +174,7 @@ class RangeMap:
         self._owners: list[str] = []
 
     def assign(self, ranges: Iterable[HashRange], owner: str) -> None:
-        """Assign ranges to a partition; until now, each range has had at most one owner."""
+        """Assign ranges to a partition; before the call, each range must have at most one owner."""
         for low, _ in ranges:
             index = bisect_left(self._starts, low)
             if index < len(self._starts) and self._starts[index] == low:
@@ -189,7 +189,7 @@ class RangeMap:
 
 
 def halves(ranges: Sequence[HashRange], count: int) -> list[tuple[HashRange, ...]]:
-    """Divide ranges among `count` partitions; split the widest range while there are too few.
+    """Divide ranges among `count` partitions; while there are too few ranges, split the widest one.
 
     Raises:
         ValueError: Raised if the ranges have fewer than `count` hashes.

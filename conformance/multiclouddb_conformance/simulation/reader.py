@@ -30,7 +30,7 @@ __all__ = ["SimulationReader"]
 
 
 class SimulationReader(Reader):
-    """Reads one partition forward; made by `SimulationFeed.open`."""
+    """Reads one partition forward; `SimulationFeed.open` creates it."""
 
     def __init__(
         self, view: View, partition_id: str, public_id: str, place: Place, until: Place | None
@@ -64,7 +64,7 @@ class SimulationReader(Reader):
             self._busy.release()
 
     def cancel(self) -> None:
-        """See `Reader.cancel`; takes effect at once."""
+        """See `Reader.cancel`; the call takes effect at once."""
         with self._sim.changed:
             self._cancelled = True
             self._calls.count("cancels")
@@ -115,12 +115,12 @@ class SimulationReader(Reader):
             raise CancelledError(f"reader of {self._id} was cancelled")
 
     def _lose(self, error: Exception, max_records: int) -> None:
-        """Lose an answer on its way, although the service's iterator has advanced."""
+        """Lose an answer in transit, although the service's iterator has advanced."""
         if isinstance(error, ConnectionDroppedError):
             self._place = self._read(max_records, 2**62).end
         raise error
 
-    # -- Troubles
+    # -- Faults
 
     def _trouble(self, deadline: Deadline) -> Exception | None:
         behaviour = self._sim.behaviour
@@ -240,7 +240,7 @@ class SimulationReader(Reader):
         self._check_cancelled()
 
     def _moved(self, head: int) -> bool:
-        """Return True if this partition has a commit after a number, or has ended."""
+        """Return True if this partition has a commit after the given number, or has ended."""
         partition = self._partition()
         if partition is None or partition.closed is not None:
             return True

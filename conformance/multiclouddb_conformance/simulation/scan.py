@@ -20,7 +20,7 @@ class Bounds:
 
     Attributes:
         records: The maximum number of records.
-        bytes: The maximum number of bytes, but at least one record is returned; None for no limit.
+        bytes: The maximum number of bytes, or None for no limit. At least one record is always returned.
         commits: The maximum number of commits to scan; None for no limit.
         until: The position at which to stop.
         stop_at_poison: True if a poison record makes the fetch fail or end early.
@@ -96,7 +96,7 @@ def _take(
 
 
 def _full(found: Slice, size: int, bounds: Bounds) -> bool:
-    """Return True if another record would be too much; `size` is the total with that record."""
+    """Return True if another record would exceed the bounds; `size` is the total size with that record."""
     if not found.records:
         return False
     return len(found.records) >= bounds.records or (bounds.bytes is not None and size > bounds.bytes)

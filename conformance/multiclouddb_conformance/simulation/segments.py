@@ -50,12 +50,12 @@ _RECORD_BYTES: Final = 100
 
 
 def floor_of(commit: int) -> str:
-    """Return the `order_key` of a snapshot's rows: after all changes up to a commit, before later changes."""
+    """Return the `order_key` of a snapshot's rows; it sorts directly after all changes up to a commit."""
     return f"{commit:016d}.~"
 
 
 def plan_scan(view: View, seeds: list[Seed], segments: int | None) -> ScanPlan:
-    """Plan a scan that starts now; the seeds contain the present positions of the stream."""
+    """Plan a scan that starts now; the seeds contain the current positions of the stream."""
     sim = view.sim
     plan_id = f"{sim.incarnation}x{sim.head}x{sim.next_snapshot()}"
     count = 1 if not view.whole else segments or sim.behaviour.segments or _SEGMENTS

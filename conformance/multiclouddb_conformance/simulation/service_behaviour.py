@@ -1,7 +1,7 @@
 """Describes the faults of a simulated service and the form of its answers; a seed makes them repeatable.
 
-Every partition has its own random numbers, drawn once for each of its fetches in order. So a seed gives the
-same result, whatever the order of the threads.
+Every partition has its own random numbers, drawn once for each of its fetches in order. Therefore, a seed
+gives the same result, whatever the order in which the threads run.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class ServiceBehaviour:
 
     Attributes:
         seed: The seed of the random numbers.
-        throttle: Probability of `ThrottledError`.
-        retry_after: The number of seconds that a throttled answer asks to wait, or None.
-        drop: The probability that the connection is lost in the middle of the answer, so that a reader that
-            ignores this loses records.
+        throttle: The probability of `ThrottledError`.
+        retry_after: The number of seconds for which a throttled answer asks the client to wait, or None.
+        drop: The probability that the connection is lost in the middle of the answer. A reader that ignores
+            this fault loses records.
         server_error: The probability of a 5xx answer.
         expired_iterator: The probability that the reader has expired; the next reader works at once.
         slow: The probability that a fetch takes `latency`.
@@ -79,12 +79,13 @@ class ServiceBehaviour:
         page_limit: The service's own maximum of records in a batch, or None.
         scan_limit: The maximum number of commits that one fetch scans, or None.
         ignore_max_bytes: True if the service ignores a requested size.
-        separate_end: The probability, for each partition, that its end comes in a separate empty batch.
+        separate_end: The probability, for each partition, that its end is delivered in a separate empty
+            batch.
         late_children: The maximum number of calls of `discover` until a partition's children are named.
         late_siblings: The maximum number of further calls of `discover` until each child after the first is
             named.
         proves_children: False for a service that never reports that it has named all children.
-        listing: The form of its listings.
+        listing: The form of the service's listings.
         late_listing: The maximum number of looks (a start, a listing, an audit) until a child partition is
             listed.
         incomplete_listing: The probability, for each look and partition, that a listing omits the partition.
@@ -96,7 +97,7 @@ class ServiceBehaviour:
             expired position only if a later record was removed; then the position of a partition without
             changes never expires.
         watermarks: True if batches have a watermark.
-        poll_after: The number of seconds to wait before an idle partition may be asked again.
+        poll_after: The number of seconds to wait before the client may read an idle partition again.
         seed_descendants: True if a start also lists the descendants of closed partitions. False if only the
             parents name these descendants.
         poison_at_fetch: True if a record that cannot be decoded makes the fetch fail, False if it makes the
@@ -156,7 +157,7 @@ class ServiceBehaviour:
 
     @classmethod
     def rough(cls, seed: int, **changes: Any) -> ServiceBehaviour:
-        """Return a behaviour with every fault that a client must survive, and no other."""
+        """Return a behaviour with every fault that a client must survive, and no other faults."""
         dice = random.Random(f"rough {seed}")
         habits: dict[str, Any] = {
             "throttle": dice.choice([0.0, 0.1]),

@@ -54,7 +54,7 @@ class Simulation(ScannedLog):
             behaviour: The faults and the behaviour of the service; no faults by default.
             address: The address of the collection; `sim/items` by default.
             start: The time at which the clock starts.
-            tick: How far each commit moves the clock.
+            tick: The time by which each commit advances the clock.
             retention_seconds: The retention that batches report to the client; None to report no retention.
                 Only `trim` and `trim_older_than` remove changes.
         """
@@ -90,7 +90,7 @@ class Simulation(ScannedLog):
             return records
 
     def _split_itself(self) -> None:
-        """Split, merge or roll a partition if it is time for that."""
+        """Split, merge or roll a partition if it is time to do so."""
         if self.behaviour.splits_itself is None or self.incarnation is None:
             return
         self._until_split += 1
@@ -134,7 +134,7 @@ class Simulation(ScannedLog):
             self._script.clear()
 
     def hold(self, partition_id: str | None = None) -> None:
-        """Make every fetch of one partition, or of all, block until `release` or `cancel`."""
+        """Make every fetch of one partition, or of all partitions, block until `release` or `cancel`."""
         with self.changed:
             self._held.add(partition_id)
 
@@ -145,17 +145,17 @@ class Simulation(ScannedLog):
             self.changed.notify_all()
 
     def delay_children(self, partition_id: str, calls: int) -> None:
-        """Let the service name the children of a partition only after this many calls of `discover`."""
+        """Let the service name the children of a partition only after so many calls of `discover`."""
         with self.changed:
             self._patience[partition_id] = calls
 
     def hide(self, partition_id: str, looks: int) -> None:
-        """Let the service list a partition only after this many looks (a start, a listing, an audit)."""
+        """Let the service list a partition only after so many looks (starts, listings, audits)."""
         with self.changed:
             self._unlisted[partition_id] = looks
 
     def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
-        """Block until a fetch is held; return False if this takes too long."""
+        """Block until a fetch is held; return False if no fetch is held in time."""
         with self.changed:
             return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
 
@@ -190,7 +190,7 @@ class Simulation(ScannedLog):
             raise error
 
     def may_happen(self, chance: float, name: str) -> bool:
-        """Return whether a fault with this probability happens now; faults in a row are limited."""
+        """Return whether a fault with this probability happens now; limits the faults in a row."""
         return self._trouble(chance, name)
 
     def _trouble(self, chance: float, name: str) -> bool:
@@ -285,7 +285,7 @@ class Simulation(ScannedLog):
         return not left and not self._trouble(self.behaviour.incomplete_listing, f"listed {partition_id}")
 
     def ends_apart(self, partition_id: str) -> bool:
-        """Return True if the end of a partition comes in a separate empty batch."""
+        """Return True if the end of a partition is delivered in a separate empty batch."""
         chance = self.behaviour.separate_end
         return bool(chance) and Dice(self.behaviour.seed, f"end {partition_id}").happens(chance)
 

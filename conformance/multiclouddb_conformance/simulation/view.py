@@ -45,7 +45,7 @@ class View:
         return self._hash is None or self.sim.hash_of(written.key) == self._hash
 
     def wants_key(self, key: MulticloudDbKey) -> bool:
-        """Return True for a document in the scope."""
+        """Return True if the document with this key is in the scope."""
         return self._hash is None or self.sim.hash_of(key) == self._hash
 
     def covers(self, partition: PartitionLog) -> bool:

@@ -1,4 +1,4 @@
-"""Tests that declared capabilities are correct, and that errors for missing ones name a way out."""
+"""Tests that declared capabilities are correct, and that errors for missing ones say what to do instead."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations

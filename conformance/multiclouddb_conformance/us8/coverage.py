@@ -15,7 +15,7 @@ __all__ = ["TestLateSiblings", "TestUncovered"]
 
 
 def _troubled(collection: Collection, script: FaultScript) -> MulticloudDbClient:
-    """Return a client with this fault script, because no real service causes these faults on request."""
+    """Return a client with a fault script, because no real service causes these faults on request."""
     harness = collection.harness
     return open_client(FaultyPlugin(harness.plugin, script), harness.config())
 

@@ -56,7 +56,7 @@ def _act(collection: Collection, script: FaultScript) -> Callable[[], None]:
 
 
 def _read(collection: Collection, client: MulticloudDbClient, size: int, written: int) -> list[str]:
-    """Read as an application would do: repeat a failed call with the same token."""
+    """Read as an application would: repeat a failed call with the same token."""
     seen: list[str] = []
     token, failures, idle = collection.begin, 0, False
     while not (idle and len(set(seen)) >= written):
@@ -76,7 +76,7 @@ def _read(collection: Collection, client: MulticloudDbClient, size: int, written
 
 @pytest.mark.parametrize("script", _scripts())
 class TestTrouble:
-    """A transient fault loses no event and repeats none without need."""
+    """After a transient fault, no event is lost and none is repeated unnecessarily."""
 
     @pytest.mark.parametrize("size", [0, 3])
     def test_nothing_is_lost(self, collection: Collection, script: FaultScript, size: int) -> None:

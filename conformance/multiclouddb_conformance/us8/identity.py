@@ -1,4 +1,4 @@
-"""Tests to which collection a token or a partition belongs, and which event is which."""
+"""Tests the identity of collections, tokens, partitions and events."""
 # ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
@@ -146,9 +146,10 @@ class TestRecreated:
 
     @pytest.mark.needs("alone")
     def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(self, collection: Collection) -> None:
-        """The read is refused, or a notice reports the end of the feed, as soon as the service can tell."""
+        """The read is refused or a notice ends the feed as soon as the service detects the new collection."""
         collection.fill(5)
-        # A service that cannot prove that all children are known looks for more before it reports the end.
+        # If a service cannot prove that all children are known, it searches for more before it reports the
+        # end.
         config = attrs.evolve(collection.harness.config(), child_watch_seconds=0)
         with open_client(collection.harness.plugin, config) as client:
             token = collection.last(collection.begin, client=client).continuation_token

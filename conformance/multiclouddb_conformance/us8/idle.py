@@ -17,7 +17,7 @@ __all__ = ["TestIdle", "TestLongPoll", "TestWatermark"]
 
 
 class TestIdle:
-    """`idle` means that every partition answered that it has no more changes."""
+    """`idle` means that every partition has reported that it has no more changes."""
 
     def test_an_empty_feed_is_idle(self, collection: Collection) -> None:
         page = collection.last(collection.begin)

@@ -68,7 +68,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
         name = f"life{next(_numbers)}"
         yield _World(harness, harness.create(name, Kind.PLAIN, harness.partitions))
 
-    # mypy takes the type of the converter's argument for the type of the field.
+    # mypy uses the type of the converter's argument as the type of the field.
     life: Any = scripted_life(seed=size, rounds=3)
     LossOracle[_World](
         world=world,
@@ -82,7 +82,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
 
 
 class TestLoss:
-    """A consumer sees every change, even if it is killed at any place and resumed."""
+    """A consumer sees every change, wherever it is killed and resumed."""
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_nothing_is_lost_by_a_consumer_of_pages(self, harness: Harness, size: int) -> None:

@@ -17,7 +17,7 @@ __all__ = ["TestNotices"]
 def _walk(
     collection: Collection, token: str, size: int = 0, *, restart: bool = False, **settings: Any
 ) -> list[tuple[str, ChangeFeedPage]]:
-    """Return every page up to the present end, each with the token before it.
+    """Return every page up to the current end, each with the token from which it was read.
 
     With `restart`, a new client reads each page.
     """
@@ -39,7 +39,7 @@ def _skipped(page: ChangeFeedPage) -> list[RecordSkipped]:
 
 
 def _text(*pages: ChangeFeedPage) -> str:
-    """Return the first letter of each event's key and a mark for each notice, in the promised order."""
+    """Return the first letter of each event's key and a symbol for each notice, in the promised order."""
     keys = [
         [str(value)[0] for event in page.events for value in event.key.components.values()] for page in pages
     ]
@@ -120,7 +120,7 @@ class TestNotices:
     ) -> None:
         token = _skip_token(collection)
         skipped = []
-        for _ in range(2):  # a consumer that crashes with the page gets it again
+        for _ in range(2):  # a consumer that crashes while it processes the page receives the page again
             collection.restart()
             page = collection.page(token)
             skipped.append(_skipped(page))

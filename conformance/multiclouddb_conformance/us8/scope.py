@@ -190,7 +190,7 @@ class TestWiderScopes:
 
 
 def _refused(collection: Collection, scope: FeedScope, address: ResourceAddress) -> None:
-    """Check that a request without an opt-in is refused with the way out."""
+    """Check that a request without an opt-in is refused, and that the error says what to do."""
     request = collection.request(collection.begin, scope=scope, address=address)
     with pytest.raises(MulticloudDbError) as caught:
         collection.client.read_changes(attrs.evolve(request, provider_options=None))

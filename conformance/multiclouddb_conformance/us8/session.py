@@ -39,9 +39,9 @@ from multiclouddb_spi.continuation.token import decode_token, encode_token
 __all__ = ["TestClosing", "TestDeadline", "TestPickling", "TestReleasing", "TestSecrets", "TestSharing"]
 
 _SOON: Final = 3.0
-"""Seconds: a time limit of less than one second, plus the time to start threads."""
+"""A time in seconds: a time limit of less than one second, plus the time to start threads."""
 _STUCK: Final = 10.0
-"""Seconds: half of the time that a call takes if nothing ends it early."""
+"""A time in seconds: half of the time that a call takes if nothing ends it early."""
 
 
 def _nothing() -> None:
@@ -49,7 +49,7 @@ def _nothing() -> None:
 
 
 def _closing_takes(client: MulticloudDbClient, call: Callable[[], object]) -> float:
-    """Close a client during a call, which must fail; return the seconds until both have ended."""
+    """Close a client during a call, which must fail; return the number of seconds until both have ended."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(call)
         time.sleep(0.2)

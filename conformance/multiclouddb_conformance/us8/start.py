@@ -245,7 +245,7 @@ class TestEveryStart:
 
 
 def _refused(collection: Collection, start: Beginning | AtTime) -> None:
-    """Check that a request without an opt-in is refused with the way out."""
+    """Check that a request without an opt-in is refused, and that the error says what to do."""
     request = collection.request(start)
     with pytest.raises(MulticloudDbError) as caught:
         collection.client.read_changes(attrs.evolve(request, provider_options=None))
