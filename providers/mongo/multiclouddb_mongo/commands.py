@@ -90,8 +90,8 @@ class RunCommandCursor(Iterator[Any]):
     def try_next(self) -> Any:
         """Return the next document, or None if one more request to the server returns no document.
 
-        Use this method for tailable cursors. With such a cursor, `next` asks the server until a document
-        comes.
+        Use this method for tailable cursors. With a tailable cursor, `next` asks the server repeatedly until
+        the server returns a document.
 
         Raises:
             MulticloudDbError: Raised as by `next`.

@@ -119,7 +119,7 @@ class TestResumable:
     def test_cs_04_an_error_without_the_label(self, one, app, warm, written, code):
         """After an error without the label, the stream is not resumed.
 
-        This is so even if the error was resumable on older servers.
+        This applies even if the error was resumable on older servers.
         """
         feed, commands = warm
         with (

@@ -707,7 +707,7 @@ class TestLimits:
 class TestProse:
     """Runs the prose tests of the specification through `read_changes`.
 
-    The numbers are those of the specification.
+    The numbers of the tests are the numbers in the specification.
     """
 
     def test_cs_52_prose_1_the_token_of_every_page_is_the_last_one(self, one, app, ours, here, written):

@@ -72,7 +72,7 @@ class World:
         return [entry["ts"] for entry in entries]
 
     def roll_over(self, fill=None, *, wholly=True):
-        """Fill the oplog until its current entries were removed.
+        """Fill the oplog until its current entries have been removed.
 
         With `wholly`, wait until it is no longer truncated.
 

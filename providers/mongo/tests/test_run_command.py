@@ -196,7 +196,7 @@ class TestReadPreference:
 class TestSessions:
     def test_rc_03_a_session_is_used(self, db, database):
         with db.own.start_session() as session:
-            lsid = session.session_id  # from here on, no other session uses the connection
+            lsid = session.session_id  # from here on, no other session uses this id
             db.run(database, {"ping": 1}, session=session)
             assert db.body("ping")["lsid"] == lsid
             assert not session.has_ended

@@ -151,7 +151,7 @@ class TestSessionAndServer:
 
     def test_rc_20_the_callers_session_is_used_and_stays_open(self, db, database):
         with db.own.start_session() as session:
-            lsid = session.session_id  # from here on no other session uses it
+            lsid = session.session_id  # from here on, no other session uses this id
             list(db.cursor(database, {"find": "c", "batchSize": 3}, session=session))
             sent = [event.command["lsid"] for event in db.commands.sent("find", "getMore")]
             assert sent == [lsid, lsid]
