@@ -25,7 +25,7 @@ __all__ = ["Calls", "RateLimiter", "Series", "Table"]
 
 T = TypeVar("T")
 _DESCRIBES_A_SECOND: Final = 10
-_WINDOW_SECONDS: Final = 1.05  # the network may make calls arrive closer together
+_WINDOW_SECONDS: Final = 1.05  # calls may arrive closer together than they were sent
 _JSON: Final = "application/x-amz-json"
 
 
@@ -51,7 +51,7 @@ class Table:
 
 
 class RateLimiter:
-    """Limits the number of calls in any second. Several threads can use one object.
+    """Limits the number of calls in any second. Several threads can share one object.
 
     Args:
         a_second: The maximum number of calls in any second.
@@ -83,11 +83,11 @@ class RateLimiter:
 
 
 class Calls:
-    """The calls for one region's tables and streams.
+    """Makes the calls to the tables and streams of one region.
 
     Args:
         clients: boto3's clients.
-        ours: True if the library made the clients. Only in that case botocore's response parser is replaced.
+        ours: True if the library made the clients. Only in that case is botocore's response parser replaced.
         vendor_retried: True if botocore itself retries failed calls.
     """
 
@@ -139,7 +139,7 @@ class Calls:
     def describe_stream(
         self, arn: str, deadline: Deadline, *, after: str | None = None, parent: str | None = None
     ) -> dict[str, Any]:
-        """Return one page of a stream's shards, with at most ten calls a second.
+        """Return one page of a stream's shards. At most ten of these calls are made per second.
 
         Args:
             arn: The stream.
@@ -185,12 +185,12 @@ class Calls:
     ) -> Mapping[str, Any]:
         """Return one page of a segment: `Items`, and `LastEvaluatedKey` unless the segment ends there.
 
-        The read is strongly consistent. A weaker read may miss a change that was made just before a snapshot,
-        and the snapshot's stream does not contain this change either.
+        The read is strongly consistent. An eventually consistent read may miss a change that was made just
+        before the snapshot, and the snapshot's stream does not contain this change either.
 
         Args:
             name: The table.
-            part: The number of the segment, and the number of all segments.
+            part: The number of the segment, and the total number of segments.
             after: The key after which to read, in typed JSON; None at the start of the segment.
             limit: The maximum number of items to return.
             native: True to return items exactly as boto3 returns them.
@@ -211,7 +211,7 @@ class Calls:
         return self._told(answer)
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
-        """Return True if a failed call may succeed a moment later and was not retried yet.
+        """Return True if a failed call may succeed a moment later and has not been retried yet.
 
         Args:
             error: The error that the call raised.
@@ -226,16 +226,16 @@ class Calls:
     def now(self) -> datetime | None:
         """Return the service's time: the time of its last answer plus the time since then.
 
-        Return None until an answer has contained a time.
+        Return None if no answer has contained a time yet.
 
-        The wall clock of this machine is not used, because it may be wrong or may be changed in the meantime.
+        The wall clock of this machine is not used, because it may be wrong or may be changed at any time.
         """
         told = self._told_at
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
     @property
     def tells_time(self) -> bool:
-        """Return True after an answer has contained the service's time."""
+        """Return True if an answer has contained the service's time."""
         return self._told_at is not None
 
     def close(self) -> None:
@@ -248,13 +248,13 @@ class Calls:
     def _call_ended(self, **_: object) -> None:
         """Free the connection of a call that began before `close` and ended after it.
 
-        botocore opens a new connection pool for such a call, and keeps the pool.
+        botocore opens a new connection pool for such a call, and keeps the pool open.
         """
         if self._closed:
             self.close()
 
     def hear(self, answer: Mapping[str, Any]) -> None:
-        """Set the clock from the `Date` header of an answer. Error answers count too."""
+        """Set the clock from the `Date` header of an answer. The headers of error answers are used too."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         if date is not None and date != self._date:
             self._date = date
@@ -277,11 +277,11 @@ class Calls:
         if not str(response_dict["headers"].get("content-type", "")).startswith(_JSON):
             return
         try:
-            # A page consists of about ten thousand objects, and none of these objects can be garbage yet.
+            # A page is parsed into about ten thousand objects, and none of them can be garbage yet.
             with collector_paused():
                 customized_response_dict.update(orjson.loads(response_dict["body"]))
         except (orjson.JSONDecodeError, TypeError, ValueError):
-            # Botocore makes an empty object from this text, see _whole.
+            # botocore parses this text into an empty object; see _whole.
             return
         response_dict["body"] = b"{}"
 
@@ -308,8 +308,8 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
 class Series:
     """A sequence of calls that continues after a single throttled call.
 
-    A throttled call is repeated at once if the previous call has succeeded. Otherwise the engine waits and
-    retries, so a service that throttles everything gets no more calls than without this class.
+    A throttled call is repeated at once if the previous call succeeded. Otherwise the engine waits and
+    retries, so a service that throttles every call gets no more calls than it would get without this class.
 
     Args:
         calls: A function that decides which failures are temporary.

@@ -69,20 +69,20 @@ class DynamoConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
         """
         return settled(_checked, cls, config)
 
     @property
     def own_retries(self) -> bool:
-        """Return True if the application's `Config` asks botocore to retry.
+        """Return True if the application's `Config` tells botocore to retry failed calls.
 
         In that case the library adds no retries.
         """
         return getattr(self.config, "retries", None) is not None
 
     def clients(self, concurrency: int) -> DynamoClients:
-        """Make boto3's clients. The only I/O is that boto3 reads its own files.
+        """Make boto3's clients. boto3 reads its own configuration files; there is no other I/O.
 
         Args:
             concurrency: The number of calls that run at the same time.

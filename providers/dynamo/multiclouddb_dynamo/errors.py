@@ -59,7 +59,7 @@ _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
 _AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO)
 _AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
-# The texts of these errors may quote the signed request, which may contain a session token.
+# The messages of these errors may quote the signed request, which may contain a session token.
 _SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
 _THROTTLED: Final = Row(ErrorCategory.THROTTLED, _SLOWER)
 _REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, _ASKED)
@@ -69,7 +69,7 @@ _SCANNED_SLOWER: Final = Row(
 )
 _BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 
-# The service's code → its meaning.
+# Maps each error code of the service to its meaning.
 _CODES: Final[dict[str, Row]] = {
     "ResourceNotFoundException": Row(
         ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"
@@ -107,7 +107,7 @@ _CODES: Final[dict[str, Row]] = {
 
 
 def expired_records(what: str) -> ProviderFault:
-    """Make the fault for a position whose records the stream no longer contains."""
+    """Return the fault for a position whose records the stream no longer contains."""
     return expired(f"{what}: {_KEPT}")
 
 
@@ -124,7 +124,7 @@ def code_of(error: BaseException) -> str:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Classify a failure. This function raises nothing, even for unknown exceptions.
+    """Classify a failure. This function never raises an exception, even if the failure is unknown.
 
     Args:
         error: The exception.

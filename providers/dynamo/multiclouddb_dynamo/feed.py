@@ -149,10 +149,10 @@ class DynamoFeed(Feed):
         return DynamoReader(self._source, view, place_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Return the children of ended shards, if the rate limit of the stream allows the calls now.
+        """Return the children of ended shards, if the rate limit of the stream currently allows the calls.
 
-        A shard whose children were requested a moment ago may be left out. On average, a stream gets fewer
-        than one of these calls in two seconds.
+        A shard whose children were requested a moment ago may be left out. On average, a stream gets less
+        than one of these calls every two seconds.
         """
         return {
             name: self._end_of(name, children, place_of(awaiting[name]))
@@ -168,7 +168,7 @@ class DynamoFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """Find missed shards from their parents in a new listing.
+        """List the shards again, and use their parents to find shards that were missed.
 
         If a deadline interrupts a listing, the next audit continues the listing.
         """
@@ -192,12 +192,12 @@ class DynamoFeed(Feed):
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Return 24 hours minus the age of the position.
 
-        The age of a position limits the age of the records after it.
+        The records after a position are never older than the position.
         """
         return None if is_segment(cursor) else headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Return the child's start. A shard has at most one parent."""
+        """Return the start position of a child. A shard has at most one parent."""
         return cursor_of(join(map(place_of, cursors)))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -229,10 +229,10 @@ class DynamoFeed(Feed):
         return Position("part of a scan", None) if is_segment(cursor) else describe(place_of(cursor))
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Resolve a start of the stream at `Now`, then plan a scan (see `SupportsSnapshot.snapshot`)."""
+        """Resolve a start at `Now` for the stream, and then plan a scan (see `SupportsSnapshot.snapshot`)."""
         seeds = self.start(Now(), None, deadline)
         return plan_scan(self._source, seeds, segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Return the next segments, without a call to the service."""
+        """Return the next segments without calling the service."""
         return cut(cursor, count)

@@ -73,7 +73,7 @@ def seq_of(record: Record) -> str:
     """Return the sequence number of a record.
 
     Raises:
-        ValueError: Raised if the number is not valid (or `LookupError`, `TypeError`).
+        ValueError: Raised if the number is not valid. The error may also be a `LookupError` or a `TypeError`.
     """
     seq = record["dynamodb"]["SequenceNumber"]
     if not (seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS):
@@ -90,7 +90,7 @@ def seconds_of(record: Record) -> float | None:
 
 
 def order_key(seq: str) -> str:
-    """Return a text that sorts like the number: first the count of its digits, then the digits."""
+    """Return a text that sorts like the number: the number of its digits, followed by the digits."""
     digits = seq.lstrip("0")
     return _LENGTHS[len(digits)] + digits
 
@@ -108,7 +108,7 @@ def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> l
 
 
 def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map records to Arrow. Items are converted to JSON text directly, without events.
+    """Map records to Arrow. Items are converted directly to JSON text, and no events are created.
 
     Raises:
         RecordFault: Raised for the first record that cannot be decoded.
@@ -120,7 +120,8 @@ def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa
 
 
 def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
-    # The events are made by column, with one call per event and no call for data that the request leaves out.
+    # The events are built from columns. Each event takes one call, and data that was not requested takes
+    # none.
     datas = [record["dynamodb"] for record in records]
     types = [_TYPES[record["eventName"]] for record in records]
     columns: list[Iterable[Any]] = [
@@ -157,7 +158,7 @@ def _keys(datas: Sequence[Record], names: tuple[str, ...]) -> list[dict[str, Any
 
 
 def _times(datas: Sequence[Record]) -> list[datetime]:
-    """Return the times of the records. Records of the same second share one object."""
+    """Return the times of the records. Records with the same second share one object."""
     previous, moment, moments = None, _EPOCH, []
     for data in datas:
         value = data["ApproximateCreationDateTime"]
@@ -183,7 +184,10 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bo
 
 
 def _by_service(identity: Any) -> bool:
-    """Return True for the identity with which time-to-live deletes items. Its fields have two spellings."""
+    """Return True for the identity that DynamoDB records if time-to-live has deleted an item.
+
+    The field names have two spellings.
+    """
     fields = {name.lower(): value for name, value in (identity or {}).items()}
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
 

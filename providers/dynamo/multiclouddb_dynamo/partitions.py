@@ -68,16 +68,16 @@ _ENABLE: Final = (
 # A shard is closed after about four hours, so all records of an open shard are younger than this.
 _LIFE_SECONDS: Final = 6 * 3600
 _RETENTION_SECONDS: Final = 24 * 3600
-# Every available record is younger than a day. An hour is subtracted, because a reader needs time to begin.
+# Every available record is younger than a day. An hour is subtracted, because a reader needs time to start.
 _KEPT_SECONDS: Final = 23 * 3600
 _ENDED: Final = "the stream was disabled or its table deleted; all its records have been read"
 
 
 def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) -> Outcome:
-    """Return how a fully read shard continues: with its children, later, or not at all.
+    """Return what follows a fully read shard: its children, nothing yet, or the end of the feed.
 
-    The service does not show whether the list of children is complete: one child may be listed later than the
-    others.
+    The service does not show whether the list of children is complete, because one child may be listed later
+    than the others.
 
     Args:
         children: The children of the shard, as far as they are known.
@@ -97,12 +97,13 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 def _start_of(shard: Shard, place: Place) -> Place:
     """Return the start position of a shard.
 
-    Its records cannot be older than its parent's position, or than an open shard can be.
+    The records of the shard cannot be older than the position of its parent. If the shard is open, they also
+    cannot be older than the maximum age of an open shard.
     """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
-        # A parent at `Beginning` without a record shows no time, and its iterator cannot be used for the
-        # child.
+        # If the parent is at `Beginning` and has no record, no time is known. Its iterator cannot be used for
+        # the child.
         return Horizon(place.since)
     if isinstance(place, Latest) and place.since is not None and max(ages) == seconds_at(place):
         # The parent may have ended earlier, but records before `Now` are not wanted.
@@ -117,7 +118,7 @@ def _age(shard: Shard) -> int | None:
 
 
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
-    """Return the outcome of a fully read shard that is no longer listed and whose children are unknown.
+    """Return what follows a fully read shard that is no longer listed and whose children are unknown.
 
     The descendants of such a shard may no longer exist either. In that case, the next read reports that the
     position has expired.
@@ -171,8 +172,8 @@ def oldest_left(
         shards: The shards that the service lists.
         shard_ids: The expired shards.
         since: The service's time, or None.
-        can_be_read: A function that asks the service about a shard that it still lists. A shard that cannot
-            be read is replaced by its children.
+        can_be_read: A function that asks the service whether a shard that it still lists can be read. A shard
+            that cannot be read is replaced by its children.
     """
     found = set(shard_ids)
     if not found <= shards.keys():
@@ -189,7 +190,7 @@ def oldest_left(
 
 
 def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ()) -> Seed:
-    """Return a seed after everything in a shard that has ended.
+    """Return a seed that comes after all records of a shard that has ended.
 
     Args:
         shard: The shard.
@@ -248,9 +249,9 @@ def seeds_of_missed(
         missed: Maps each missed shard to those of its parents that were also missed.
         shards: The shards that the service lists.
         since: Records older than this time are not needed; None means that no bound is known.
-        is_trimmed: A function that asks whether the oldest records of a shard no longer exist. The function
-            is called only for a shard with so many generations of descendants that its records may be a day
-            old.
+        is_trimmed: A function that asks the service whether the oldest records of a shard no longer exist.
+            The function is called only for a shard with so many generations of descendants that its records
+            may be a day old.
     """
     heights = _heights(missed)
     return [
@@ -262,7 +263,7 @@ def seeds_of_missed(
 def _start_of_missed(
     shard: Shard, height: int, since: int | None, is_trimmed: Callable[[Shard], bool]
 ) -> Place:
-    if shard.seen is None:  # the service gives no time, so its age is not known
+    if shard.seen is None:  # the service gives no time, so the shard's age is not known
         return Start(None)
     oldest = shard.seen - _LIFE_SECONDS * (height + 1)
     kept = shard.seen - _KEPT_SECONDS
@@ -274,7 +275,7 @@ def _start_of_missed(
 
 
 def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Map each of these shards to the number of generations after it."""
+    """Map each of these shards to its number of generations of descendants."""
     heights = dict.fromkeys(missed, 0)
     pending = list(missed)
     while pending:
@@ -311,7 +312,7 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
             "address.database", f"is {address.database!r}", "DynamoDB has no databases: leave it out"
         )
     name = address.collection
-    assert name is not None  # `gate` has checked the name
+    assert name is not None  # `gate` has already checked the name
     try:
         table = calls.describe_table(name)
     except ClientError as error:
@@ -354,7 +355,9 @@ def check_table(table: Table, spec: FeedSpec) -> None:
 
 
 def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> ProviderFault:
-    """Return why a shard, or a record in it, no longer exists: the table, the stream, or the 24 hours.
+    """Return the reason why a shard, or a record in it, no longer exists.
+
+    Either the table or its stream no longer exists, or the 24 hours of the retention have passed.
 
     Raises:
         Exception: The error that boto3 raised.
@@ -364,7 +367,9 @@ def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> Pro
 
 
 def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
-    """Return why a stream no longer belongs to its table: because the table or the stream no longer exists.
+    """Return the reason why a stream no longer belongs to its table.
+
+    Either the table or the stream no longer exists.
 
     Return None if the stream still belongs to the table.
 

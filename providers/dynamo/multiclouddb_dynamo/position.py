@@ -3,19 +3,18 @@
     [seq, t]               after the record `seq`, whose time was `t`
     ["s", t]               at the start of an unread child shard, which has no older record
     ["h", t]               at the oldest record: `Beginning` at time `t`
-    [.., t, it, looks]     each of these, with the iterator `it` of a later answer without records
+    [.., t, it, looks]     each form above, with the iterator `it` from a later answer without records
     ["n", t]               at the end as of time `t`: `Now`
-    ["n", t, it]           the same, and the iterator `it` points there until it expires
-    ["n", t, it, looks]    the same, with answers without records so far
-    ["n", t, null, seq]    the same, with everything up to `seq` scanned without an iterator
-    ["w", t, it, looks]    as `["n", t]`, and `it` is the progress of a scan from the oldest record
-    ["w", t, it, looks, seq]    as `["n", t, null, seq]`, in the same way
+    ["n", t, it]           the same; until the iterator `it` expires, it points to this end
+    ["n", t, it, looks]    the same; the reads with the iterator have found no records so far
+    ["n", t, null, seq]    the same; everything up to `seq` was scanned without an iterator
+    ["w", t, it, looks]    like `["n", t]`; `it` shows how far a scan from the oldest record has come
+    ["w", t, it, looks, seq]    like `["n", t, null, seq]`, with the same meaning of `it`
 
-`t` is in whole seconds since 1970 (None if the service gave no time), and sequence numbers are texts of
-digits. `looks` is the number of consecutive readers that have found no record. It decides how far the next
-reader scans. A start has no sequence number. The starting number listed for a shard may not belong to any
-record in the shard; in that case the service refuses to read from that number, as if the record had been
-trimmed.
+`t` is in whole seconds since 1970 (None if the service gave no time). Sequence numbers are texts of digits.
+`looks` is the number of consecutive readers that have found no record. It decides how far the next reader
+scans. A start has no sequence number. The starting number listed for a shard may not belong to any record in
+the shard; in that case the service refuses to read from that number, as if the record had been trimmed.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SECONDS: Final = 253_402_300_799
 """The end of the year 9999."""
 MOST_LOOKS: Final = 10
-_MOST_DIGITS: Final = 40  # the limit of botocore
-_MOST_ITERATOR: Final = 2048  # the limit of the service model
+_MOST_DIGITS: Final = 40  # botocore accepts no longer number
+_MOST_ITERATOR: Final = 2048  # the maximum length in the service model
 
 
 @attrs.frozen
@@ -108,7 +107,7 @@ class Start:
 
 @attrs.frozen
 class Horizon:
-    """The position at the oldest record that a shard contained at some time.
+    """The position at the oldest record that a shard contained at a given time.
 
     Attributes:
         since: The time of this position, or None.
@@ -121,7 +120,7 @@ class Horizon:
 
 @attrs.frozen
 class Latest:
-    """The position after all records that a shard contained at some time, if no record marks this place.
+    """The position after all records that a shard contained at a given time, if no record marks the position.
 
     Attributes:
         since: The time of this position, or None.
@@ -216,14 +215,14 @@ def _trail_of(rest: list[Any]) -> Trail | None:
 
 
 def looks_at(place: Place) -> int:
-    """Return the number of readers at a position that have found no record."""
+    """Return how many consecutive readers have found no record after a position."""
     if place.trail is not None:
         return place.trail.looks
     return place.looks if isinstance(place, Latest) else 0
 
 
 def without_iterator(place: Place) -> Place:
-    """Return the position without its iterator. The position is valid without it."""
+    """Return the position without its iterator. The position stays valid."""
     if isinstance(place, Latest):
         return attrs.evolve(place, iterator=None, looks=0, trail=None)
     return attrs.evolve(place, trail=None)
@@ -260,7 +259,7 @@ def _is_iterator(iterator: str) -> bool:
 def compare(a: Place, b: Place) -> int | None:
     """Compare two positions in one shard: return -1, 0 or 1, or None if only the service knows the order.
 
-    Sequence numbers are compared as integers, because their length varies.
+    Sequence numbers are compared as integers, because their lengths differ.
     """
     match a, b:
         case After(left), After(right):
@@ -272,7 +271,7 @@ def compare(a: Place, b: Place) -> int | None:
         case Latest(None), Latest(None):
             return 0 if a == b else None
         case Latest(left_since), Latest(right_since):
-            # No record lies between the two positions, because the first record that is read replaces both.
+            # No record lies between the two positions, because reading a record replaces such a position.
             return 0 if left_since == right_since else None
         case ((Start() | Horizon()), (Start() | Horizon())):
             return 0
@@ -283,7 +282,8 @@ def compare(a: Place, b: Place) -> int | None:
 def join(places: Iterable[Place]) -> Place:
     """Return the start position of a child.
 
-    The position of its seed or of its parent is used, whichever limits the child's age better.
+    Of the positions of its seed and its parents, the position that limits the child's age more closely is
+    used.
     """
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
 

@@ -46,13 +46,13 @@ _MOST_RECORDS: Final = 1000  # the service's maximum for Limit
 _RETENTION_SECONDS: Final = 24 * 3600
 # An answer without records may be followed by an answer with records. Therefore a new reader immediately
 # makes a few more calls, and even more if earlier readers have found nothing. From the fourth reader on, only
-# some readers make many calls, because most shards without records are in fact empty. The position contains
-# the number of readers.
+# some readers make many calls, because most shards without records are in fact empty. The position stores the
+# number of readers.
 _LOOKS: Final = (3, 15, 63, 511, 3, 15, 3, 63, 3, 511)
 _FEW: Final = _LOOKS[0]
 _AGAIN: Final = 4
-# With many shards, a process examines at most this many answers in total, besides the first few of each
-# shard.
+# If there are many shards, a process reads at most this many answers in total, in addition to the first few
+# answers of each shard.
 _MOST_LOOKS_OF_ALL: Final = 16384
 # A reader that has not reached its bound knows that more records follow, so it continues for longer.
 _BOUND_LOOKS: Final = 1000
@@ -64,9 +64,11 @@ _LEAST_NUMBER: Final = 10**21  # sequence numbers have 21 digits; in DynamoDB Lo
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
-# A call costs boto3 about a millisecond: this many calls to idle shards per second take a quarter of a core.
+# A call takes boto3 about a millisecond, so this many calls per second to idle shards use a quarter of a
+# core.
 _IDLE_CALLS_A_SECOND: Final = 250
-# The memory of a parsed record as a multiple of its text's size, and the first estimate of a record's size.
+# The size of a parsed record in memory as a multiple of its text's size, and the first estimate of a record's
+# size.
 _SWELLING: Final = 6
 _RECORD_BYTES: Final = 4096
 _UNREAD: Final = "records in {} that were never read may have been trimmed"
@@ -112,7 +114,7 @@ class DynamoReader(Reader):
             self._looks = self._far(self._found_nothing)
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         answer = self._answer(limit, deadline)
-        if answer is None:  # the shard was trimmed while reading began, so its children are read
+        if answer is None:  # the shard was trimmed before its first read, so its children are read instead
             self._outcome = self._end()
             return self._batch([], self._place)
         self._iterator, self._fresh = answer.get("NextShardIterator"), False
@@ -133,7 +135,7 @@ class DynamoReader(Reader):
     # -- Calls
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
-        """Request a page of records; None if the shard no longer exists and no unread record was lost.
+        """Request a page of records. Return None if the shard no longer exists and no unread record was lost.
 
         Raises:
             ProviderFault: Raised if records after the position were trimmed, or if the table has another
@@ -146,7 +148,7 @@ class DynamoReader(Reader):
                     self._iterator = self._open()
                 self._requests += 1
                 answer = self._source.calls.records(self._iterator, limit, native=self._view.native)
-                if self._fresh and self._is_old(self._place):  # only this answer contains the time
+                if self._fresh and self._is_old(self._place):  # this answer has set the service's clock
                     raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
             except (ClientError, ParamValidationError) as error:
@@ -155,13 +157,13 @@ class DynamoReader(Reader):
                     self._source.calls.hear(error.response)
                 if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
                     # A position can be valid although its iterator is not. DynamoDB Local reports an iterator
-                    # as trimmed if it was made while its shard was empty.
+                    # as trimmed if the iterator was made while the shard was empty.
                     self._place = without_iterator(self._place)
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
                     return None
                 elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
-                    # The scanned records are trimmed. The age of the remaining records shows which of them
-                    # are wanted.
+                    # The scanned records have been trimmed. The age of the remaining records shows which of
+                    # them are wanted.
                     self._place = attrs.evolve(self._place, seq=None)
                 else:
                     ours = self._translated(code, deadline)
@@ -233,8 +235,8 @@ class DynamoReader(Reader):
         if code in GONE:
             return gone(self._source.calls, self._source.spec.address, self._source.arn, shard_id)
         if code in REJECTED | BROKEN and isinstance(self._place, After):
-            # A number before the shard's first is refused like an invalid one. DynamoDB Local fails at a
-            # number far after the shard's last.
+            # A number below the shard's first number is refused like an invalid number. DynamoDB Local fails
+            # if a number is far above the shard's last number.
             shard, seq = self._source.shard(shard_id, deadline), int(self._place.seq)
             if shard is not None and code in REJECTED and seq < int(shard.first):
                 return expired_records(f"records after sequence {seq} in {shard_id} were trimmed")
@@ -295,8 +297,8 @@ class DynamoReader(Reader):
     def _moved(self, begin: Place) -> Place:
         """Return the position after an answer without records: the old position with the answer's iterator.
 
-        The iterator may lie far after the last record, and the next reader continues there until it expires.
-        With many shards the iterator is omitted, because it would make the token too large.
+        The iterator may point far beyond the last record. Until it expires, the next reader continues there.
+        If there are many shards, the iterator is omitted, because it would make the token too large.
         """
         if self._iterator is None:
             return begin
@@ -313,7 +315,7 @@ class DynamoReader(Reader):
         """Return how many answers without records must come before the shard is treated as empty."""
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
-            return 0  # an iterator that was just made points to the end
+            return 0  # an iterator that has just been made points to the end
         if looks > _FEW and not self._source.may_look_far(self._view.shard_id):
             return _FEW
         return min(looks, max(_FEW, _MOST_LOOKS_OF_ALL // len(self._source.readers)))
@@ -352,7 +354,7 @@ class DynamoReader(Reader):
     def _pause(self, empty: int) -> float:
         """Return the pause before the next call to an empty shard.
 
-        The pause grows after each call, and with the number of empty shards.
+        The pause becomes longer with each call, and if there are more empty shards.
         """
         most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))

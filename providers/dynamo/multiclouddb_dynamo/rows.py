@@ -44,7 +44,7 @@ __all__ = ["FLOOR", "MOST_SEGMENTS", "Item", "Part", "RowMapper", "is_segment", 
 FLOOR: Final = "00"
 """The floor of a snapshot.
 
-Every change's `order_key` is higher, because it begins with the count of its digits.
+The `order_key` of every change is higher, because an `order_key` begins with its number of digits.
 """
 MOST_SEGMENTS: Final = 1_000_000
 """The maximum number of segments that the service accepts."""
@@ -57,7 +57,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _END: Final = "."
 _LETTERS: Final = "SNB"
 _MOST_DIGITS: Final = 8  # the maximum number of digits of a segment's number
-_MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 adds a third
+_MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; base64 makes it longer by a third
 # The exceptions that the code below raises for a damaged item.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
@@ -116,7 +116,7 @@ class Part:
 
     @property
     def is_over(self) -> bool:
-        """Return True after the last item of the segment."""
+        """Return True if the position is after the last item of the segment."""
         return self.key == (_END,)
 
     def at_end(self) -> Part:
@@ -124,7 +124,7 @@ class Part:
         return attrs.evolve(self, key=(_END,))
 
     def after(self, item: Item, names: tuple[str, ...]) -> Part:
-        """Return the position after an item, or after the item with a key.
+        """Return the position after an item, or after the item that has the given key.
 
         Raises:
             ProviderFault: Raised if the item has no key, so that nothing after it can be read.
@@ -217,7 +217,7 @@ class RowMapper(Mapper):
         return self._mapped(records, start, stop, self._events)
 
     def arrow(self, records: Sequence[Item], start: int, stop: int) -> pa.RecordBatch:
-        """Map items to Arrow. Items are converted to JSON text directly, without events."""
+        """Map items to Arrow. Items are converted directly to JSON text, and no events are created."""
         return self._mapped(records, start, stop, self._arrow)
 
     def _mapped(

@@ -20,8 +20,8 @@ from multiclouddb_spi import Deadline
 __all__ = ["Listing", "Shard", "ShardMap"]
 
 _LISTINGS: Final = 3
-# Looking for children takes at most this many calls per second on average, and this many at once after a
-# pause. The service allows ten per second for a stream, for all its clients.
+# The maximum number of calls per second that look for children, on average, and the maximum number of such
+# calls at once after a pause. The service allows ten calls per second for a stream, for all clients together.
 _LOOKS_A_SECOND: Final = 0.4
 _LOOKS_AT_ONCE: Final = 6.0
 _FIRST_PAUSE: Final = 0.1
@@ -56,8 +56,8 @@ class Shard:
 class Listing:
     """A listing that may be unfinished. After a failure it continues after the last page that was read.
 
-    The pages of a listing show the state at different times. If a shard splits between two pages, the listing
-    may not contain one of the children.
+    The pages of a listing show the stream at different times. If a shard splits between two pages, the
+    listing may not contain one of the children.
 
     Attributes:
         shards: The shards in the pages read so far.
@@ -82,15 +82,15 @@ class Listing:
 
 
 class Looks:
-    """Decides for which ended shards to request children now, to limit the calls to a stream.
+    """Decides for which ended shards the children are requested now, so that a stream gets few calls.
 
     The children of a shard that has just ended are requested immediately. If a shard has no children yet, the
-    request is repeated after growing pauses, which begin again when another shard ends. All repeated calls
-    share one limit on their rate.
+    request is repeated after growing pauses, which begin again when another shard ends. One rate limit
+    applies to all repeated calls together.
     """
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[str, None] = OrderedDict()  # the shard asked for most recently is last
+        self._asked: OrderedDict[str, None] = OrderedDict()  # sorted by the time of the request
         self._credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
         self._pause, self._next = 0.0, 0.0
 
@@ -169,7 +169,7 @@ class ShardMap:
         Args:
             deadline: The time limit.
             listing: The partial listing of an earlier attempt of the same call, which is changed in place. By
-                default, everything is listed now.
+            default, all shards are listed now.
         """
         listing = listing or Listing()
         if not listing.is_whole:
@@ -252,15 +252,15 @@ class ShardMap:
         return self._listed
 
     def has_settled(self) -> bool:
-        """Return True if the stream has accepted no records for so long that no more children will be listed.
+        """Return True if the last complete listing shows that no more children will be listed.
 
-        The last complete listing shows this.
+        The reason is that the stream has accepted no records for a long time.
         """
         with self._lock:
             return self._settled
 
     def find(self, shard_id: str) -> Shard | None:
-        """Return a shard, from the memory of this process."""
+        """Return a shard from the memory of this process."""
         with self._lock:
             return self._shards.get(shard_id)
 
@@ -270,7 +270,7 @@ class ShardMap:
             return self._children.get(shard_id, ())
 
     def is_gone(self, shard_id: str) -> bool:
-        """Ask whether a shard that is not listed no longer exists, because a listing may be incomplete."""
+        """Ask the service whether an unlisted shard no longer exists, because a listing may be incomplete."""
         if shard_id not in self._gone:
             try:
                 self._calls.iterator(self._arn, shard_id, "TRIM_HORIZON")
@@ -281,7 +281,7 @@ class ShardMap:
         return shard_id in self._gone
 
     def can_be_read(self, shard: Shard) -> bool:
-        """Ask whether a listed shard can be read, because DynamoDB Local never stops listing a shard."""
+        """Ask the service whether a listed shard can be read. DynamoDB Local never stops listing a shard."""
         try:
             self._calls.records(
                 self._calls.iterator(self._arn, shard.shard_id, "TRIM_HORIZON"), 1, native=True
@@ -293,7 +293,7 @@ class ShardMap:
         return True
 
     def is_trimmed(self, shard: Shard) -> bool:
-        """Ask whether the oldest records of a shard no longer exist."""
+        """Ask the service whether the oldest records of a shard no longer exist."""
         try:
             self._calls.iterator(self._arn, shard.shard_id, "AT_SEQUENCE_NUMBER", shard.first)
         except ClientError as error:
@@ -340,7 +340,7 @@ class ShardMap:
         return self._list_on(deadline)
 
     def _list_on(self, deadline: Deadline) -> Collection[str]:
-        """Continue a listing; return the answered shards, which are none until the last page is read."""
+        """Continue a listing; return the answered shards (none before the last page)."""
         assert self._unread is not None
         listing, names = self._unread
         before = listing.pages
@@ -374,7 +374,7 @@ class ShardMap:
                     return False
                 shards = self._shards_on(page)
                 if any(shard.parent != name for shard in shards):
-                    # The service ignored the filter, so one listing contains all answers.
+                    # The service ignored the filter, so one listing answers for all shards.
                     self._filters = False
                     return False
                 self._add(shards)

@@ -2,7 +2,7 @@
 
 A segment is one of DynamoDB's own segments: `Scan` with `Segment` and `TotalSegments`, which the plan fixes.
 The key of any item is a position in the segment, even if the item is deleted. The service keeps no state for
-a scan. Therefore any process can continue a scan, at any item, for days.
+a scan. Therefore any process can continue a scan after any item, even days later.
 
 A `Scan` names only the table, and a table that is deleted and created again has the same name. Therefore each
 answer is followed by a check that the table still has the stream of the feed.
@@ -45,15 +45,16 @@ __all__ = ["SameTable", "SegmentReader", "cut", "plan_scan", "segments_of"]
 _SEGMENT_BYTES: Final = 256 << 20
 _LEAST_SEGMENTS: Final = 8  # this many segments are read at a time
 _USUAL_SEGMENTS: Final = 32_000
-# The memory of a parsed item as a multiple of its text's size, and the first estimate of an item's size.
+# The size of a parsed item in memory as a multiple of its text's size, and the first estimate of an item's
+# size.
 _SWELLING: Final = 6
 _ITEM_BYTES: Final = 4096
 
 
 class SameTable:
-    """Checks that a table is still the table of a feed. Several threads can use one check.
+    """Checks that a table is still the table of a feed. Several threads can share one object.
 
-    A call that began after an answer was received proves that the answer is from this table, because a
+    If a check that began after an answer was received succeeds, the answer is from this table, because a
     stream's ARN is never used again. Readers that wait at the same time share one call.
 
     Args:
@@ -66,7 +67,7 @@ class SameTable:
         self._proved_at = -1.0
 
     def check(self) -> None:
-        """Ask the service, or use another thread's answer if its request was made after this call began.
+        """Ask the service, or use the answer to another thread's request that was made after this call began.
 
         Raises:
             ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
@@ -105,7 +106,7 @@ def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan
     """
     _scan(source.calls, str(source.spec.address.collection), Part("", 0, 1, 0), source.table, 1)
     seconds = source.seconds()
-    if seconds is None:  # the service gives no time, and nothing depends on the time of a row
+    if seconds is None:  # the service gives no time; nothing depends on the time of a row
         seconds = int(datetime.now(UTC).timestamp())
     total, items = segments_of(wanted, source.table), source.table.items
     plan_id = secrets.token_hex(6)

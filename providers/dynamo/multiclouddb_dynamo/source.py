@@ -19,13 +19,16 @@ from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 __all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Source"]
 
 MOST_ITERATORS: Final = 64
-"""The number of open shards above which a token contains no iterators: each takes hundreds of bytes."""
+"""If a stream has more open shards than this, a token contains no iterators.
+
+Each iterator takes hundreds of bytes.
+"""
 
 _ITERATOR_SECONDS: Final = 15 * 60  # the lifetime of an iterator
 START_SECONDS: Final = 3600
-"""The time in which a start at Beginning must reach each shard.
+"""The time within which a start at `Beginning` must reach each shard.
 
-Records that are trimmed in this time are not a gap.
+Records that are trimmed within this time do not count as a gap.
 """
 _LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0
@@ -33,7 +36,7 @@ _LOOK_SECONDS: Final = 600.0
 
 
 class KeptIterators:
-    """Keeps iterators to the ends of shards for a `Now` position, if there are too many for its token.
+    """Keeps iterators that point to the ends of shards, if a token of `Now` would contain too many of them.
 
     These iterators belong to one process and are valid until the service lets them expire. A shard whose
     iterator is missing is scanned from its oldest record.
@@ -45,9 +48,9 @@ class KeptIterators:
         self._lock = threading.Lock()
 
     def name_start(self, since: int) -> int:
-        """Return the second of a start, or a slightly earlier one.
+        """Return the time of a start in whole seconds, or a slightly earlier time.
 
-        Two starts must never use each other's iterators.
+        Each start gets its own time, because two starts must never use each other's iterators.
         """
         with self._lock:
             self._starts = {start for start in self._starts if start > since - _ITERATOR_SECONDS}
@@ -115,7 +118,7 @@ class Source:
         return self.shards.find(shard_id)
 
     def _list(self, deadline: Deadline) -> None:
-        """List the shards, at most every ten minutes."""
+        """List the shards, but at most once every ten minutes."""
         with self._listing:
             if self.shards.age() > _LISTED_SECONDS:
                 # This listing only supports another call, so its failure is ignored.
@@ -125,8 +128,8 @@ class Source:
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
         """Return True if a shard is known to have ended, so that its end can be found.
 
-        If the position is older than the lifetime of a shard, the service is asked, at most every ten
-        minutes.
+        If the position is older than the lifetime of a shard, the service is asked, but at most once every
+        ten minutes.
 
         Args:
             shard_id: The shard.
@@ -141,7 +144,7 @@ class Source:
         return shard is not None and shard.last is not None
 
     def note_start(self) -> None:
-        """Record that a start at `Beginning` is made."""
+        """Record that a start at `Beginning` was made."""
         self._starts.append(time.monotonic())
 
     def has_started(self) -> bool:

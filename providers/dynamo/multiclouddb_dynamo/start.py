@@ -25,7 +25,7 @@ _LATEST_AT_ONCE: Final = 16
 
 
 class Resolution:
-    """Resolves one start, over all attempts of the engine.
+    """Resolves one start, across all attempts of the engine.
 
     A start takes one call per hundred shards and, for `Now`, one call per open shard. An attempt reuses the
     results of earlier attempts, so a throttled call costs only one more call, not a new start. Every request
@@ -61,8 +61,8 @@ class Resolution:
         self._source.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
         if not self._begun:
-            # This is requested after the listing, so records that were written to a shard since the listing
-            # count as later than Now.
+            # The time of `Now` is taken after the listing. Records written to a shard after this time count
+            # as later than `Now`.
             self._begun, self._since = True, self._source.seconds()
         if partition_id is not None:
             shards = {name: shard for name, shard in shards.items() if name == partition_id}
@@ -124,7 +124,7 @@ class Resolution:
         return [seed_at_end(shard, since) for shard in ended] + seeds + watches
 
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
-        """Request an iterator at the end of each shard, with one call per shard and several calls at a time.
+        """Request an iterator at the end of each shard, with one call per shard and several concurrent calls.
 
         If a call fails, its shard is left to the next attempt, and the other calls are still made. After a
         refusal, or while more calls fail than succeed, no further calls are made.

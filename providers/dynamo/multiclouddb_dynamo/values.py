@@ -22,7 +22,7 @@ __all__ = ["decode", "decode_map", "json_map"]
 
 _INT64: Final = 2**63
 # DynamoDB's numbers have up to 38 digits and powers of ten from -130 to 125. A number far outside this range
-# is damaged, and its conversion to an int may take forever.
+# is damaged, and converting it to an int may take almost forever.
 _MOST_NUMBER: Final = 400
 _MOST_POWER: Final = 400
 
@@ -34,8 +34,8 @@ def decode(value: Mapping[str, Any]) -> Any:
     all 38 digits are kept.
 
     Raises:
-        ValueError: Raised if the input is not an attribute value (or `KeyError`, `TypeError`,
-            `ArithmeticError`).
+        ValueError: Raised if the input is not an attribute value. The error may also be a `KeyError`, a
+            `TypeError` or an `ArithmeticError`.
     """
     (tag,) = value
     return _DECODERS[tag](value[tag])
@@ -119,7 +119,7 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def json_map(attributes: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return the same as `orjson.loads(encode_json(decode_map(attributes)))`, but faster."""
+    """Return the same value as `orjson.loads(encode_json(decode_map(attributes)))`, but faster."""
     found = {}
     marked = False
     for name, value in attributes.items():

@@ -1,4 +1,4 @@
-"""Provides the credentials and service models that boto3 finds in the tests of this provider."""
+"""Provides credentials and service models to boto3 in the tests of this provider."""
 
 import pytest
 from botocore.loaders import create_loader
@@ -20,7 +20,7 @@ def credentials(monkeypatch, tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def _models():
-    """Read the service models once, because every boto3 session would read them again."""
+    """Read the service models once, because otherwise every boto3 session would read them."""
     loader = create_loader()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", lambda *_: loader)
@@ -28,7 +28,7 @@ def _models():
 
 
 def look_soon(monkeypatch):
-    """Make the reader look for children soon and often, because the test servers have no rate limit."""
+    """Make the reader search for children early and often, because the test servers have no rate limit."""
     monkeypatch.setattr("multiclouddb_dynamo.shards._MOST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.shards._LOOKS_AT_ONCE", 1000.0)
     monkeypatch.setattr("multiclouddb_dynamo.shards._SETTLED_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""The conformance harness for DynamoDB, for any test server."""
+"""The conformance harness for DynamoDB. It works with any test server."""
 
 import itertools
 import time
@@ -41,9 +41,10 @@ class DynamoHarness(Harness):
     capabilities = CAPABILITIES
     plugin = PLUGIN
     can_merge = can_other_options = can_notices = False
-    can_high_floor = False  # as long as nothing was read, no sequence number is known
+    can_high_floor = False  # before the first read, no sequence number is known
     key_types = frozenset({"text", "unicode"})
-    # Numbers have no scale and no infinity, documents have no floats, and names are not empty.
+    # DynamoDB's numbers have no scale and no infinity, its documents contain no floats, and names are not
+    # empty.
     value_types = frozenset(
         {
             "null", "true", "false", "zero", "integer", "largest 64-bit integer", "integer over 64 bit",
@@ -61,7 +62,7 @@ class DynamoHarness(Harness):
         return ClientConfig("dynamo", {"region": REGION, "endpoint_url": self.server.endpoint_url})
 
     def create(self, name, kind, partitions):
-        """Create a table with a unique name, because the server runs longer than the test."""
+        """Create a table with a unique name, because the server continues to run after the test."""
         return self.make_table(f"{name}-{next(COUNTER)}", kind, partitions)
 
     def make_table(self, table, kind, partitions):
@@ -100,7 +101,7 @@ class DynamoHarness(Harness):
         while True:
             self.make_table(address.collection, Kind.PLAIN, self.partitions)
             after = self.dynamodb.describe_table(TableName=address.collection)["Table"]["LatestStreamArn"]
-            # The label of a stream is a time, and the clock may not have moved since the last stream.
+            # The label of a stream is a time, and the clock may show the same time as for the last stream.
             if after != before:
                 return
             time.sleep(0.002)

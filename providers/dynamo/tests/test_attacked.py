@@ -1,6 +1,6 @@
 """Tests cases in which a model of the feed has found a loss of events.
 
-In each of these cases, events were once lost silently.
+In each of these cases, an earlier version lost events silently.
 """
 
 import pytest
@@ -30,7 +30,7 @@ def native(name):
 
 
 def public(world, shard):
-    """Return the public id of an open shard."""
+    """Return the public id of the given open shard."""
     return next(name for name in world.client().list_physical_partitions(ADDRESS) if native(name) == shard)
 
 
@@ -135,7 +135,7 @@ def test_so_does_a_plan():
 
 
 def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
-    """Trimmed records are reported even if the client's clock stood still: the service shows the time."""
+    """Trimmed records are reported even if the client's clock stands still: the service sends the time."""
     with World(shards=2) as world:
         read, unread = world.open()
         world.put_in(unread, 2)

@@ -1,4 +1,4 @@
-"""Tests mistakes of users and failures of networks: every error names a way out and shows no secret."""
+"""Tests mistakes of users and failures of networks: every error says what to do and shows no secret."""
 
 import http.server
 import threading
@@ -52,14 +52,14 @@ def client_of(**connection):
 
 
 class TestTheWay:
-    """Tests failures of the connection to the service."""
+    """Tests failures of connections to the service."""
 
     def test_nobody_listens_at_the_endpoint(self):
         with client_of(region=REGION, endpoint_url="http://127.0.0.1:9") as client:
             refused(reading(client), ErrorCategory.TRANSIENT_FAILURE, "endpoint_url", "127.0.0.1:9")
 
     def test_what_answers_is_no_dynamodb(self, world):
-        """The server sends an answer that DynamoDB would not send, for example a web server's."""
+        """The server sends an answer that DynamoDB would not send, for example the answer of a web server."""
 
         class Page(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
@@ -96,7 +96,7 @@ class TestTheWay:
         )
 
     def test_a_table_of_another_region(self, world):
-        """A table of another region is reported as missing."""
+        """A table in another region is reported as missing."""
         with world.client() as client:
             error = refused(
                 reading(client, address=ResourceAddress(collection="elsewhere")),
@@ -108,7 +108,7 @@ class TestTheWay:
 
 
 class TestTheIdentity:
-    """Tests that the provider guesses nothing and shows no secret."""
+    """Tests that the provider does not guess settings and shows no secret."""
 
     def test_no_credentials(self, world, monkeypatch):
         for name in CREDENTIALS:
@@ -260,7 +260,10 @@ CURSORS = {
 
 
 class TestTokens:
-    """Each damaged token is refused with a way out, never with a crash. The original token still works."""
+    """Each damaged token is refused with an error that says what to do, and never with a crash.
+
+    The original token still works.
+    """
 
     @pytest.mark.parametrize("name", CURSORS)
     @pytest.mark.parametrize("fresh", [True, False], ids=["other process", "same process"])
@@ -273,7 +276,7 @@ class TestTokens:
         client = world.client() if fresh else consumer.client
         with pytest.raises(MulticloudDbError) as caught:
             reading(client, start)()
-        # A position before the shard's first record may have expired. The position of an iterator may also
+        # A position before the shard's first record may have expired. A position with an iterator may also
         # have expired.
         allowed = {ErrorCategory.INVALID_REQUEST} | (
             {ErrorCategory.CHECKPOINT_EXPIRED} if name in ("zero", "a short number", "no iterator") else set()

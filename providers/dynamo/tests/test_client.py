@@ -1,4 +1,4 @@
-"""Tests calls through boto3: their rate, records without botocore's parser, and the service's clock."""
+"""Tests calls through boto3: their rate, records read without botocore's parser, and the service's clock."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ SESSION = boto3.Session(aws_access_key_id="local", aws_secret_access_key="local"
 
 
 class Service(ThreadingHTTPServer):
-    """Answers every call as the test has specified, and records the calls.
+    """Answers every call as the test specifies, and records the calls.
 
     Attributes:
         answer: The status, the content type and the body of the answer.
@@ -108,7 +108,7 @@ def ours(clients):
 
 
 class Clock:
-    """A clock that moves only during sleeps."""
+    """A clock that advances only during sleeps."""
 
     def __init__(self):
         self.now = 1000.0
@@ -278,7 +278,7 @@ class TestRecords:
     @pytest.mark.parametrize("body", [b"[]", b"7", b"null", b'"Records"', b"[[1, 2]]"])
     def test_a_body_that_is_no_object_fails(self, service, ours, body, native):
         service.answer = (200, JSON, body)
-        with pytest.raises((ProviderFault, AttributeError)):  # the second client is botocore's own
+        with pytest.raises((ProviderFault, AttributeError)):  # the second client uses botocore's own parser
             ours.records("it", 7, native=native)
 
 
@@ -338,7 +338,7 @@ class TestOthers:
 
 
 def assert_ahead(calls, seconds, since):
-    """Check how far a clock is ahead. Whole seconds and the delay of a busy machine are tolerated."""
+    """Check how far a clock is ahead. Rounding to seconds and the delay of a busy machine are allowed."""
     found = (calls.now() - datetime.now(UTC)).total_seconds()
     assert found == pytest.approx(seconds, abs=2 + time.time() - since)
 
@@ -372,7 +372,7 @@ class TestClock:
             assert_ahead(ours, ahead, since)
 
     def test_a_date_that_stands_still_does_not_stop_it(self, service, ours, monkeypatch):
-        """A date has whole seconds, so the first answer of each second is the most exact."""
+        """A date contains whole seconds, so the first answer within each second is the most exact."""
         passed = 0.0
         monkeypatch.setattr(module.time, "monotonic", lambda: SECONDS + passed)
         service.date = formatdate(SECONDS, usegmt=True)

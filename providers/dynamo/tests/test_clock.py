@@ -1,4 +1,4 @@
-"""Tests that the client's clock, which may be wrong or set at any time, never decides what is delivered."""
+"""Tests that the client's clock never decides what is delivered, because it may be wrong or be changed."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ from .world import ADDRESS, World
 
 HOUR = 3600
 EXPIRED = 16 * 60  # an iterator is valid for 15 minutes
-MANY = 70  # more open shards than a token keeps iterators for
+MANY = 70  # more open shards than a token can have iterators
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tests the command line on DynamoDB with real processes that are killed and started again."""
+"""Tests the command line on DynamoDB with real processes that are killed and restarted."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def server(request, tmp_path):
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, server, tmp_path):
-        """During writes, rollovers and splits, the command is killed at once or in the middle of a page."""
+        """During writes, rollovers and splits, the command is killed at its start or within a page."""
         put(server, "before")
         tail, writer = tail_of(server, tmp_path), Writer(lambda key: put(server, key), pause=0.01)
         in_one, in_two = (lambda: split(server, 1)), (lambda: split(server, 2))
@@ -76,7 +76,7 @@ class TestTail:
     @pytest.mark.parametrize("minutes", [0, 20])
     @pytest.mark.parametrize("steps", [(None, None), (None, 1, 2)], ids=["one shard", "roll-over and split"])
     def test_killed_before_the_first_event_it_misses_nothing(self, scripted, tmp_path, steps, minutes):
-        """The command is killed many times, for longer than an iterator is valid."""
+        """The command is killed many times, over a longer period than the lifetime of an iterator."""
         put(scripted, "before")
         scripted.script.advance(300)
         tail = tail_of(scripted, tmp_path)
@@ -95,8 +95,8 @@ class TestTail:
         keys = [f"o-{number:04}" for number in range(1500)]
         tail = tail_of(scripted, tmp_path, "beginning")
         for life in range(3):
-            # Each process gets its own changes, because the previous process may have read everything before
-            # it was killed.
+            # New changes are written for each process, because the previous process may have read all changes
+            # before it was killed.
             put(scripted, *keys[500 * life : 500 * (life + 1)])
             with tail.running() as came:
                 came.get(timeout=SOON)
@@ -144,7 +144,7 @@ class TestPartitions:
 class TestToken:
     @pytest.fixture
     def token(self, scripted, tmp_path):
-        """Return a token of `now`, before the first event, as an argument."""
+        """Return a token of `now`, from before the first event, as an argument."""
         said("tail", url_of(scripted), TABLE, "--until-idle", "--checkpoint", tmp_path / "position")
         return f"@{tmp_path}/position"
 
@@ -243,7 +243,10 @@ ANSWERS = {
 
 
 class TestFailures:
-    """Each failure prints one line with a way out and no secret; the exit code shows its category."""
+    """Each failure prints one line that says what to do and shows no secret.
+
+    The exit code shows the category.
+    """
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET, "a-hidden-key"])

@@ -33,7 +33,7 @@ def native(name):
 
 
 def missed_half(world, start):
-    """Return a consumer whose watch of a split ended before half of it was listed, and this half's id."""
+    """Return a consumer that stopped watching a split before one half was listed, and the id of this half."""
     consumer = world.consumer(start)
     consumer.read()
     consumer.until_found(world.put("a"))
@@ -45,7 +45,7 @@ def missed_half(world, start):
 
 
 class TestAudit:
-    """Tests audits that find partitions which no watch has found."""
+    """Tests audits that find partitions that were not found by watching splits."""
 
     @pytest.mark.parametrize("restart", [False, True])
     @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
@@ -132,7 +132,7 @@ class TestAudit:
                 try:
                     found = feed.uncovered(tracked, None, Deadline.after(1.2))
                     break
-                except ProviderFault:  # ten calls a second
+                except ProviderFault:  # at ten calls per second
                     assert tries < 10
             assert found == []
             assert tries > 1
@@ -214,7 +214,7 @@ def test_headroom(place, seconds):
 
 
 class Service:
-    """A stream with a clock that the test moves.
+    """A stream whose clock the test moves.
 
     The service lists the shards that the test defines, a hundred on each page.
     """
@@ -260,7 +260,7 @@ def served(monkeypatch):
 
 
 class TestCost:
-    """Tests the cost of looking for children: a stream allows ten DescribeStream calls a second."""
+    """Tests the cost of looking for children: a stream allows ten DescribeStream calls per second."""
 
     def test_a_shard_without_children(self, served):
         service, shards = served([entry("p", closed=True)])

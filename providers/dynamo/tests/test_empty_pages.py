@@ -1,4 +1,4 @@
-"""Tests records after many empty pages, as AWS returns them, and after an iterator among these pages."""
+"""Tests records after many empty pages, and after an iterator within them. AWS returns such pages."""
 
 import pytest
 
@@ -19,7 +19,7 @@ RUNS = 10
 def cron(world, consumer, most, every=0):
     """Run the consumer in separate processes, each until it is idle.
 
-    Continue until everything is found. Return the number of calls of each run.
+    Start processes until every record is found. Return the number of calls of each run.
     """
     calls = []
     while len(calls) < most:
@@ -129,7 +129,7 @@ class TestRuns:
 
 
 def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():
-    """A client that does not store the tokens of idle pages is slowed down, too: one reader serves it."""
+    """A client that does not store tokens of idle pages is slowed down too: one reader serves it."""
     with World() as world:
         consumer = world.consumer()
         world.put("a")
@@ -179,7 +179,7 @@ class TestEnded:
 
 
 class TestRanges:
-    """Tests planned reads. The iterator does not change the meaning of a position."""
+    """Tests planned reads: the iterator in a position does not change the meaning of the position."""
 
     def plan(self, provider, feed, before):
         return Planner(provider, feed).advance(before, None, soon(), allow_empty=True)

@@ -19,7 +19,7 @@ THROTTLED = ErrorCategory.THROTTLED
 TOKEN = "IQoJb3JpZ2luX2VjEXAMPLETOKEN"
 URL = "https://dynamodb.eu-west-1.amazonaws.com/"
 
-# The service's code and status → category, retryable, a part of the way out.
+# Each row: the service's code and status → the category, whether to retry, and a part of the advice.
 CODES = [
     ("ResourceNotFoundException", 400, ErrorCategory.NOT_FOUND, False, "table's name, the region"),
     ("TrimmedDataAccessException", 400, ErrorCategory.CHECKPOINT_EXPIRED, False, "24 hours"),
@@ -58,7 +58,7 @@ CODES = [
     ("504", 504, TRANSIENT, True, "try again"),
     ("", 0, PERMANENT, False, "report"),
 ]
-# botocore's own exceptions → category, retryable, a part of the way out.
+# Each row: an exception of botocore → the category, whether to retry, and a part of the advice.
 EXCEPTIONS = [
     (boto.ParamValidationError(report="Invalid length for ShardId"), INVALID, False, "unchanged"),
     (boto.NoCredentialsError(), AUTHENTICATION, False, "credential chain"),
@@ -172,7 +172,10 @@ class TestText:
 
 
 class TestSecrets:
-    """Tests secrets in errors. If a signature is wrong, the service quotes the request with its headers."""
+    """Tests that errors show no secret.
+
+    If a signature is wrong, the service quotes the request and its headers.
+    """
 
     MESSAGE = (
         "The request signature we calculated does not match the signature you provided.\n\n"

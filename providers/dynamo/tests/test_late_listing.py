@@ -1,4 +1,4 @@
-"""Tests a split of which half is listed late: this half is still read, whatever was known before."""
+"""Tests a split if one half of it is listed late. This half is still read, whatever was known before."""
 
 import time
 
@@ -19,7 +19,7 @@ from .world import ADDRESS, World, markers
 
 EACH = 10
 PATIENT = OperationOptions(wait_seconds=0.05)
-OLD = 600  # in seconds; longer than the time for which a Now may repeat events
+OLD = 600  # in seconds; longer than the period of which `Now` may repeat events
 LATE = pytest.mark.parametrize("late", [None, 0.3, 5, 90], ids=["one call", "0.3 s", "5 s", "90 s"])
 RESTART = pytest.mark.parametrize("restart", [False, True], ids=["one process", "restart"])
 
@@ -33,7 +33,7 @@ def hasty_readers(monkeypatch):
 
 @attrs.define
 class Walker:
-    """Reads one shard and its descendants by hand, each with its own token.
+    """Reads a shard and each of its descendants separately, each with its own token.
 
     Attributes:
         world: The stream.
@@ -52,7 +52,7 @@ class Walker:
     def read(self):
         """Read one page of each partition.
 
-        An ended partition is read again as long as more children may be named.
+        An ended partition is read again as long as the feed may name more children.
         """
         for name, start in list(self.starts.items()):
             page = self.client.read_changes(
@@ -91,7 +91,7 @@ class Split:
         world: The stream.
         reader: The reader.
         early: The markers that must be found before the late half is listed.
-        late: The markers in the half that is listed late.
+        late: The markers of the records in the half that is listed late.
         old: The markers that are older than the start.
         half: The shard that is listed late.
     """
@@ -106,7 +106,7 @@ class Split:
     def check(self, late, restart):
         """Read the listed shards, then the shard that is listed late.
 
-        Check that nothing is lost and nothing comes twice.
+        Check that no event is lost or delivered twice.
         """
         self.reader.until_found(self.early)
         if restart:
@@ -184,7 +184,10 @@ def ignored(world, scope, late):
 
 
 def between_the_halves(world, scope, late):
-    """`Now` starts while only one half is listed. Earlier changes of the other half must not come."""
+    """A read starts at `Now` while only one half is listed.
+
+    Earlier changes of the other half must not be delivered.
+    """
     old = world.put("a")
     (name,) = world.client().list_physical_partitions(ADDRESS)
     first, second = world.script.split(world.chain())

@@ -1,4 +1,4 @@
-"""Tests the provider with behaviour of DynamoDB Local that needs no script."""
+"""Tests the provider against behaviour that DynamoDB Local shows without a script."""
 
 import time
 

@@ -38,7 +38,7 @@ def no_pauses(monkeypatch):
 
 
 class Living(World):
-    """A world that a script changes. It remembers every shard that ever existed."""
+    """A world that a script changes. It keeps a record of every shard that ever existed."""
 
     address = ADDRESS
 
@@ -85,7 +85,7 @@ def above(parent):
 
 
 def habit(**values):
-    """Change the server's settings from this point on."""
+    """Change the server's settings for all later calls."""
 
     def change(world):
         for name, value in values.items():
@@ -107,19 +107,19 @@ SPLIT = Act("split", lambda world: world.split())
 
 
 def day_passes():
-    """Let a day pass for the service: shards roll over every four hours, and old records are trimmed."""
+    """Simulate the passing of a day: shards roll over every four hours, and old records are trimmed."""
     hours = Act("four hours pass", lambda world: world.pass_hours(4), forgets=True)
     return [ROLL_OVER, hours, ReadUntilIdle()] * 7
 
 
 def scripted_life():
-    """Return a random script with everything that the scripted server can do."""
+    """Return a random script that uses everything that the scripted server can do."""
     write = Author(keys=KEYS).write
     return [
-        # A Now whose iterator has expired may repeat the events of two minutes.
+        # If the iterator of `Now` has expired, the events of the last two minutes may be repeated.
         write(4), Act("minutes pass", lambda world: world.script.advance(300)), Read(1),
         ROLL_OVER, write(3), Read(1), write(2),
-        # Children may be listed late, and before their parents.
+        # Children may be listed late, or before their parents.
         habit(late_children=2, order=Order.CHILDREN_FIRST), SPLIT, write(5), Read(2), write(1),
         Act("iterators expire", lambda world: world.script.expire_iterators()), write(2), Read(1),
         # Open shards may have empty pages, answers may be truncated, and the end of a shard may have its own
@@ -129,7 +129,7 @@ def scripted_life():
         Act("cut answers", cut_answers),
         write(4), Read(1), habit(separate_end=True, null_iterator=True), ROLL_OVER, ROLL_OVER, write(3),
         Read(1),
-        # Three generations of shards come between two reads, in small listings.
+        # Between two reads, three generations of shards are made. The listings have small pages.
         habit(late_children=0, shards_per_page=2, order=Order.SHUFFLED), SPLIT, write(4), ROLL_OVER, write(4),
         SPLIT, write(4), ReadUntilIdle(),
         *day_passes(), write(3), Read(1), ROLL_OVER, habit(separate_end=False), write(3), SPLIT, write(2),
@@ -146,7 +146,7 @@ def scripted_world():
 def assert_kept(report):
     """Check that nothing is lost and no promise is broken.
 
-    Idle pages are not checked, because the script makes the service answer wrongly about them.
+    Idle pages are not checked, because the script makes the service send wrong answers.
     """
     report.assert_nothing_lost()
     for run in report.runs:
@@ -184,7 +184,7 @@ class LocalWorld:
     """One table on DynamoDB Local.
 
     Attributes:
-        server: The server, which runs longer than the script.
+        server: The server, which continues to run after the script.
         table: The table's name.
     """
 
@@ -226,13 +226,13 @@ class LocalWorld:
 
 
 def local_life():
-    """Return a random script with the abilities of DynamoDB Local, and with splits."""
+    """Return a random script that uses everything that DynamoDB Local can do, and splits."""
     write = Author(keys=KEYS).write
     hour = Act("an hour passes, iterators expire", lambda world: world.pass_hours(1))
     day = Act("a day passes", lambda world: world.pass_hours(25), forgets=True)
     return [
         write(2), Read(1), write(2), Read(1), ROLL_OVER, write(3), Read(1), hour, write(2), SPLIT, write(4),
-        # Shards are trimmed with all their records. At that time the consumer already reads their children.
+        # Shards are trimmed with all their records. By then, the consumer already reads their children.
         Read(1), ROLL_OVER, ROLL_OVER, write(3), ROLL_OVER, ReadUntilIdle(), day, write(3), Read(1),
         ROLL_OVER, write(2),
     ]  # fmt: skip

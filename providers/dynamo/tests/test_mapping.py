@@ -1,4 +1,4 @@
-"""Tests that stream records become events and Arrow rows with equal content.
+"""Tests that stream records are converted to events and to Arrow rows with equal content.
 
 If a record is damaged, the error names the first damaged record.
 """

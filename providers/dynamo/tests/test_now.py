@@ -1,4 +1,4 @@
-"""Tests `Now` before the first record: every later change is delivered, also by another process."""
+"""Tests `Now` before the first record. Every later change is delivered, even if another process continues."""
 
 import time
 
@@ -21,7 +21,7 @@ from .world import ADDRESS, TABLE, World, markers, soon
 HOUR = 3600
 EXPIRED = 16 * 60  # an iterator is valid for 15 minutes
 VENDOR = 9  # in seconds; less time than botocore waits for an answer
-MANY = 70  # more open shards than a token keeps iterators for
+MANY = 70  # more open shards than a token can have iterators
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def cursors(token):
 
 
 class TestWithinAQuarterOfAnHour:
-    """Tests valid iterators: nothing is lost, and no earlier event comes."""
+    """Tests valid iterators: no event is lost, and no earlier event is delivered."""
 
     def test_what_was_there_before_is_not_read(self, world):
         world.put_everywhere()
@@ -97,7 +97,7 @@ class TestWithinAQuarterOfAnHour:
 
 
 class TestLater:
-    """Tests expired iterators: nothing is lost, and early events are at most two minutes older than `Now`."""
+    """Tests expired iterators: no event is lost, and events are at most two minutes older than `Now`."""
 
     @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "other process"])
     @pytest.mark.parametrize("hours", [EXPIRED / HOUR, 5, 23.5])
@@ -239,7 +239,7 @@ class TestLineage:
         assert not set(old) & set(found)
 
     def test_closed_shards_whose_children_are_listed_are_left_alone(self, world):
-        """Parents of open shards are an exception, because another child may be listed later."""
+        """The token still contains parents of open shards, because another child may be listed later."""
         for _ in range(4):
             world.put_everywhere()
             world.roll_over()

@@ -1,4 +1,4 @@
-"""Tests failures with and without a useful retry: invalid numbers, and answers without JSON."""
+"""Tests failures for which a retry helps or does not help: invalid numbers, and answers without JSON."""
 
 import boto3
 import pytest

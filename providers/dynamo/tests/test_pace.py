@@ -13,7 +13,7 @@ from multiclouddb_spi import Deadline
 
 
 class NoShards:
-    """A listing without any shard."""
+    """A listing without shards."""
 
     def find(self, shard_id):
         return None

@@ -115,7 +115,7 @@ class TestLateChildren:
 
     @pytest.mark.parametrize("calls", [1, 2])
     def test_the_second_half_of_a_split_may_be_listed_later(self, world, calls):
-        """Half of a split may be missing from the listing that shows the end, and from the first answer."""
+        """Half of a split may be missing from the first answer, and from the listing that shows the end."""
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -182,7 +182,7 @@ class TestLateChildren:
 
 
 class TestListing:
-    """Tests pages of shards in any order, from a stream that changes in the meantime."""
+    """Tests listings whose pages show shards in any order while the stream changes."""
 
     @pytest.mark.parametrize("order", Order)
     @pytest.mark.parametrize("size", [1, 3, 100])
@@ -329,9 +329,9 @@ class TestTrimmed:
             assert caught.value.detail.oldest_position
 
     def test_a_branch_is_not_left_to_a_lost_shard_whose_end_was_read_before(self):
-        """Both shards are trimmed when `right` is read to its end but its records are not returned yet.
+        """Both shards are trimmed after `right` was read to its end and before its records are returned.
 
-        `left` has expired.
+        The position in `left` has expired.
         """
         with World(shards=2) as world:
             consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
@@ -373,7 +373,7 @@ class TestTrimmed:
 
     @pytest.mark.parametrize("remains", Remains)
     def test_skipping_loses_nothing_of_what_is_left(self, remains):
-        """One branch was read up to now.
+        """One branch was read completely.
 
         In the other branch, some records have expired, and the remaining records are read.
         """
@@ -393,7 +393,7 @@ class TestTrimmed:
             assert Gap in {type(notice) for notice in consumer.notices}
 
     def test_a_child_found_at_now_that_nobody_read_for_a_day_is_an_expired_checkpoint(self, world):
-        """The time of the child's parent is unknown, because none of its records was read.
+        """The time of the parent's position is unknown, because no record of the parent was read.
 
         The loss must still be reported.
         """

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 
 class Job:
-    """Plans steps of one feed, and reads each step."""
+    """Plans the steps of one feed, and reads each step."""
 
     def __init__(self, world, on_expired=None):
         self.on_expired = on_expired
@@ -45,7 +45,7 @@ def expired():
 
 
 def trimmed(world):
-    """A trimmed record and an available record come after the position."""
+    """One trimmed record and one available record come after the position."""
     world.put("c")
     world.script.advance(25 * HOUR)
     return world.put("d")

@@ -27,7 +27,7 @@ from multiclouddb_dynamo.position import (
 from multiclouddb_spi import InvalidCursor
 
 LAST = 253_402_300_799  # the end of the year 9999
-OURS = 24  # bytes of a cursor in addition to the service's own
+OURS = 24  # the bytes of a cursor in addition to the service's data
 
 seqs = st.text("0123456789", min_size=1, max_size=40)
 times = st.integers(0, LAST)
@@ -45,7 +45,7 @@ latests = (
 
 patiently = settings(deadline=None)  # a slow machine must not fail the test
 places = afters | starts | horizons | latests
-# Only a few different values, so that equal ones occur.
+# There are only a few different values, so that some values are equal.
 close = st.one_of(
     st.builds(After, st.sampled_from(["9", "10", "010", "11"]), st.sampled_from([None, 1, 2])),
     st.builds(After, st.just("9"), st.none(), st.builds(Trail, st.sampled_from("xy"), st.just(1))),
@@ -132,7 +132,10 @@ def seconds_since(place):
 
 
 def iterator_escapes(place):
-    """Count the characters that JSON adds for quotes and backslashes, which real iterators do not contain."""
+    """Count the characters that JSON adds to escape quotes and backslashes.
+
+    Real iterators contain neither quotes nor backslashes.
+    """
     iterator = getattr(place, "iterator", None) or (place.trail.iterator if place.trail is not None else "")
     return iterator.count('"') + iterator.count("\\")
 
@@ -192,7 +195,7 @@ class TestTrail:
     @patiently
     @given(latests)
     def test_a_now_keeps_it(self, place):
-        """`Now` positions keep their iterators: positions of the same second differ only in them."""
+        """`Now` positions keep their iterators, because positions of the same second differ only in these."""
         assert place_of(without_trail(cursor_of(place))) == place
 
     def test_it_is_not_shown(self):

@@ -179,7 +179,7 @@ class TestThreads:
         assert [markers(page.events) for page in pages] == [written] * 8
 
     def test_describe_stream_is_called_ten_times_a_second_by_all_threads_together(self, monkeypatch):
-        """A call that a busy machine delays may come close to the next one and be throttled, but rarely."""
+        """If a busy machine delays a call, the next call may follow too soon and be throttled, but rarely."""
         for window in WINDOWS:
             monkeypatch.setattr(client_module, "_WINDOW_SECONDS", window)
             with World(shards=4, enforce_limits=True) as world:
@@ -218,7 +218,7 @@ class TestEnd:
         begin = time.monotonic()
         with pytest.raises(MulticloudDbError):
             client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
-        assert time.monotonic() - begin < 10  # of 30 polls; the conformance suite is stricter
+        assert time.monotonic() - begin < 10  # out of 30 polls; the conformance suite is stricter
         closer.join()
         world.troubles.end()
 
@@ -239,7 +239,10 @@ REFUSED = {
 
 
 class TestGates:
-    """Tests that requests that the service cannot serve are refused with a way out, before any call."""
+    """Tests requests that the service cannot serve.
+
+    They are refused before any call, and the error says what to do.
+    """
 
     @pytest.mark.parametrize("name", REFUSED)
     def test_scopes_and_starts(self, world, name):
@@ -329,7 +332,7 @@ class TestPartitions:
             ]
             for children in (again.child_partitions, consumer.pages[-2].child_partitions)
         ]
-        assert ends[0] == ends[1] != []  # the tokens have different times of issue
+        assert ends[0] == ends[1] != []  # the tokens were issued at different times
 
 
 def test_diagnostics(world):

@@ -1,4 +1,4 @@
-"""Tests reads of one shard: ends, empty answers, rate, throttling, and ranges that can be read again."""
+"""Tests reads of one shard: its end, empty answers, the rate of calls, throttling, and repeatable ranges."""
 
 import itertools
 import threading
@@ -43,9 +43,9 @@ def world():
 
 
 def refused_in_time(world, timeout, category, *, asked=0):
-    """Return the error of a call, which must not take much longer than allowed.
+    """Return the error of a call, which must not take much longer than the time limit.
 
-    The check is weaker if a busy machine has made fewer calls than expected in this time.
+    The check is weaker if a busy machine made fewer calls than expected in this time.
     """
     errors = []
 
@@ -141,7 +141,7 @@ class TestEnds:
 
 
 class TestIterators:
-    """Tests that expired iterators are renewed from the position."""
+    """Tests that an expired iterator is replaced by a new iterator for the position."""
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_an_expired_iterator_is_renewed_without_a_repeat(self, world, size):
@@ -196,7 +196,10 @@ class TestEmptyAnswers:
         assert markers(world.consumer().read().events) == written
 
     def test_empty_answers_of_a_shard_with_records_do_not_make_its_position_younger(self, world):
-        """Empty answers do not make a position younger. The later loss of its records must be reported."""
+        """Empty answers do not make a position newer.
+
+        If records after it are lost later, the loss must be reported.
+        """
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -344,7 +347,7 @@ class TestFailures:
     def test_a_long_one_is_named_at_the_deadline(self, world, code, category):
         world.put("a")
         world.troubles.fail(READ, code, None)
-        error = refused_in_time(world, 2.5, category, asked=2)  # the first answer was heard
+        error = refused_in_time(world, 2.5, category, asked=2)  # the first answer has set the clock
         assert error.retryable
         assert error.detail.native_code == code
 

@@ -1,4 +1,4 @@
-"""Tests thousands of shards: the calls of a page, the size of a token, and the memory in use."""
+"""Tests thousands of shards: the calls for a page, the size of a token, and the memory in use."""
 
 import time
 import tracemalloc
@@ -41,7 +41,7 @@ def until_all(consumer, count):
 
 @pytest.fixture(scope="module")
 def thousand():
-    """Provide a shared world, because it takes long to make and no test changes it."""
+    """Provide a shared world, because making it takes long and no test changes it."""
     with World(shards=ACTIVE) as made:
         yield made
 
@@ -91,7 +91,7 @@ class TestActiveShards:
         assert json_bytes(consumer.token) <= ACTIVE * (SHARD_BYTES + OUR_BYTES)
 
     def test_memory_is_bounded(self):
-        """Memory is bounded. The test uses fewer shards, because measuring memory is slow."""
+        """The memory in use is bounded. The test uses fewer shards, because measuring memory is slow."""
         with World(shards=TRACED) as world:
             world.consumer().read(seconds(LONG))
             tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Tests how often the service sends each delivered record if answers are larger than requested."""
+"""Tests how many times the service sends each delivered record if answers are larger than requested."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, FromContinuationToken
 from .world import ADDRESS, TABLE, World
 
 RECORDS = 150
-# One sixteenth of the real sizes: pages of a megabyte, and a buffer of 64 megabytes.
+# One sixteenth of the real sizes, which are a megabyte for pages and 64 megabytes for the buffer.
 SCALE = 16
 
 

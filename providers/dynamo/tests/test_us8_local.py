@@ -1,4 +1,4 @@
-"""Runs the whole conformance suite on DynamoDB Local, read with the unmodified boto3."""
+"""Runs the whole conformance suite on DynamoDB Local, which is read with the unmodified boto3."""
 
 import shutil
 import tempfile
@@ -21,7 +21,7 @@ FOLDERS = []
 class LocalHarness(DynamoHarness):
     """A harness with one server for all tests of a worker.
 
-    A test that moves the clock also ages the tables of earlier tests, but no test reads those.
+    A test that moves the clock also makes the tables of earlier tests older, but no test reads those tables.
     """
 
     rounding = timedelta(minutes=1)

@@ -1,4 +1,4 @@
-"""Runs the whole conformance suite on the scripted server: the unmodified boto3 meets faults on the wire."""
+"""Runs the whole conformance suite on the scripted server. The unmodified boto3 encounters network faults."""
 
 from datetime import timedelta
 
@@ -65,7 +65,7 @@ class ScriptedHarness(DynamoHarness):
         self.script.split(self.native_id(partition_id))
 
     def trim(self, address):
-        """Let a day pass."""
+        """Simulate the passing of a day."""
         self.script.advance(25 * 3600)
 
     def poison(self, address, key):
@@ -78,7 +78,7 @@ class ScriptedHarness(DynamoHarness):
         return self.script.clock.now()
 
     def troubled(self, script, act):
-        """Return a client whose calls meet a fault. The fault ends when the client is closed."""
+        """Return a client whose calls encounter a fault. The fault ends when the client is closed."""
         client = self.connect()
         close = client.close
 

@@ -1,4 +1,4 @@
-"""Tests that attribute values keep every digit in both forms, and that their JSON is right."""
+"""Tests that attribute values keep every digit in both formats, and that their JSON is correct."""
 
 import base64
 from decimal import Decimal
@@ -90,7 +90,7 @@ documents = st.dictionaries(texts, values, max_size=4).map(mapped)
 
 
 def plain(value):
-    """Return the result of boto3's deserializer, with the project's three differences."""
+    """Return the result of boto3's deserializer, adjusted to the project's three differences."""
     match value:
         case Binary():
             return bytes(value)
@@ -172,7 +172,7 @@ class TestJson:
             assert same(decode_json(found), value)
 
 
-# These are not attribute values, or values that DynamoDB cannot store. Guessing would hide the damage.
+# These are not attribute values, or DynamoDB cannot store them. Guessing a value would hide the damage.
 MALFORMED = [
     None, 7, "S", [], {}, {"S": "a", "N": "1"}, {"X": "a"}, {"s": "a"}, {None: "a"},
     {"S": None}, {"S": 7}, {"S": b"a"}, {"S": ["a"]},

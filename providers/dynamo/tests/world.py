@@ -25,7 +25,7 @@ from .servers.server import CREDENTIALS, REGION, Server
 TABLE = "orders"
 ADDRESS = ResourceAddress(collection=TABLE)
 MANY_PAGES = 2000
-# The seconds over which ten listings are distributed, for each attempt. On a busy machine, calls may arrive
+# For each attempt, the seconds over which ten listings are distributed. On a busy machine, calls may arrive
 # closer together than they were sent, and the service counts them when they arrive.
 WINDOWS = (*[client_module._WINDOW_SECONDS] * 3, 1.3, 1.6, 2.0, 3.0)
 SESSIONS = []
@@ -42,7 +42,7 @@ def session():
 
 
 def seconds(number):
-    """Return options of a call that limit its seconds."""
+    """Return options that limit a call to the given number of seconds."""
     return OperationOptions(timeout_seconds=number)
 
 
@@ -52,7 +52,7 @@ class World:
     Attributes:
         script: The server's script.
         server: The server with its boto3 clients.
-        arn: The first stream of the table.
+        arn: The ARN of the table's first stream.
         settings: Fields in each client's configuration.
     """
 
@@ -88,7 +88,7 @@ class World:
     # -- Writing
 
     def put(self, *keys):
-        """Write one item for each key, with a marker that counts up; return the markers."""
+        """Write one item for each key, with increasing numbers as markers. Return the markers."""
         markers = []
         for key in keys:
             self.written += 1
@@ -127,7 +127,7 @@ class World:
         return ClientConfig("dynamo", connection, **self.settings | others)
 
     def client(self, **others) -> MulticloudDbClient:
-        """Make a client that is closed together with the world."""
+        """Make a client. It is closed together with the world."""
         made = connect(self.config(**others))
         self._clients.append(made)
         return made
@@ -137,13 +137,13 @@ class World:
         return Consumer(self, client or self.client(), start or Beginning(), request)
 
     def feed(self, **spec):
-        """Make a provider and a feed, without the engine."""
+        """Make a provider and a feed; the engine is not used."""
         provider = PLUGIN.connect(self.config(), None)
         return provider, provider.open_feed(FeedSpec(ADDRESS, **spec), soon())
 
 
 def soon(number=30.0):
-    """Return a deadline in the given number of seconds."""
+    """Return a deadline that is the given number of seconds from now."""
     return Deadline.after(number)
 
 
@@ -187,7 +187,7 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def until_found(self, wanted, at_most=30):
-        """Read pages until all the given markers have come.
+        """Read pages until all the given markers have been delivered.
 
         Changes of a partition that a service lists late come after an idle page.
         """
@@ -197,19 +197,19 @@ class Consumer:
             self.read(self._patience())
 
     def _patience(self):
-        """Wait after a page without events, because a real client also waits between polls."""
+        """Wait after a page without events, as a real client waits between polls."""
         if not self.pages or self.pages[-1].events:
             return None
         return OperationOptions(wait_seconds=0.05)
 
     def restart(self):
-        """Continue like a new process with the same token."""
+        """Continue as a new process that has the same token."""
         self.client.close()
         self.client = self.world.client()
         return self
 
     def again(self):
-        """Start a second process with the same token, while this process continues."""
+        """Simulate a second process that starts with the same token, while this process continues."""
         return Consumer(self.world, self.world.client(), self.start, self.request)
 
     @property

@@ -1,4 +1,4 @@
-"""Collects the changes of documents, and the notices, that one fetch takes from a stream."""
+"""Collects the document changes and the notices that one fetch takes from a stream."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Taken:
     Attributes:
         place: The position after the taken changes.
         changes: Changes of documents.
-        notices: The notices about collections and databases, which come after the last change.
+        notices: Notices about collections and databases; they come after the last change.
         gone: The reason why the stream has ended, or None.
-        reached: True if the bound of the read is reached.
+        reached: True if the bound of the read was reached.
         caught_up: True if the server had no more changes to send.
         at_end: True if the last answer was empty, which means that the server scanned the whole log.
         requests: The number of answers that were requested.
@@ -73,7 +73,7 @@ class Taken:
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
-        """Set the position after the taken changes if the next answer has failed."""
+        """If the next answer has failed, set the position to the end of the taken changes."""
         if self.changes:
             self.place = place_of_change(self.changes[-1])
 
@@ -95,8 +95,8 @@ class Taker:
         self._source, self._until = source, until
         self._bound = None if until is None else _surely_before(until)
         self._parts: dict[str, Any] = {}
-        # Most changes are taken unchanged. Which changes need a closer check depends on the server and the
-        # caller.
+        # Most changes are taken unchanged. The server and the caller decide which changes need a closer
+        # check.
         self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
 
     def begin(self) -> None:
@@ -121,8 +121,8 @@ class Taker:
         """
         fresh = not buffered(stream)
         if fresh and not getattr(inner_cursor(stream), "alive", True):
-            # The server has closed the stream with its first answer. PyMongo would try to resume the stream,
-            # which fails after an invalidate.
+            # The server's first answer has closed the stream. PyMongo would try to resume the stream, but a
+            # stream cannot be resumed after an invalidate.
             self._end_with(stream, taken)
             return False
         taken.requests += fresh
@@ -176,7 +176,7 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """Return True if the answer had fewer changes than requested, so it contains all available changes.
+        """Return True if the answer had fewer changes than requested, and so contains all available changes.
 
         A `mongos` may send only a part of the available changes.
         """
@@ -184,7 +184,7 @@ class Taker:
             taken.caught_up = True
 
     def _follow(self, stream: Stream, taken: Taken, last: str | None) -> None:
-        """Move to the stream's own position, which also advances without a change.
+        """Move to the stream's own position, which advances even without a change.
 
         Args:
             stream: The stream.
@@ -204,7 +204,7 @@ class Taker:
             self._end_with(stream, taken)
 
     def _end_with(self, stream: Stream, taken: Taken) -> None:
-        """Record that the server has closed the stream, but the caller's pipeline hides the reason."""
+        """Record that the server has closed the stream for a reason that the caller's pipeline hides."""
         token = stream.resume_token
         place = taken.place if token is None else After("i", token_text(token))
         taken.end(place, "the pipeline hides how it ended")
@@ -217,7 +217,7 @@ class Taker:
         try:
             fields = decoded(change.raw)
         except BSONError:
-            # The mapper will report the damage.
+            # The mapper reports the damage.
             taken.changes.append(change.raw)
             return True
         kind = fields.get("operationType")
@@ -242,7 +242,7 @@ class Taker:
         return True
 
     def _join(self, part: dict[str, Any], taken: Taken) -> None:
-        """Join the parts of a large change; the position moves only after the last part."""
+        """Join the parts of a large change. The position moves only after the last part."""
         split = part.pop("splitEvent")
         self._parts.update(part)
         if split["fragment"] == split["of"]:
@@ -269,7 +269,9 @@ def _altered(name: str) -> Exception:
 
 
 def _surely_before(until: Place) -> bytes:
-    """Return a text to compare tokens with: a change whose token sorts before this text is before the bound.
+    """Return a text for comparing tokens.
+
+    If the token of a change sorts before this text, the change is before the bound.
 
     No token sorts before an empty text.
     """

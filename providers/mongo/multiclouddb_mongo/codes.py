@@ -39,7 +39,8 @@ NOT_AUTHORIZED: Final = 13
 IMAGE_MISSING: Final = 47
 TIME_LIMIT: Final = 50
 OVERTAKEN: Final = 136
-"""The server's code for an open cursor whose next entries the oplog has removed.
+"""The server's code for an open cursor if the oplog no longer contains the entries that the cursor must read
+next.
 
 Opening the stream again shows whether the token is lost.
 """
@@ -51,8 +52,8 @@ EVENT_TOO_LARGE: Final = 10334
 FIRST_LOCATION: Final = 15000
 """The lowest location code.
 
-From this code on, most codes have no name, because each code identifies a place in the server that refuses a
-request.
+Most codes from this one upwards have no name. Each of them identifies the place in the server's source code
+that refuses a request.
 """
 
 REPORT: Final = (
@@ -70,7 +71,7 @@ class Row(error_table.Row):
     a resume token, which contains a key.
 
     Attributes:
-        quoted: True if the message quotes the server's text, because only this text says what to change.
+        quoted: True if the message quotes the server's text; only this text says what to change.
     """
 
     quoted: bool = attrs.field(default=False, kw_only=True)
@@ -84,7 +85,7 @@ AUTHENTICATION: Final = Row(
 _AUTHORIZATION: Final = Row(
     ErrorCategory.AUTHORIZATION_FAILED,
     f"the user has no permission for this; grant the user the roles of {_PAGE}",
-    # The server's text quotes the command, with its resume token.
+    # The server's text quotes the command, including its resume token.
     confidential=True,
 )
 UNAVAILABLE: Final = Row(
@@ -128,7 +129,7 @@ _MISSING: Final = Row(
 )
 UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
 
-# The server's code → its meaning.
+# Maps each of the server's codes to its meaning.
 CODES: Final[Mapping[int, Row]] = {
     HISTORY_LOST: Row(
         ErrorCategory.CHECKPOINT_EXPIRED,
@@ -195,7 +196,7 @@ CODES: Final[Mapping[int, Row]] = {
         UNAVAILABLE,
     ),
     **dict.fromkeys((13388, 13435, 13436, 46841), UNAVAILABLE),
-    # Location codes of the resume token's own parser.
+    # Location codes of the server's parser for resume tokens.
     **dict.fromkeys((40647, 40648, 40649), BAD_TOKEN),
     # BadValue, FailedToParse, TypeMismatch, Overflow, InvalidLength, IllegalOperation, CommandNotFound,
     # InvalidOptions, CommandNotSupported, InvalidPipelineOperator, OperationNotSupportedInTransaction,

@@ -1,14 +1,14 @@
-"""Passes MongoDB's own commands to the server, unchanged and only once.
+"""Sends MongoDB's own commands to the server, unchanged and only once.
 
 The rules come from MongoDB's "Run Command" and "Client Side Operations Timeout" specifications. pymongo
-implements most of them. This module implements the rest: `timeout_ms` and `timeout_mode`, a command document
-that is not changed, options that exclude each other, and a cursor whose replies are all decoded in the same
-way, from the first batch to the last.
+implements most of them. This module implements the rest: it supports `timeout_ms` and `timeout_mode`, it
+keeps the command document unchanged, refuses options that exclude each other, and decodes all replies of a
+cursor in the same way.
 
-This module does *not* examine the command itself: it checks, adds, corrects or removes no field. pymongo adds
-what every command contains (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the fields of a transaction and
-of the Stable API). If a command itself contains one of these fields, the behaviour is undefined; currently
-pymongo's value replaces it.
+This module does *not* examine the command itself: it does not check, add, correct or remove any field.
+pymongo adds what every command contains (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the fields of a
+transaction and of the Stable API). If a command itself contains one of these fields, the behaviour is
+undefined; currently pymongo's value replaces it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorComman
 
 T = TypeVar("T")
 
-# pymongo interprets 0 as "no limit" and refuses lower values. So this value stands for a time limit that has
-# already passed.
+# pymongo interprets 0 as "no limit" and refuses lower values. Therefore this value represents a time limit
+# that has already passed.
 _OVER: Final = 1e-6
 _CLOSE_SECONDS: Final = 0.5
 
@@ -77,43 +77,49 @@ class RunCommandCursor(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """Return the next document. Ask the server until it returns a document or has no more documents.
+        """Return the next document.
+
+        Ask the server repeatedly until it returns a document or has no more documents.
 
         Raises:
             StopIteration: Raised if the server has sent all documents.
-            MulticloudDbError: By category. `INVALID_REQUEST` after `close`.
+            MulticloudDbError: Raised with the category of the failure; `INVALID_REQUEST` after `close`.
         """
         return self._step(self._cursor.next)
 
     def try_next(self) -> Any:
-        """Return the next document, or None if the server has none after one more request.
+        """Return the next document, or None if one more request to the server returns no document.
 
-        Use this method for tailable cursors, because `next` never stops asking the server for them.
+        Use this method for tailable cursors. With a tailable cursor, `next` asks the server repeatedly until
+        the server returns a document.
 
         Raises:
-            MulticloudDbError: As `next` does.
+            MulticloudDbError: Raised as by `next`.
         """
         return self._step(self._cursor.try_next)
 
     def batch_size(self, size: int | None) -> None:
-        """Change the batch size from the next `getMore` on, and keep the other options.
+        """Change the batch size, starting with the next `getMore`, and keep the other options.
 
         Args:
-            size: As `RunCursorCommandOptions.batch_size`.
+            size: See `RunCursorCommandOptions.batch_size`.
         """
         RunCursorCommandOptions(batch_size=size)  # this call checks the size
         self._cursor.batch_size(size or 0)
 
     @property
     def alive(self) -> bool:
-        """False if no more documents can follow: all were read, or the cursor has failed or is closed."""
+        """False if no more documents can follow.
+
+        All documents were read, or the cursor has failed or is closed.
+        """
         return not self._closed and self._fault is None and self._cursor.alive
 
     def close(self) -> None:
         """Make the server close its cursor (`killCursors`), and release the session.
 
         A second call does nothing. The method raises no error: if the server does not answer, it drops the
-        cursor later by itself. The whole `timeout_ms` applies again to this call.
+        cursor later by itself. The full `timeout_ms` applies to this call again.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):
@@ -186,11 +192,11 @@ class Commands:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the command cannot be sent.
-            ProviderFault: As `MulticloudDbError`.
-            Exception: The error that pymongo raised, for `classify`. A command is sent only once, with one
-                exception. If the server says that it is overloaded and that it did not run the command
-                (labels `SystemOverloadedError` and `RetryableError`), pymongo sends it again, unless the
-                connection string contains `maxAdaptiveRetries=0`.
+            ProviderFault: Raised if the command cannot be sent, with the category `INVALID_REQUEST`.
+            Exception: The error that pymongo raised, for `classify`. A command is sent only once, except in
+                one case. If the server says that it is overloaded and that it did not run the command (labels
+                `SystemOverloadedError` and `RetryableError`), pymongo sends it again, unless the connection
+                string contains `maxAdaptiveRetries=0`.
 
         """
         chosen = checked_options(RunCommandOptions, "run_command", options)
@@ -214,9 +220,9 @@ class Commands:
             options: Fields of `RunCursorCommandOptions`.
 
         Raises:
-            MulticloudDbError: As `run_command`, also when two options exclude each other.
+            MulticloudDbError: Raised as by `run_command`, and if two options exclude each other.
             ProviderFault: The errors of `run_command`, and `INVALID_REQUEST` if the reply is not a cursor.
-            Exception: As `run_command`.
+            Exception: Raised as by `run_command`.
         """
         chosen = checked_options(RunCursorCommandOptions, "run_cursor_command", options)
         document = _document(command)
@@ -246,9 +252,9 @@ class Commands:
     def close(self) -> None:
         """Close every cursor that is still open, within a second.
 
-        Any thread may call this method, even twice.
+        Any thread may call this method, and may call it more than once.
 
-        A step that waits for the server in another thread ends when the server stops waiting.
+        If a step in another thread is waiting for the server, the step ends when the server stops waiting.
         """
         with self._lock:
             self._closed = True
@@ -268,7 +274,7 @@ class Commands:
         return self._client.get_database(name, codec_options=self._codec)
 
     def _seconds(self, chosen: RunCursorCommandOptions) -> float | None:
-        """Return the timeout of the call; if the call has none, the timeout of the client.
+        """Return the timeout of the call, or the timeout of the client if the call has none.
 
         0 means no limit. None means that neither has a timeout.
         """
@@ -298,10 +304,10 @@ class Commands:
 
 
 class _Untimed(SON[str, Any]):
-    """A copy of a command into which pymongo writes no time limit, although a limit is set.
+    """A copy of a command to which pymongo adds no time limit, although a limit is set.
 
-    pymongo writes the remaining time into every first command. A server applies that limit to the whole
-    lifetime of the cursor, which contradicts "iteration". The command's own `maxTimeMS` is kept.
+    pymongo adds the remaining time to every first command. A server applies that limit to the whole lifetime
+    of the cursor, but with "iteration" each step has its own limit. The command's own `maxTimeMS` is kept.
     """
 
     _copied = False
@@ -316,7 +322,7 @@ class _Untimed(SON[str, Any]):
 
 
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
-    """End calls of pymongo inside the block within `seconds`.
+    """Make calls of pymongo inside the block end within `seconds`.
 
     0 means no limit. None keeps the outer limit.
     """

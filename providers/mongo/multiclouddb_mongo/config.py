@@ -32,7 +32,8 @@ _ESCAPE: Final = (
 _SECRET: Final = frozenset({"authmechanismproperties", "tlscertificatekeyfilepassword"})
 _SPARE_CONNECTIONS: Final = 8
 _PYMONGO_POOL: Final = 100
-# By default PyMongo waits 30 s for a server, which is the whole time of a call. A fail-over takes 10 to 12 s.
+# By default PyMongo waits 30 s for a server, which is the whole time limit of a call. A fail-over takes 10 to
+# 12 s.
 _SELECTION_MS: Final = 15_000
 # Used for the hint about an unknown name. PyMongo decides which names are valid.
 _COMMON: Final = (
@@ -76,7 +77,7 @@ _COMMON: Final = (
 
 
 def _shown(url: str) -> str:
-    """Return the hosts and the database, without user, password and options."""
+    """Return the hosts and the database, without the user, the password and the options."""
     front, query, _ = redact_url(url).partition("?")
     return repr(f"{front}?…" if query else front)
 
@@ -110,8 +111,8 @@ class MongoConfig:
         """Check the `connection` of a client, without I/O and, for `mongodb+srv://`, without DNS.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out, and does not
-                quote anything that may be part of a secret.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it. It
+                does not quote anything that may be part of a secret.
         """
         return settled(_checked, cls, config)
 
@@ -119,7 +120,7 @@ class MongoConfig:
     def timeout_ms(self) -> int | None:
         """Return the `timeoutMS` of the `url` in milliseconds, or None. It limits each call.
 
-        A call must wait at the server for less time than this limit.
+        A call must wait for the server for less time than this limit.
         """
         seconds = self.options.get("timeoutms")
         return round(seconds * 1000) if seconds else None
@@ -162,7 +163,8 @@ class MongoConfig:
             )
         except (PyMongoError, ValueError, TypeError, OSError) as error:
             reason = str(error)
-        # Raised here, without PyMongo's exception, because its text and its frames may contain the password.
+        # Raised here, without PyMongo's exception, because its message and its stack frames may contain the
+        # password.
         if any(secret in reason for secret in self._secrets()):
             reason = "PyMongo does not take it"
         raise invalid_request(
@@ -170,7 +172,7 @@ class MongoConfig:
         )
 
     def _secrets(self) -> Iterator[str]:
-        """Return every part of the connection that must not be shown."""
+        """Return every part of the connection settings that must not be shown."""
         hosts, _, query = _parts(self.url)
         userinfo = hosts.rpartition("@")[0]
         password = userinfo.partition(":")[2]
@@ -246,7 +248,7 @@ def _check_hosts(hosts: str, *, srv: bool) -> None:
 
 
 def _pairs(query: str) -> list[tuple[str, str]]:
-    """Return the options, separated as PyMongo separates them."""
+    """Return the options, split as PyMongo splits them."""
     found = []
     for option in query.split("&" if "&" in query else ";") if query else []:
         name, _, value = option.partition("=")
@@ -278,7 +280,7 @@ def _checked_options(query: str) -> dict[str, Any]:
 
 
 def _validated(name: str, value: str) -> tuple[Any] | str:
-    """Return PyMongo's value of one option, or raise an error with the way out."""
+    """Return PyMongo's value of one option, or raise an error that says how to correct it."""
     try:
         found = split_options(f"{name}={value}")
     except OSError:

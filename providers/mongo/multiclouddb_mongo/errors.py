@@ -72,12 +72,12 @@ _ATLAS: Final = 8000
 _TOKEN_WORDS: Final = ("resume token string", "KeyString", "past end of buffer", "Resume Token")
 _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
-# The rest of the server's text is the whole command.
+# After these words, the server's text contains the whole command.
 _DENIED: Final = re.compile(r"not authorized on (\S+) to execute command \{ (\w+):")
-# The server uses these words if a failure was caused by a document. The error text may quote this document.
+# The server uses these words if a document has caused a failure. The error message may quote the document.
 _AT_WORK: Final = re.compile(r"executor error", re.IGNORECASE)
 
-# The texts of these exceptions quote the value.
+# The messages of these exceptions quote the value.
 _NO_BSON: Final = Fault(
     ErrorCategory.INVALID_REQUEST,
     "a value cannot be written as BSON; use BSON's types, valid Unicode, and integers of at most 64 bits",
@@ -94,10 +94,10 @@ def code_of(error: BaseException) -> int | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Classify a failure. This function raises nothing, even for unknown exceptions.
+    """Classify a failure. This function never raises an exception, even if the failure is unknown.
 
     `vendor_retried` is always set, because PyMongo itself retries a read once and resumes a change stream
-    once. Retries of the library would multiply these retries.
+    once. If the library also retried, the retries would multiply.
     """
     try:
         found = _classified(error)
@@ -109,7 +109,7 @@ def classify(error: Exception) -> Fault:
 def _classified(error: Exception) -> Fault:
     labels = _labels(error)
     code = code_of(error)
-    # This counts only in a server's answer, because PyMongo also puts this label on failed connections.
+    # The label is used only in a server's answer, because PyMongo also adds it to failed connections.
     if code is not None and _OVERLOADED in labels:
         return attrs.evolve(_said(THROTTLED, error, code), retry_after=_backoff(error))
     if isinstance(error, OperationFailure):
@@ -119,7 +119,7 @@ def _classified(error: Exception) -> Fault:
 
 
 def _of_connection(error: Exception, code: int | None) -> Fault | None:
-    """Return the fault of a failure that does not come from a server."""
+    """Return the fault for a failure that does not come from a server."""
     match error:
         case ServerSelectionTimeoutError():
             return _plain(
@@ -196,7 +196,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
     if code == TOKEN_NOT_FOUND and "_id field" in text:
         return NO_TOKEN
     if code == _UNKNOWN_ERROR and "document_value" in text:
-        # The error text of MongoDB 6.0 if a stream is resumed with a pipeline that removes _id.
+        # The error message of MongoDB 6.0 if a stream is resumed with a pipeline that removes `_id`.
         return NO_TOKEN
     if any(words in text for words in _TOKEN_WORDS):
         return BAD_TOKEN
@@ -215,7 +215,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
 def _configuration(error: ConfigurationError) -> Fault:
     """Return the fault for a configuration that PyMongo refuses.
 
-    The texts of most such errors may quote the connection string, including a password.
+    The messages of most such errors may quote the connection string, including the password.
     """
     cause = error.__cause__
     if cause is not None and type(cause).__module__.startswith("dns."):
@@ -284,7 +284,7 @@ def _text(error: BaseException) -> str:
 
 
 def _brief(error: Exception) -> str:
-    """Describe the problem with the servers, without the table of all servers that follows."""
+    """Describe the problem with the servers. The table of all servers in PyMongo's message is left out."""
     text = str(error).partition(", Topology Description")[0]
     text = re.sub(r" \(configured timeouts: [^)]*\)", "", text)
     return one_line(re.sub(r"(Timeout: \d+\.\d)\d+s", r"\1s", text))

@@ -77,8 +77,9 @@ _PEEK_BYTES: Final = 1
 _FOLLOW: Final = (
     'pass MongoOptions(after_invalidate="follow") to continue with the next collection of this name'
 )
-# The server reads the clock for a change's timestamp after the clock for its order. If a new second begins in
-# between, the timestamp of a change is later than its place in the order.
+# For a change, the server first reads the clock that gives the order, and then the clock that gives the
+# timestamp. If a new second begins in between, the timestamp of the change is later than its place in the
+# order.
 _STAMPED_LATER_SECONDS: Final = 0.1
 
 
@@ -115,7 +116,7 @@ class MongoFeed(Feed):
         )
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """Return the time of the server that answers."""
+        """Return the current time of the server that answers."""
         return clock(self._source.client)
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
@@ -151,9 +152,10 @@ class MongoFeed(Feed):
         return reader
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Plan a scan, with the end of the log as the start of the stream."""
+        """Plan a scan whose stream starts at the current end of the log."""
         seeds = self.start(Now(), None, deadline)
-        # The collection is checked only now, because from here on the stream shows each drop and recreation.
+        # The collection is checked after the start of the stream, because from this start on the stream shows
+        # each drop and recreation.
         found = find(self._source.client, self.spec, self._source.address)
         encrypted = self._source.client.options.auto_encryption_opts is not None
         check_snapshot(self.spec, self._source.address, found, encrypted=encrypted)
@@ -171,7 +173,7 @@ class MongoFeed(Feed):
     ) -> dict[str, Head]:
         """Return the end of the log, if there is a change before it.
 
-        The method reads one change to check this. A head with a limit, and a head that may lie after the end
+        To check this, the method reads one change. A head with a limit, and a head that may lie after the end
         of a stream, must be found by reading. For a database, and for a collection that need not exist, the
         server does not show whether it was dropped and recreated. For any other collection, its id shows
         whether it was recreated.
@@ -184,7 +186,7 @@ class MongoFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """Return nothing, because there is only one partition and every token contains it."""
+        """Return no partitions, because there is only one partition and every token contains it."""
         return []
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -207,7 +209,7 @@ class MongoFeed(Feed):
         return describe_scan(cursor) if is_scan_cursor(cursor) else describe(place_of(cursor))
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Return the seconds between the last known beginning of the log and a position."""
+        """Return the seconds from the last known beginning of the log to a position."""
         return None if is_scan_cursor(cursor) else self._seconds_kept(place_of(cursor))
 
     def _reader(
@@ -254,7 +256,10 @@ class MongoFeed(Feed):
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
-        """Return the first change after a position, if there is one. The server sends only this change."""
+        """Return a batch with the first change after a position, if there is one.
+
+        The server sends only this change.
+        """
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
@@ -321,7 +326,7 @@ class MongoFeed(Feed):
         return True
 
     def _check(self) -> None:
-        """Refuse a missing collection once the log was read up to this point, because no change would follow.
+        """Refuse a missing collection after the log was read up to here, because no change would follow.
 
         Raises:
             ProviderFault: Raised if the collection still does not exist, or another collection now has its
@@ -343,7 +348,7 @@ class MongoFeed(Feed):
     def _headroom(self, place: Place) -> float | None:
         """Return the seconds from the log's beginning to this position.
 
-        Return None as long as nothing was removed from the log. The beginning is read twice a minute.
+        Return None if no entry was removed from the log yet. The beginning of the log is read twice a minute.
         """
         self._look_at_log()
         return self._seconds_kept(place)
@@ -357,7 +362,7 @@ class MongoFeed(Feed):
                 try:
                     oldest = self._log.first_entry()
                 except PyMongoError:
-                    oldest = None  # the page is returned without the headroom
+                    oldest = None  # the page is then returned without a headroom
                 self._oldest = (time.monotonic(), oldest)
 
     def _seconds_kept(self, place: Place) -> float | None:
@@ -376,9 +381,9 @@ def _is_far(start: Place, mark: Place) -> bool:
 def _bound(start: Place, until: Place) -> Place:
     """Return the position at which a reader stops.
 
-    At a mark, the reader stops as soon as the server has no more changes before the mark. A lagging
-    replica-set member has no changes at the start either. Therefore, if a mark lies directly after the start,
-    the reader stops only when the server itself has passed the mark.
+    At a mark, the reader stops as soon as the server has no more changes before the mark. A lagging member of
+    the replica set may have no changes at the start although changes exist. Therefore, if a mark lies
+    directly after the start, the reader stops only when the server itself has passed the mark.
     """
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)

@@ -66,8 +66,8 @@ class View:
         with_new: True if events include the new document.
         with_old: True if events include the old document.
         native: True if events include the change document.
-        start: The cluster time of the feed's start, in ticks, if the start may lie ahead, or None. If a
-            resource ended before this time, it was a different resource with the same name.
+        start: The cluster time of the feed's start, in ticks, if the start may lie ahead, or None. A resource
+            that ended before this time was a different resource with the same name.
     """
 
     address: ResourceAddress
@@ -91,7 +91,9 @@ def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list
 
 
 def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map change documents to Arrow. Documents are converted to JSON text directly, without events.
+    """Map change documents to Arrow.
+
+    Documents are converted directly to JSON text, and no events are created.
 
     Raises:
         RecordFault: Raised for the first change that cannot be mapped.
@@ -99,7 +101,7 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
     except (*_DAMAGED, MulticloudDbError):
-        pass  # an error, or a time without a zone in a value that rarely contains times: check each change
+        pass  # a failure, or a time without a zone in a value that rarely has one: check each change
     try:
         return _arrow(_decoded(changes[start:stop]), view)
     except _DAMAGED:
@@ -107,12 +109,12 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
 
 
 def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC) -> list[dict[str, Any]]:
-    # One call converts all changes, so Python does no work for each change.
+    # One call converts all changes, so no Python code runs for the individual changes.
     return bson.decode_all(b"".join(changes), codec)
 
 
 def time_of(change: Change) -> datetime:
-    """Return the time of the write by the server's clock, to the millisecond.
+    """Return the time of the write by the server's clock, with a precision of milliseconds.
 
     Before MongoDB 6.0, return the cluster time of the change.
     """
@@ -125,7 +127,8 @@ def time_of(change: Change) -> datetime:
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # The events are made by column, with one call per event and no call for data that the request leaves out.
+    # The events are built from columns. Each event takes one call, and data that was not requested takes
+    # none.
     ids = [change_text(change["_id"]) for change in changes]
     # The native change is taken before its documents become portable, because it must stay unchanged.
     natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
@@ -147,7 +150,7 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 
 
 def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
-    """Return the keys. `_id` comes after a shard key and is not part of it."""
+    """Return the keys. `_id` comes after the fields of the shard key, and is not part of the shard key."""
     settled = [portable(key) for key in keys]
     if not all(settled):
         raise ValueError("a change without a key")
@@ -159,8 +162,8 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 def _times(changes: Sequence[Change]) -> list[datetime]:
     """Convert commit times.
 
-    Changes of the same millisecond share one object, because making this object costs as much as the rest of
-    an event.
+    Changes with the same millisecond share one object, because making this object takes as long as making the
+    rest of an event.
     """
     previous: object = None
     moment, moments = _EPOCH, []
@@ -241,7 +244,7 @@ def _texts(documents: Sequence[Any]) -> pa.Array:
     """Return a column of JSON texts.
 
     A JSON text takes about a kilobyte. If all texts of a batch existed at once, memory would be returned to
-    the system and allocated again for every batch. This costs more than making the texts.
+    the system and allocated again for every batch. This would take longer than making the texts.
     """
     import pyarrow as pa
 

@@ -50,12 +50,12 @@ class Log:
     def oldest(self) -> At:
         """Return the oldest cluster time from which everything is still kept.
 
-        With read access to `local`, this is the time of the log's first entry. Without this access, an exact
-        search finds the time, with about sixty requests of at most 50 ms each.
+        With read access to `local`, this is the time of the log's first entry. Without this access, a search
+        finds the exact time with about sixty requests of at most 50 ms each.
 
         Raises:
             PyMongoError: Raised if the server refuses the request, or for a network error.
-            ProviderFault: Raised if entries are removed faster than the search can follow.
+            ProviderFault: Raised if entries are removed faster than the search proceeds.
         """
         for _ in range(_TRIES):
             entry = self.first_entry()

@@ -26,7 +26,7 @@ from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 __all__ = ["PARTITION_ID", "Found", "check_provisioned", "clock", "find", "list_collections", "resolve"]
 
 PARTITION_ID: Final = "0"
-"""A deployment has only one change stream, and its changes have one order."""
+"""A deployment has only one change stream, which contains all changes in one order."""
 
 _IMAGES: Final = (
     "enable it: db.runCommand({{collMod: {name!r}, changeStreamPreAndPostImages: {{enabled: true}}}}), or "
@@ -127,7 +127,7 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
     """Refuse a request that this collection cannot serve.
 
     Raises:
-        ProviderFault: Raised if the resource is not a collection, or keeps no images although they are
+        ProviderFault: Raised if the resource is not a collection, or does not keep the images that are
             required.
     """
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
@@ -156,7 +156,7 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
 
 
 def clock(client: MongoClient[Any]) -> datetime:
-    """Return the time of the server that answers."""
+    """Return the current time of the server that answers."""
     answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
     moment: datetime = answer["localTime"]
     return moment

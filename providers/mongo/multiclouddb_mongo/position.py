@@ -1,19 +1,19 @@
 """Defines positions in a change stream, and their form in a token. The functions are pure.
 
     ["e", data]    after the change with this resume token
-    ["h", data]    after everything up to a moment: a high-water mark, which is not the token of a change
-    ["i", data]    after an invalidate: what comes next has the same name, but is another resource
-    ["r", data]    a resume token of the application's own, for `resumeAfter`
-    ["t", s, n]    at the cluster time `Timestamp(s, n)`, its changes included
+    ["h", data]    after everything up to a given time: a high-water mark, which is not the token of a change
+    ["i", data]    after an invalidate: the next changes belong to another resource with the same name
+    ["r", data]    a resume token that the application has given, for `resumeAfter`
+    ["t", s, n]    at the cluster time `Timestamp(s, n)`, including its changes
 
 Each form may have one more element: the cluster time of the start, in ticks. This element is present as long
-as the position is before that time. A collection or database that was dropped or renamed before that time was
-another one with the same name.
+as the position is before that time. If a collection or database was dropped or renamed before that time, it
+was another resource with the same name.
 
-`data` is the text of a resume token `{"_data": …}`, then a point and its `_typeBits` in hexadecimal if the
-server has added these, which it does for keys of some types. Any other token is written as `"b:"` and the
-base64 of its BSON. The server hardly checks which resource a token belongs to. Therefore the position
-contains its kind, and the library checks the envelope of its own token.
+`data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
+hexadecimal, if the server has added them. The server adds them for keys of some types. Any other token is
+written as `"b:"` and the base64 of its BSON. The server hardly checks which resource a token belongs to.
+Therefore the position contains its kind, and the library checks the resource in its own token.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Kind: TypeAlias = Literal["e", "h", "i", "r"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 2**32 - 1
-_MOST_CHARACTERS: Final = 2**25  # a token is twice as long as the document's key, which may have 16 MB
+_MOST_CHARACTERS: Final = 2**25  # a token is twice as long as the document's key, which may take 16 MB
 _TICKS: Final = slice(2, 18)  # after the byte 0x82, which means that a timestamp follows
 _RAW: Final = "b:"
 _BITS: Final = "."
@@ -133,7 +133,7 @@ def cursor_of(place: Place, start: int | None = None) -> Cursor:
 
     Args:
         place: The position.
-        start: The cluster time of the start, in ticks; None if it does not lie ahead.
+        start: The cluster time of the start, in ticks; None if the position is already after it.
     """
     cursor: list[JsonValue]
     match place:
@@ -205,7 +205,7 @@ def _is_time(value: int) -> bool:
 def seconds_at(place: Place) -> int | None:
     """Return the cluster time of a position in seconds since 1970.
 
-    Return None if the position's token does not contain the time.
+    Return None if the token does not contain the time.
     """
     ticks = ticks_at(place)
     return None if ticks is None else ticks >> 32
@@ -234,8 +234,8 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
         place: The position.
         until: The bound.
         at_end: True if the whole log was scanned. A mark that was taken at the end of the log contains the
-            time of the next operation. No answer contains that time before such an operation exists, so
-            nothing lies between the position and the mark.
+            time of the next operation. Until this operation exists, no answer contains that time, and nothing
+            lies between the position and the mark.
     """
     order = compare(place, until)
     if order is not None and order >= 0:

@@ -117,8 +117,8 @@ class MongoProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
         """Look up the collection, and check that it keeps the required images.
 
-        A missing collection is an error at the start of a feed. With a token, the feed still reads the
-        collection's last changes and its drop from the log.
+        A missing collection is an error at the start of a feed. With a token, the feed still reads the last
+        changes and the drop of the collection from the log.
         """
         address = resolve(spec, self._database)
         fail_soon(self._client, deadline)
@@ -169,7 +169,7 @@ class MongoProvider(Provider):
     def _close(self, readers: list[MongoReader | SegmentReader]) -> None:
         for reader in readers:
             reader.cancel()
-        # Each reader closes the stream that it is opening, and needs the client for this.
+        # A reader that is opening a stream closes it, and needs the client to do this.
         self._closer.settle()
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()

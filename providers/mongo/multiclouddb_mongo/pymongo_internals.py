@@ -57,14 +57,14 @@ _CLOSE_SECONDS: Final = 0.5
 _DEAF_SECONDS: Final = 5.0
 _REFUSED_SECONDS: Final = 3.0
 _NO_SECONDS: Final = 0.001
-# PyMongo checks the time twice a second.
+# PyMongo checks twice a second whether the time is over.
 _TELL_SECONDS: Final = 0.75
 
 
 class Closer:
     """Closes the streams of one client.
 
-    A server that does not answer costs one second in total, not one second per stream.
+    If a server does not answer, closing takes one second in total, not one second per stream.
 
     The server ends idle cursors by itself, after ten minutes.
     """
@@ -151,7 +151,9 @@ class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
 
 
 def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
-    """Run a command of the library with one retry, like PyMongo's own reads, unless `retryReads` is false.
+    """Run a command of the library.
+
+    As with PyMongo's own reads, the command is retried once, unless `retryReads` is false.
 
     Raises:
         PyMongoError: Raised if the server refuses the request, or for a network error.
@@ -166,10 +168,10 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 
 
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
-    """If no server is known, wait for a server, for slightly less time than the call may take.
+    """If no server is known, wait for one, for slightly less time than the call may take.
 
     PyMongo waits for `serverSelectionTimeoutMS` and only then reports the problem. That would be too late for
-    a call with less time.
+    a call with a shorter time limit.
 
     Raises:
         ServerSelectionTimeoutError: Raised if no server is found; the error contains the reason.
@@ -192,8 +194,8 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
 def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
     """Do not wait long before the first call if every server refuses connections or is unknown.
 
-    While a primary is being elected, the other servers answer. So if no server answers at all, an early error
-    with the reason helps more than waiting.
+    While a primary is being elected, the other servers answer. Therefore, if no server answers at all, an
+    early error with the reason is more useful than a long wait.
 
     Raises:
         ServerSelectionTimeoutError: Raised if every server refuses connections or is unknown; the error
@@ -242,17 +244,21 @@ def watch_otherwise(
 
 
 def buffered(stream: Stream) -> int | None:
-    """Return the number of changes of the last answer that are left.
+    """Return the number of changes in the last answer that were not read yet.
 
-    Return None if this PyMongo does not report the number. No public interface reports the number. Without
-    it, the library would request one change too many, and wait for the server.
+    Return None if this version of PyMongo does not report the number. No public interface reports it. Without
+    the number, the library would ask for one more change than the answer contains, and would wait for the
+    server.
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
 
 
 def next_answer(cursor: Rows) -> list[Any]:
-    """Return the rows of the server's next answer; a single row if PyMongo hides how many are left."""
+    """Return the rows of the server's next answer.
+
+    Return a single row if PyMongo does not show how many rows are left.
+    """
     first = next(cursor, None)
     if first is None:
         return []
@@ -270,16 +276,17 @@ def inner_cursor(stream: Stream) -> object:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Suppress the tracebacks that PyMongo logs for each cursor of a silent server while a client is closed.
+    """Suppress the tracebacks that PyMongo logs while a client is closed.
 
-    PyMongo logs such a traceback even if logging is not set up.
+    PyMongo logs a traceback for each cursor on a server that does not answer, even if logging is not set up.
     """
     log = logging.getLogger("pymongo.client")
 
     def is_no_traceback(record: logging.LogRecord) -> bool:
         return record.exc_info is None
 
-    # Each call has its own filter, because other threads may be closing too, and remove theirs earlier.
+    # Each call has its own filter, because other threads may also close clients, and may remove their filters
+    # earlier.
     log.addFilter(is_no_traceback)
     try:
         yield
@@ -288,7 +295,7 @@ def hushed() -> Iterator[None]:
 
 
 def interrupt(client: MongoClient[Any]) -> None:
-    """End every receive of a client that is about to be closed, within half a second.
+    """End all receive calls of a client that is about to be closed, within half a second.
 
     If the network drops all packets, these receives would last forever: PyMongo's monitor would end them, but
     the monitor ends with the client. No public interface does the same.

@@ -19,7 +19,7 @@ class RawRow(RawBSONDocument):
 
     PyMongo's own class checks each document that it makes. `find_raw_batches` also makes and checks one
     object for each row. Making these objects takes longer than decoding the row. This class keeps only the
-    bytes. PyMongo reads the fields of the answer that contains the rows, so this class can also do that.
+    bytes. PyMongo reads fields of the answer that contains the rows, so this class can also return fields.
     """
 
     __slots__ = ("_bytes", "_document", "_options")
@@ -64,7 +64,7 @@ _BYTES: Final = attrgetter("_bytes")
 
 
 def bytes_of(rows: Iterable[RawRow]) -> list[bytes]:
-    """Return the bytes of rows, as copies if PyMongo provides views of an answer."""
+    """Return the bytes of rows; if PyMongo provides views of an answer, return copies."""
     return list(map(bytes, map(_BYTES, rows)))
 
 

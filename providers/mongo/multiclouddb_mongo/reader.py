@@ -42,20 +42,20 @@ from multiclouddb_spi import (
 
 __all__ = ["MongoReader"]
 
-# Larger answers are slower, because they leave the processor's cache before they are decoded.
+# Larger answers are slower, because they no longer fit in the processor's cache until they are decoded.
 _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 500
 _SHORT_AWAIT_MS: Final = 10
 _LONG_AWAIT_MS: Final = 500
-# After this many reads in a row that do not wait, a stream with a long wait is replaced by a stream without a
-# wait.
+# After this many consecutive reads that do not wait, a stream with a long wait is replaced by a stream
+# without a wait.
 _HURRIED: Final = 3
 _CAREFUL_SECONDS: Final = 0.5
 _CAREFUL_LOOKS: Final = 20
 # Wall clocks and cluster time are not the same. On servers with synchronised clocks, they differ by less than
 # this.
 _CLOCKS_SECONDS: Final = 1
-# After this many answers in a row without a change of a document, a fetch returns without changes.
+# After this many consecutive answers without a change of a document, a fetch returns without changes.
 _LOOKS: Final = 50
 _RESUMES: Final = 3
 
@@ -101,10 +101,10 @@ class MongoReader(Reader):
         self._cancelled = threading.Event()
 
     def outlasts(self) -> bool:
-        """Return True: a fetch may outlast a call, because the server first scans its log.
+        """Return True, because a fetch may outlast a call: the server first scans its log.
 
         If each call cancelled the fetch at its deadline, the fetch would start again with the next call, and
-        never end.
+        would never finish.
         """
         return True
 
@@ -126,12 +126,12 @@ class MongoReader(Reader):
         return self._batch(taken)
 
     def cancel(self) -> None:
-        """Close the stream that a running fetch reads.
+        """Close the stream that a running fetch is reading.
 
         The wait for the server's answer then ends within half a second.
 
-        PyMongo cannot be interrupted while it opens a stream or looks for a server. Then the fetch ends when
-        the server answers, or after `serverSelectionTimeoutMS`.
+        PyMongo cannot be interrupted while it opens a stream or looks for a server. In these cases the fetch
+        ends when the server answers, or after `serverSelectionTimeoutMS`.
         """
         self.halt()
         stream = self._stream
@@ -153,7 +153,7 @@ class MongoReader(Reader):
 
     def _opened(self, taken: Taken, max_records: int) -> Stream:
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
-            # PyMongo would wait for this server, but another server may be the primary now.
+            # PyMongo would wait for this server, although another server may be the primary now.
             self.close()
         if self._stream is None:
             self._batch_size = self._wanted_size or min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
@@ -162,7 +162,7 @@ class MongoReader(Reader):
                 self._look()
                 self._source.reach(self._deadline)
                 self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
-                if self._cancelled.is_set():  # the stream could not be closed while it was being opened
+                if self._cancelled.is_set():  # a stream cannot be closed while it is being opened
                     self.close()
             self._look()
             self._taker.begin()
@@ -174,7 +174,7 @@ class MongoReader(Reader):
             raise cancelled()
 
     def _hurry(self, wait: float) -> None:
-        """Replace a stream with a long wait if the caller does not wait.
+        """Replace a stream that has a long wait if the caller does not wait.
 
         The wait of an open stream cannot be changed.
         """
@@ -231,15 +231,15 @@ class MongoReader(Reader):
         """Take one answer, or the rest of an answer.
 
         Returns:
-            Whether the answer contained any changes, and whether PyMongo has resumed the stream for this
-            answer. None if the answer failed and this method has handled the failure.
+            Two truth values: whether the answer contained any changes, and whether PyMongo has resumed the
+            stream for this answer. None if the request failed and this method has handled the failure.
         """
         try:
             stream = self._opened(taken, max_records)
             cursor = inner_cursor(stream)
             with self._source.at_work():
                 looked = self._taker.take(stream, taken, max_records, self._batch_size)
-                if self._cancelled.is_set():  # PyMongo may have resumed a stream that another thread closed
+                if self._cancelled.is_set():  # PyMongo may have resumed a stream that was already closed
                     self.close()
             self._overtaken = False
             return looked, inner_cursor(stream) is not cursor
@@ -249,7 +249,7 @@ class MongoReader(Reader):
             if taken.changes:
                 return None
             if error.code == OVERTAKEN and not self._overtaken:
-                self._overtaken = True  # opening the stream again shows the reason: the code 286, or no error
+                self._overtaken = True  # opening the stream again shows the reason: error 286 or no error
             elif error.code in (EVENT_TOO_LARGE, IMAGE_MISSING):
                 self._take_carefully(taken, error, max_records)
             else:
@@ -262,7 +262,7 @@ class MongoReader(Reader):
         return None
 
     def _take_carefully(self, taken: Taken, error: OperationFailure, max_records: int) -> None:
-        """Take changes one by one, because one of them prevents the server from sending an answer.
+        """Take changes one by one, because the server cannot send an answer that contains one of them.
 
         Raises:
             RecordFault: Raised if the next change is too large.
@@ -292,7 +292,7 @@ class MongoReader(Reader):
                 return
 
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
-        """Raise the error for a change that the server cannot send; it comes after this position."""
+        """Raise the error for the change after this position, which the server cannot send."""
         if error.code == IMAGE_MISSING:
             raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,
@@ -316,7 +316,7 @@ class MongoReader(Reader):
             "old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
             cursor_of(found, self._view.start),
             str(error.code),
-        ) from None  # the server's text quotes the change's key
+        ) from None  # the server's message quotes the change's key
 
     # -- Processing the changes
 

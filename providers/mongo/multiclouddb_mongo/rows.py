@@ -36,7 +36,7 @@ _DAMAGED: Final = (BSONError, ValueError, LookupError, TypeError, ArithmeticErro
 
 
 def rows_of(answer: bytes) -> list[bytes]:
-    """Return the documents of an answer, which contains them one after another."""
+    """Split an answer into its documents, which follow one another without separators."""
     rows, at, size = list[bytes](), 0, len(answer)
     while at < size:
         end = at + int.from_bytes(answer[at : at + 4], "little")
@@ -89,7 +89,10 @@ class RowMapper(Mapper):
         return [row for row in rows if id_of(row) != last or self.digest(row) not in start.seen]
 
     def digest(self, row: bytes) -> str:
-        """Return a digest that distinguishes documents with the same `_id` on different shards."""
+        """Return a digest of a document.
+
+        The digests of documents that have the same `_id` on different shards are different.
+        """
         try:
             text = self._keys([bson.decode(row, CODEC)])[0].canonical()
         except _DAMAGED:
@@ -139,7 +142,7 @@ class RowMapper(Mapper):
         return trusted_keys([portable({"_id": _own(each)}) for each in ids])
 
     def _event_ids(self, keys: Sequence[MulticloudDbKey]) -> list[str]:
-        """Return the same ids as `snapshot_event_id`, but ten times as fast for the usual keys."""
+        """Return the same ids as `snapshot_event_id`, but ten times faster for the usual keys."""
         plan_id = self.plan_id
         if self.start.names:
             return [snapshot_event_id(plan_id, key) for key in keys]
@@ -150,7 +153,7 @@ class RowMapper(Mapper):
         if not kinds <= _AS_THEY_ARE:
             values = [_SIMPLE[type(value)](value) for value in values]
         begin = f"{snapshot_id_of(plan_id)}:"
-        # One hash object takes the common start of all texts. Each row uses a copy of this object.
+        # One hash object hashes the common start of all texts. Each row continues with a copy of this object.
         hashed = blake2b(b'[1,[["_id",', digest_size=16).copy
         ids = []
         for text in map(dumps, values):
@@ -177,13 +180,13 @@ class RowMapper(Mapper):
 def _documents(rows: Sequence[dict[str, Any]], raw: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return rows as documents.
 
-    A row without the byte of the decimal type contains no decimal to replace.
+    If a row does not contain the byte of the decimal type, it has no decimal to replace.
     """
     return [portable(row) if _DECIMAL in each else row for row, each in zip(rows, raw, strict=True)]
 
 
 def _own(value: Any) -> Any:
-    """Return a copy of a mutable `_id` for the key, so that key and document do not share the object."""
+    """Return a copy of a mutable `_id`, so that the key and the document do not share an object."""
     return deepcopy(value) if type(value) in (dict, list) else value
 
 

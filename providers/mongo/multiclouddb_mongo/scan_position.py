@@ -6,14 +6,14 @@
 
 `time` is the cluster time at which the stream begins, as 16 hexadecimal digits. Rows are read as of that time
 or a later one. `uuid` is the UUID of the collection, or empty if the collection did not exist. An `_id` is
-written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server receives exactly
-the same bytes again for every type. `begin` is `"["` and an `_id` that belongs to the segment, or `"("` and
-the `_id` of the last row that was read, or empty for the first key. `end` does not belong to the segment; it
-is empty for the last segment.
+written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server gets back
+exactly the bytes that it sent, for every type. `begin` is `"["` and an `_id` that belongs to the segment, or
+`"("` and the `_id` of the last row that was read, or empty for the first key. `end` does not belong to the
+segment; it is empty for the last segment.
 
 In a sharded collection, `names` contains the fields of the shard key. Documents on two shards may have the
-same `_id`. Therefore `begin` always belongs to the unread rest in this case. `seen` contains digests of those
-rows with this `_id` that were already read.
+same `_id`. Therefore, in a sharded collection, rows with the `_id` in `begin` always belong to the unread
+part. `seen` contains digests of those rows with this `_id` that were already read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 MAX_KEY: Final = "7f"
-"""An `_id` that the server's `min` never finds."""
+"""An `_id` that is never found through the `min` option of the server."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME: Final = re.compile(r"[0-9A-F]{16}", re.ASCII)
@@ -57,10 +57,11 @@ _HEX: Final = re.compile(r"([0-9a-f]{2})*", re.ASCII)
 _PLAN_ID: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
 _ID_HEAD: Final = b"_id\x00"
 _MOST: Final = 2**63
-_VALUE: Final = 9  # after the row's length, the type of its _id, and that name
-_CLOCKS_SECONDS: Final = 1  # as for watermarks, wall clocks and cluster time differ by less than this
-# BSON type → the size of a value. For other types, the number of bytes besides the length that the value
-# states.
+_VALUE: Final = 9  # after the row's length, the type of its `_id`, and the name `_id`
+# Wall clocks and cluster time differ by less than this. Watermarks use the same limit.
+_CLOCKS_SECONDS: Final = 1
+# BSON type → the size of a value. For the other types, the value states its own length, and this is the
+# number of additional bytes.
 _FIXED: Final = {
     **dict.fromkeys((0x06, 0x0A, 0x7F, 0xFF), 0),
     **dict.fromkeys((0x01, 0x09, 0x11, 0x12), 8),
@@ -149,7 +150,7 @@ class Range:
         return moment_of(self.time)
 
     def timestamp(self) -> Timestamp:
-        """Return the last cluster time before the stream.
+        """Return the last cluster time before the stream's start.
 
         The rows must include all changes up to this time.
         """
@@ -182,16 +183,19 @@ class Rest:
     names: tuple[str, ...] = ()
 
     def cursor(self) -> Cursor:
-        """Return the rest in the form that a token stores."""
+        """Return the rest of the plan in the form that a token stores."""
         numbers: list[JsonValue] = [self.width, self.left, self.number]
         return ["p", self.plan_id, self.time, self.uuid, self.low, *numbers, list(self.names)]
 
     def until(self, end: str) -> Range:
-        """Return the segment from here to just before an `_id`. An empty `_id` means up to the last row."""
+        """Return the segment from `low` up to an `_id`, which is not included.
+
+        An empty `_id` means that the segment contains all remaining rows.
+        """
         return Range(self.time, self.uuid, f"[{self.low}" if self.low else "", end, self.names)
 
     def after(self, end: str) -> Rest:
-        """Return the rest after the segment that ends at an `_id`."""
+        """Return the rest of the plan after the segment that ends at an `_id`."""
         return attrs.evolve(self, low=end, left=max(0, self.left - 1), number=self.number + 1)
 
 

@@ -56,7 +56,7 @@ class ScanSource:
     # -- Rows
 
     def session(self, place: Range) -> ClientSession:
-        """Return a session that reads nothing older than the start of the stream."""
+        """Return a session whose reads show the data at or after the start of the stream."""
         session = self.client.start_session(causal_consistency=True)
         session.advance_operation_time(place.timestamp())
         return session
@@ -65,7 +65,7 @@ class ScanSource:
         """Return a cursor over undecoded rows.
 
         Args:
-            place: The wanted rows.
+            place: The rows to read.
             session: The result of `session`.
             batch_size: The maximum number of rows in one answer.
         """
@@ -94,7 +94,7 @@ class ScanSource:
             return wanted
         components = self._key.partition_key
         if not components.keys() <= {"_id", *place.names}:
-            return {"_id": {"$in": []}}  # as in the stream, where keys do not contain this field
+            return {"_id": {"$in": []}}  # keys in the stream do not contain this field either
         return {**wanted, **{name: {"$eq": to_bson(value)} for name, value in components.items()}}
 
     def _collection(self) -> Collection[dict[str, Any]]:
@@ -104,7 +104,7 @@ class ScanSource:
         database = self.client.get_database(address.database, codec_options=CODEC, read_concern=_MAJORITY)
         return database.get_collection(address.collection)
 
-    # -- Is it still there
+    # -- Whether the collection still exists
 
     def may_be_gone(self, error: OperationFailure) -> bool:
         """Return True if an error may have been caused by dropping or renaming the collection."""
@@ -116,8 +116,8 @@ class ScanSource:
         Return None if the collection still has the name.
 
         Raises:
-            ProviderFault: Raised if a sharded collection has a different UUID, because it was resharded or is
-                another collection.
+            ProviderFault: Raised if a sharded collection has a different UUID, because the collection was
+                resharded or replaced.
         """
         address = self._source.address
         found = find(self.client, self._source.spec, address)
@@ -136,7 +136,7 @@ class ScanSource:
             return Renamed(name, f"{address.database}/{each['name']}")
         return Dropped(name)
 
-    # -- What is planned
+    # -- Planning
 
     def shard_key(self) -> tuple[str, ...]:
         """Return the fields of the shard key; empty for a collection that is not sharded.

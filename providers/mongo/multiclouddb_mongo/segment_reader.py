@@ -28,7 +28,7 @@ _MOST_BATCH: Final = 1000
 
 
 class SegmentReader(Reader):
-    """Reads the rows of a segment in the order of their `_id`, with one cursor that stays open.
+    """Reads the rows of a segment in the order of their `_id`, through one cursor that stays open.
 
     The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
     by name, so the UUID is checked for each new cursor, after its first answer.
@@ -48,8 +48,8 @@ class SegmentReader(Reader):
         self._rows: list[bytes] = []
         self._cursor: Rows | None = None
         self._session: ClientSession | None = None
-        # The segment is empty: the collection had no rows when the snapshot began, or nothing sorts after the
-        # last row.
+        # The segment is empty if the collection had no rows when the snapshot began, or if nothing sorts
+        # after the last row.
         self._exhausted = not start.uuid or start.begin == f"({MAX_KEY}"
         self._outcome: Outcome = Continue()
         self._cancelled = threading.Event()

@@ -25,8 +25,8 @@ from multiclouddb_spi import (
 
 __all__ = ["check_snapshot", "cut", "plan_scan"]
 
-# Eight segments are read at a time, so a larger collection should have more segments. Larger segments need
-# fewer cursors.
+# Eight segments are read at a time, so a larger collection should have more segments. On the other hand,
+# larger segments need fewer cursors.
 _LEAST_WIDTH: Final = 5_000
 _MOST_WIDTH: Final = 50_000
 _FEW_SEGMENTS: Final = 16
@@ -122,7 +122,10 @@ def plan_scan(
 
 
 def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
-    """Return the rows per segment (0 if keys are sampled) and the maximum number of segments (0 for none)."""
+    """Return the number of rows per segment and the maximum number of segments.
+
+    The first number is 0 if keys are sampled; the second number is 0 if there is no maximum.
+    """
     if segments is None:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))
         width = max(width, -(-records // _MOST_SEGMENTS))
@@ -143,7 +146,7 @@ def cut(
         source: The scanned collection.
         rest: The plan.
         count: The maximum number of segments.
-        deadline: The time after which no further segment is begun.
+        deadline: The time after which no further segment is planned.
     """
     found: list[Segment] = []
     for end in _ends(source, rest, count):

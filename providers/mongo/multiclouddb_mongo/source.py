@@ -46,8 +46,8 @@ _SHARDED_PROBE_MS: Final = 400
 class Source:
     """The objects that the readers of one feed share: the target and the options of their streams.
 
-    No call uses `pymongo.timeout`, because the driver would then retry again and again until the time is
-    over. The engine itself stops waiting at its deadline.
+    No call uses `pymongo.timeout`, because the driver would then retry repeatedly until the time is over. The
+    engine itself stops waiting at its deadline.
 
     Args:
         client: The vendor's client.
@@ -144,12 +144,12 @@ class Source:
         }
         database = self.client[self.address.database or "admin"]
         try:
-            # Ask the member from which the streams are read, because logs differ in length.
+            # Ask the member from which the streams are read, because the members' logs differ in length.
             preference = self.client.read_preference
             with self.opening():
                 database.cursor_command(command, read_preference=preference, codec_options=CODEC).close()
         except NetworkTimeout:
-            return True  # `timeoutMS` of the connection string replaces our 50 ms
+            return True  # a `timeoutMS` in the connection string replaces these 50 ms
         except OperationFailure as error:
             if error.code == HISTORY_LOST:
                 return False
@@ -158,11 +158,11 @@ class Source:
         return True
 
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
-        """Return the stages after `$changeStream`: those of the scope, of the caller, and of the library.
+        """Return the stages after `$changeStream`: for the scope, from the caller, and from the library.
 
-        The library's stage removes unused fields, which would cost time to send and decode. The stage also
-        removes the description of the changed fields, because a state is never partial. So an event that is
-        nearly too large stays under the server's 16 MB.
+        The library's stage removes unused fields, because sending and decoding them would take time. The
+        stage also removes the description of the changed fields, because a state is never partial. So an
+        event that is nearly too large stays under the server's 16 MB.
         """
         stages: list[Stage] = []
         if isinstance(self.spec.scope, LogicalPartition):
@@ -178,7 +178,7 @@ class Source:
         return [*stages, {"$changeStreamSplitLargeEvent": {}}] if self.splits else stages
 
     def full_document(self) -> str | None:
-        """Return the source of the new document of an update."""
+        """Return the option that says from where the server takes the new document of an update."""
         if self.options.full_document is not None:
             return self.options.full_document
         match self.spec.new_item_state_mode:
@@ -190,7 +190,7 @@ class Source:
                 return "whenAvailable" if self.images else "updateLookup"
 
     def full_document_before_change(self) -> str | None:
-        """Return the source of the old document."""
+        """Return the option that says whether the server sends the old document."""
         if self.options.full_document_before_change is not None:
             return self.options.full_document_before_change
         match self.spec.old_item_state_mode:
@@ -201,7 +201,7 @@ class Source:
             case OldItemStateMode.INCLUDE_IF_AVAILABLE:
                 return "whenAvailable"
 
-    # -- Inside
+    # -- Internals
 
     def _awaiting(self, await_ms: int) -> int:
         """Return a wait time that is shorter than the connection string's time limit for each call.
@@ -213,7 +213,7 @@ class Source:
 
     def _watch(self, batch_size: int, await_ms: int, *, slim: bool = False, **start: Any) -> Stream:
         settings: dict[str, Any] = {
-            # Slim changes also need them, because the caller's pipeline may use them.
+            # Slim changes also need the images, because the caller's pipeline may use them.
             "full_document": _if_there(self.full_document(), slim),
             "full_document_before_change": _if_there(self.full_document_before_change(), slim),
             "max_await_time_ms": await_ms,
@@ -241,7 +241,10 @@ class Source:
 
 
 def _start(place: Place) -> dict[str, Any]:
-    """Return the only start option for a position. PyMongo would silently drop a second start option."""
+    """Return the only start option for a position.
+
+    PyMongo would silently drop a second start option.
+    """
     match place:
         case At():
             return {"start_at_operation_time": place.timestamp()}
@@ -256,7 +259,7 @@ def _match(scope: LogicalPartition) -> Stage:
     wanted: dict[str, Any] = {
         f"documentKey.{name}": {"$eq": value} for name, value in values.items() if "." not in name
     }
-    # In a change, the whole path of a nested shard key is one name.
+    # In a change, the whole path to a nested field of the shard key is one name.
     paths = [
         {"$eq": [{"$getField": {"field": name, "input": "$documentKey"}}, {"$literal": value}]}
         for name, value in values.items()

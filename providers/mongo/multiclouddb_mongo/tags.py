@@ -3,7 +3,7 @@
     ObjectId         {"$mongo.objectid": "65f0…"}             24 hex digits
     Timestamp        {"$mongo.timestamp": [1700000000, 1]}    seconds, increment
     Regex            {"$mongo.regex": ["^a", "im"]}           BSON's letters
-    Binary           {"$mongo.binary": [3, "aGk="]}           the other subtypes, old UUIDs too; base64
+    Binary           {"$mongo.binary": [3, "aGk="]}           the other subtypes, including old UUIDs; base64
     Code             {"$mongo.code": ["f()", null]}           its scope or null
     DBRef            {"$mongo.dbref": {"$map": {"$ref": …}}}  as it is stored
     DatetimeMS       {"$mongo.datetime": 253402300800000}     a date outside the years 1 to 9999
@@ -12,8 +12,7 @@
                                                               a NaN with a payload, a padded significand
 
 The library's JSON has one kind of integer: `Int64` is written like `int` and read back as an `int`, which
-BSON stores in 32 bits if it fits. All NaN values of a `float` have the same JSON. Values that are equal stay
-equal.
+BSON stores in 32 bits if it fits. All NaN values of a `float` have the same JSON. Equal values stay equal.
 
 Importing this module registers these types with `encode_json` and `decode_json`.
 """
@@ -136,7 +135,7 @@ def _decode_dbref(inner: Any) -> DBRef:
 
 
 def dbref(fields: dict[str, Any]) -> DBRef:
-    """Make a reference from its stored fields. The fields are removed from their dict."""
+    """Make a reference from its stored fields, and remove these fields from the dict."""
     return DBRef(fields.pop("$ref"), fields.pop("$id"), fields.pop("$db", None), fields)
 
 

@@ -20,7 +20,7 @@ from multiclouddb_mongo.values import portable, portable_decimal
 
 __all__ = ["json_text"]
 
-# encode_json refuses documents that are nested more deeply.
+# `encode_json` refuses more deeply nested documents.
 _MOST_DEPTH: Final = 200
 
 
@@ -40,8 +40,8 @@ def json_text(document: dict[str, Any] | DBRef) -> bytes:
     try:
         return orjson.dumps(_object(document, 0), option=orjson.OPT_UTC_Z | orjson.OPT_NAIVE_UTC)
     except (LookupError, TypeError, ValueError):
-        # The document is nested too deeply, or not from PyMongo. encode_json supports more types and raises
-        # the right error.
+        # The document is nested too deeply, or did not come from PyMongo. `encode_json` supports more types
+        # and raises the right error.
         return encode_json(portable(deepcopy(document)))
 
 

@@ -1,12 +1,12 @@
 """Converts BSON's values to Python's values, and back.
 
-A document contains Python's own types if Python has them: text, numbers, truth values, None, lists, dicts,
-`bytes` (binary of subtype 0), `datetime` in UTC, `UUID` (binary of subtype 4) and `Decimal`. Other values
-keep PyMongo's classes; `tags` lists these classes and their form in JSON.
+A document contains Python's own types if there is a suitable one: text, numbers, truth values, None, lists,
+dicts, `bytes` (binary of subtype 0), `datetime` in UTC, `UUID` (binary of subtype 4) and `Decimal`. Other
+values are instances of PyMongo's classes; `tags` lists these classes and their form in JSON.
 
 PyMongo converts the deprecated BSON types: a symbol becomes text, undefined becomes None, and a DBPointer
-becomes a `DBRef`. PyMongo puts `$db` of a `DBRef` in third place, and drops regex flags that it does not
-know.
+becomes a `DBRef`. PyMongo moves the `$db` field of a `DBRef` to the third place, and drops unknown regex
+flags.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 """The codec that decodes events.
 
 The codec deliberately has no type registry: with a type registry, PyMongo's change stream decodes every event
-twice, the first time in Python. `portable` converts the decimals instead.
+twice, and the first of these times in Python. `portable` converts the decimals instead.
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)
 """The codec for events that become text. Its times are in UTC and have no zone.
 
-Adding the zone would take PyMongo longer than decoding the time, and `json_text` writes the same text for
-both.
+For PyMongo, adding the zone takes longer than decoding the time, and `json_text` writes the same text with
+and without a zone.
 """
 
 _INT64: Final = 2**63
@@ -219,7 +219,7 @@ def _no_set(_: Any, __: int) -> Any:
     raise _refused("a set", "BSON has no sets: use a list, and choose its order")
 
 
-# The first match counts: Code is also text.
+# The first match is used, because `Code` is also text.
 _CONVERTERS: Final[tuple[tuple[Any, Callable[[Any, int], Any]], ...]] = (
     (Decimal, _to_decimal128),
     (datetime, _to_date),

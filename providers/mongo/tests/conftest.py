@@ -29,12 +29,15 @@ def one():
 
 @pytest.fixture(scope="session")
 def three():
-    """Provide a replica set of three nodes. A test that disturbs a node must leave the set healthy."""
+    """Provide a replica set of three nodes.
+
+    A test that disturbs a node must leave the set in a healthy state.
+    """
     return shared("three", 3)
 
 
 def dropped(server, name):
-    """Drop the database, and retry if another member is now the primary, because the driver does not."""
+    """Drop the database. Retry if another member is now the primary, because the driver does not retry."""
     try:
         server.client().drop_database(name)
     except AutoReconnect:
@@ -53,13 +56,13 @@ def database():
 
 @pytest.fixture
 def app():
-    """Return a client's `appName` that only this test uses, so that only its commands fail."""
+    """Return an `appName` that only a client of this test uses, so that only its commands fail."""
     return f"app-{next(COUNTER)}"
 
 
 @pytest.fixture
 def here(one, database):
-    """Return the address of a collection with one document."""
+    """Return the address of a collection that contains one document."""
     one.client()[database]["c"].insert_one({"_id": 0})
     return ResourceAddress(database, "c")
 
@@ -72,7 +75,7 @@ def written(one, here):
 
 @pytest.fixture
 def plain(one, app):
-    """Provide a client of the driver without the library, and the commands that the client sends."""
+    """Provide a client of the driver that does not use the library, and the commands that it sends."""
     commands = Commands()
     with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
         yield client, commands
@@ -87,7 +90,7 @@ def ours(one, app):
 
 @pytest.fixture
 def warm(ours, here):
-    """Provide a feed with an open cursor, and the commands that the feed sends from now on."""
+    """Provide a feed with an open cursor, and the commands that the feed sends afterwards."""
     client, commands = ours
     feed = Feed(client, here)
     feed.read()

@@ -1,4 +1,4 @@
-"""The conformance harness of a MongoDB replica set."""
+"""The conformance harness for a MongoDB replica set."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ from .servers.oplog import wait_uncut
 from .servers.shared import shared
 
 COUNTER = itertools.count()
-# The oplog has 1 MB and is filled only by `trim`. Password hashes are quick to check.
+# The oplog has 1 MB and is filled only by `trim`. The hashes of passwords can be checked quickly.
 SMALL = {
     "oplog_mb": 1,
     "auth": True,
@@ -31,7 +31,7 @@ NOTE = "x" * 100_000
 
 
 def native(value):
-    """Return a Python value in the form that the driver writes."""
+    """Return a Python value in the form in which the driver writes it."""
     match value:
         case Decimal():
             return Decimal128(value)
@@ -55,11 +55,11 @@ class MongoHarness(Harness):
     # Every notice of a collection's feed ends the feed; test_notices.py tests other notices.
     can_notices = False
     expiry_updates = 1
-    can_read_past_trim = False  # all collections share the oplog, so a position that does not move expires
+    can_read_past_trim = False  # all collections share the oplog, so a position that does not advance expires
     value_types = frozenset(VALUES) - {"integer over 64 bit", "set"}
     key_types = frozenset(KEYS)
     secrets = (PASSWORD, quote(PASSWORD, safe=""))
-    # The servers and their number.
+    # The name of the replica set, and its number of members.
     servers_name = "us8 one"
     members = 1
 
@@ -72,7 +72,10 @@ class MongoHarness(Harness):
         self.disturbed = False
 
     def close(self):
-        """Close the harness after a pause, so that the next test's `AtTime` finds no changes of this test."""
+        """Close the harness after a pause.
+
+        Otherwise `AtTime` in the next test would find changes from this test.
+        """
         if self.disturbed:
             time.sleep(1.2 - time.time() % 1)
 
@@ -115,7 +118,7 @@ class MongoHarness(Harness):
                 session.with_transaction(each)
 
     def expire(self, address, key):
-        """Make the server search every second for expired documents."""
+        """Make the server look for expired documents every second."""
         collection = self.collection(address)
         collection.create_index("until", expireAfterSeconds=0)
         collection.replace_one({"_id": native(key)}, {"until": self.now()})
@@ -135,15 +138,18 @@ class MongoHarness(Harness):
         self.disturbed = True
 
     def trim(self, address):
-        """Fill the oplog with notes, which no change stream shows, until all earlier entries are removed."""
+        """Fill the oplog with no-op notes until all earlier entries are removed.
+
+        No change stream shows such notes.
+        """
         admin, log = self.native.admin, self.native.local["oplog.rs"]
-        # Read only this field of an entry, because no driver can read what `poison` wrote.
+        # Read only this field of an entry, because no driver can read the text that `poison` wrote.
         last = log.find_one(projection=["ts"], sort=[("$natural", -1)])["ts"]
         note = {"appendOplogNote": 1, "data": {"note": NOTE}, "writeConcern": {"w": self.members}}
         while log.find_one(projection=["ts"])["ts"] <= last:
             for _ in range(15):
                 admin.command(note)
-            # The server removes only entries that a checkpoint covers, and checks once a second.
+            # The server removes only entries that a checkpoint covers, and looks for them once a second.
             admin.command("fsync")
             until = time.monotonic() + 1.1
             while log.find_one(projection=["ts"])["ts"] <= last and time.monotonic() < until:

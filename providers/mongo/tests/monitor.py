@@ -1,4 +1,4 @@
-"""Records the commands that a client sent to its servers, in order."""
+"""Records the commands that a client sends to its servers, in order."""
 
 import functools
 import threading
@@ -25,7 +25,7 @@ STARTS = {"resumeAfter", "startAfter", "startAtOperationTime"}
 
 
 class Commands(CommandListener):
-    """Records every command of a client that has this object among its `event_listeners`."""
+    """Records every command of a client whose `event_listeners` contain this object."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Commands(CommandListener):
             self._log.append((word, event))
 
     def events(self, word, *only):
-        """Return the events of the given kind, for all commands or for commands with the given names."""
+        """Return the events of the given kind, for all commands or only for commands with the given names."""
         with self._lock:
             log = list(self._log)
         return [event for kind, event in log if kind == word and (not only or event.command_name in only)]
@@ -64,7 +64,7 @@ class Commands(CommandListener):
         return [event.command_name for event in self.sent(*only)]
 
     def ends(self, *only):
-        """Return the results of commands: `["failed", "succeeded"]`."""
+        """Return the results of commands, such as `["failed", "succeeded"]`."""
         with self._lock:
             log = list(self._log)
         return [word for word, event in log if word != "started" and event.command_name in only]
@@ -82,18 +82,18 @@ class Commands(CommandListener):
         ]
 
     def tries(self):
-        """Return the results of these commands."""
+        """Return the results of the `aggregate` commands that open a change stream."""
         opening = {event.request_id for event in self.opening()}
         with self._lock:
             log = list(self._log)
         return [word for word, event in log if word != "started" and event.request_id in opening]
 
     def streams(self):
-        """Return the `$changeStream` stage of each of these commands."""
+        """Return the `$changeStream` stage of each command that opens a change stream."""
         return [event.command["pipeline"][0]["$changeStream"] for event in self.opening()]
 
     def starts(self):
-        """Return the start options of each command that has one.
+        """Return the start option of each command that has a start option.
 
         A command without a start option only requests the end of the oplog.
         """
@@ -103,7 +103,7 @@ class Commands(CommandListener):
 
 @contextmanager
 def watched(uri, *more, **named):
-    """Provide a client as an application opens it, and the commands that it sends.
+    """Provide a client that is opened in the same way as by an application, and the commands that it sends.
 
     Args:
         uri: The server.
@@ -117,7 +117,7 @@ def watched(uri, *more, **named):
 
 
 class Feed:
-    """A feed that is read page by page, each from the token of the previous page.
+    """A feed that is read page by page. Each page is read from the token of the previous page.
 
     Attributes:
         request: The next request.
@@ -141,7 +141,7 @@ class Feed:
         return page
 
     def events(self, count=1):
-        """Read until this many events have come, or a time limit passes."""
+        """Read until the given number of events was received, or until a time limit has passed."""
         found, until = [], time.monotonic() + PATIENCE
         while len(found) < count and time.monotonic() < until:
             found += self.read().events  # a read that waits would retry after a failure
@@ -149,20 +149,20 @@ class Feed:
         return found
 
     def by(self, client):
-        """Return the same feed at the same position, read by another client."""
+        """Return the same feed at the same position, but with another client."""
         other = Feed(client, self.request.address)
         other.request = self.request
         return other
 
 
-AT_ONCE = 0.2  # in seconds; the shortest time limit of these tests is twice as long
+AT_ONCE = 0.2  # in seconds; the shortest time limit in these tests is twice as long
 
 
 def patient(call, tries=10):
     """Return the result of a call with a short time limit.
 
-    A busy machine may exceed the limit, but not every time. A call that fails at once has not exceeded the
-    limit.
+    On a busy machine, a call may exceed the limit, but not every time. A call that fails immediately has not
+    exceeded the limit.
     """
     for last in [*[False] * (tries - 1), True]:
         begin = time.monotonic()

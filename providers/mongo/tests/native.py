@@ -1,4 +1,4 @@
-"""Provides a native client below the library's client, for sessions and to observe its commands."""
+"""Provides a library client that uses a native client, for tests of sessions and commands."""
 
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +14,7 @@ from .monitor import Commands
 
 @attrs.frozen
 class Native:
-    """The library's client on top of a native client, and the commands of both.
+    """The library's client, the native client that it uses, and the commands that were sent.
 
     Attributes:
         client: The library's client.
@@ -54,7 +54,7 @@ def native(uri, **options):
 
 
 def refused(call, *arguments, **options):
-    """Return the error of a call that must fail."""
+    """Return the error that a call raises. The call must fail."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments, **options)
     return caught.value
@@ -62,7 +62,7 @@ def refused(call, *arguments, **options):
 
 @contextmanager
 def hanging(servers):
-    """Pause the primary for some time: it does not answer, although its connections stay open."""
+    """Pause the primary for some time. It does not answer, although its connections stay open."""
     member = servers.wait_primary()
     servers.pause(member)
     try:

@@ -1,4 +1,7 @@
-"""A server that is too old for PyMongo: it reports its version in its greeting and answers nothing else."""
+"""Simulates a server that is too old for PyMongo.
+
+It reports its version in its greeting and sends nothing else.
+"""
 
 import contextlib
 import socketserver
@@ -18,7 +21,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 length, request, _, code = HEADER.unpack(header)
                 self.rfile.read(length - HEADER.size)
                 answer = bson.encode(self.server.hello)
-                # The first greeting of a connection has the old form; later ones may have the new form.
+                # The first greeting of a connection has the old form; later greetings may have the new form.
                 old = code == OP_QUERY
                 body = struct.pack("<iqii", 8, 0, 0, 1) + answer if old else struct.pack("<ib", 0, 0) + answer
                 self.server.greeted += 1
@@ -27,7 +30,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class OldServer(socketserver.ThreadingTCPServer):
-    """The only node of a replica set, with a given wire version: 8 is MongoDB 4.2."""
+    """The only node of a replica set, with the given wire version. Version 8 is MongoDB 4.2."""
 
     daemon_threads = True
 

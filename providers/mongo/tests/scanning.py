@@ -1,4 +1,4 @@
-"""Shared code for the tests of snapshots: keys of every type, and reads to the end of a scan."""
+"""Contains shared code of the tests of snapshots: keys of every type, and reads up to the end of a scan."""
 
 import datetime
 import uuid
@@ -52,15 +52,15 @@ def pages(client, address, start, size=0, between=lambda number: None, **setting
 
 
 def rows(found):
-    """Return the rows of the scan on some pages."""
+    """Return the rows of the scan that some pages contain."""
     return [event for page in found for event in page.events if event.backfilled]
 
 
 def is_done(page):
-    """Return True if the scan ends on the given page."""
+    """Return True if the given page ends the scan."""
     return any(isinstance(notice, BackfillDone) for notice in page.notices)
 
 
 def keys(events):
-    """Return the keys as text. The text shows the type, so no two different keys have the same text."""
+    """Return the keys as text. The text shows the type, so different keys always have different texts."""
     return [event.key.canonical() for event in events]

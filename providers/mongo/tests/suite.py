@@ -33,7 +33,7 @@ class TestImages(us8.TestImages):
 
 
 class TestPropagation(us8.TestPropagation):
-    """An event does not say whether a delete was an expiry."""
+    """An event does not say whether a document was deleted because it expired."""
 
     test_a_delete_by_the_service_says_that_it_is_an_expiry = None
 

@@ -1,4 +1,4 @@
-"""Tests mistakes of users and failures of networks: every error names a way out and shows no secret."""
+"""Tests mistakes of users and failures of networks: every error says what to do and shows no secret."""
 
 import contextlib
 import functools
@@ -112,7 +112,7 @@ def guarded():
 
 
 class TestTheWay:
-    """Tests failures of the connection to the server."""
+    """Tests failures of connections to the server."""
 
     def test_nobody_listens(self):
         with client_of("mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=300") as client:
@@ -152,7 +152,7 @@ class TestTheWay:
 
 
 class TestTheIdentity:
-    """Tests that credentials are not guessed, and that no secret is shown."""
+    """Tests that credentials are not guessed and no secret is shown."""
 
     def url(self, server, user=None, **options):
         prefix, _, rest = server.uri(**options).partition("://")[2].rpartition("@")
@@ -309,7 +309,10 @@ WRONG = [
 
 
 class TestOptions:
-    """Tests option values that the server refuses. The error shows its message without quoted values."""
+    """Tests option values that the server refuses.
+
+    The error shows the server's message without quoted values.
+    """
 
     @pytest.mark.parametrize(
         "options", WRONG, ids=[f"{name} {at}" for at, option in enumerate(WRONG) for name in option]
@@ -346,7 +349,7 @@ class TestOptions:
 
 
 class TestPipelines:
-    """The caller's own pipeline may filter out many changes."""
+    """The caller's pipeline may remove many changes."""
 
     def test_what_is_promised_to_be_enough_is(self, client, here, native):
         fields = ("_id", "operationType", "ns", "documentKey", "fullDocument")
@@ -413,7 +416,7 @@ class TestPipelines:
 
 
 class TestTokens:
-    """Tests that the provider refuses tokens that the server does not check well."""
+    """Tests that the provider refuses wrong tokens that the server would accept."""
 
     def token(self, client, address, **asked):
         return read(client, address, Now(), **asked).continuation_token
@@ -492,7 +495,7 @@ class TestPoison:
         collection.insert_one(RawBSONDocument(raw.replace(b"damaged", b"damage\xff")))
 
     def walk(self, client, address, token, size=0, **asked):
-        """Return the ids of all changes, with None for a skipped one."""
+        """Return the ids of all changes, with None for each skipped change."""
         seen, skipped = [], 0
         for _ in range(400):
             try:
@@ -565,7 +568,7 @@ class TestPoison:
             seen, skipped = self.walk(client, address, token, size, **asked)
             assert seen == ["large", 0, 1, 2, None, None, "end"]
             assert skipped == 2
-        # Without the old document the event fits.
+        # Without the old document, the event is small enough.
         assert self.walk(client, address, token)[0] == ["large", 0, 1, 2, "large", "large", "end"]
 
     def test_the_one_that_is_named_is_the_one_that_a_filter_lets_through(self, client, native):

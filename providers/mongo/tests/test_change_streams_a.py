@@ -45,7 +45,7 @@ def of_scope(scope, here):
 
 
 def refused(category=ErrorCategory.INVALID_REQUEST, code=None):
-    """Check that the server refused the request, and that the error contains the server's code."""
+    """Check that the server refused the request and that the error contains the server's code."""
     return pytest.raises(
         MulticloudDbError,
         check=lambda error: error.category == category and error.detail.native_code == str(code),
@@ -53,10 +53,10 @@ def refused(category=ErrorCategory.INVALID_REQUEST, code=None):
 
 
 class TestResumable:
-    """Tests after which errors of a `getMore` the stream is opened again with an `aggregate`."""
+    """Tests which errors of a `getMore` cause the stream to be opened again with an `aggregate`."""
 
     def test_cs_01_an_older_server_is_not_talked_to(self):
-        """Only the label of an error decides, even if a server reports a different version later."""
+        """Only the label of the error decides, even if the server later reports a different version."""
         with OldServer(8) as server, watched(server.uri) as (client, commands):
             with pytest.raises(MulticloudDbError) as caught:
                 Feed(client, ResourceAddress("shop", "orders")).read()
@@ -117,7 +117,10 @@ class TestResumable:
 
     @pytest.mark.parametrize("code", [6, 63, 234, FINAL])
     def test_cs_04_an_error_without_the_label(self, one, app, warm, written, code):
-        """An error without the label is not resumed, even if it was resumable on older servers."""
+        """After an error without the label, the stream is not resumed.
+
+        This applies even if the error was resumable on older servers.
+        """
         feed, commands = warm
         with (
             fail_command(one, commands=["getMore"], app_name=app, errorCode=code),
@@ -130,7 +133,7 @@ class TestResumable:
         assert keys(feed.events()) == [1]
 
     def test_cs_06_an_aggregate_is_not_resumed(self, one, app, here, ours):
-        """The `aggregate` that opens a stream is not resumed, but it is retried once as a read."""
+        """The `aggregate` that opens a stream is never resumed, but it is retried once, like any read."""
         client, commands = ours
         failure = {"errorCode": 6, **RESUMABLE}
         with (
@@ -152,7 +155,7 @@ class TestResumable:
 
 
 class TestEvents:
-    """Tests events that the server sends now or may send in the future."""
+    """Tests events that the server sends today or may send in the future."""
 
     def test_cs_07_an_operation_that_nobody_knows_yet(self, ours, here, written):
         """An event with an unknown operation type is skipped.
@@ -233,7 +236,7 @@ class TestEvents:
     def test_cs_09_the_document_of_an_update_that_is_gone_is_null(self, ours, here, written):
         """If the document was deleted before the lookup, it is unavailable.
 
-        This does not turn the update into a delete.
+        The event is still an update and not a delete.
         """
         client, _ = ours
         feed = Feed(client, here, include_native=True)
@@ -272,7 +275,7 @@ class TestEvents:
 
 
 class TestOptions:
-    """Tests the options sent with the `aggregate`, in its stage, and with every `getMore`."""
+    """Tests the options that are sent with the `aggregate`, in its stage, and with every `getMore`."""
 
     @pytest.mark.parametrize("value", ["unheard-of", ""])
     def test_cs_10_an_unknown_full_document(self, ours, here, value):
@@ -373,7 +376,7 @@ class TestOptions:
     def test_cs_14_the_driver_by_itself_drops_it(self, plain, here):
         """The driver drops the collation.
 
-        If this test fails, PyMongo has fixed this, and `_Collated` can be removed.
+        If this test fails, PyMongo now sends the collation, and `_Collated` can be removed.
         """
         client, commands = plain
         client[here.database]["c"].watch(collation={"locale": "en"}).close()

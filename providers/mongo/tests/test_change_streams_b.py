@@ -1,4 +1,4 @@
-"""Tests rows CS-27 to CS-52 of MongoDB's change stream specification: the life and resume of a stream."""
+"""Tests rows CS-27 to CS-52 of MongoDB's change stream specification: how a stream lives and is resumed."""
 
 import contextlib
 import inspect
@@ -37,7 +37,7 @@ FINAL = 8000  # a server error that no driver treats specially
 
 @pytest.fixture
 def breaks(one, app):
-    """Make commands of this test's client fail."""
+    """Make commands fail that this test's client sends."""
 
     def breaking(*names, times=1, **failure):
         return fail_command(one, commands=list(names), app_name=app, times=times, **failure)
@@ -50,7 +50,7 @@ def asked(**options):
 
 
 def open_cursors(server, address):
-    """Return the open cursors of one collection, which only one test uses."""
+    """Return the open cursors of one collection. Only one test uses this collection."""
     here = {"$match": {"ns": f"{address.database}.{address.collection}", "cursor": {"$exists": True}}}
     return len(list(server.client().admin.aggregate([{"$currentOp": {"idleCursors": True}}, here])))
 
@@ -155,7 +155,7 @@ class TestLife:
         assert commands.tries() == []
 
     def test_cs_31_a_resume_that_fails_is_not_repeated(self, breaks, warm, written):
-        """The `aggregate` is sent twice, because it is retried once as a read.
+        """The `aggregate` is sent twice, because it is retried once, like any read.
 
         The next call continues from the same token.
         """
@@ -200,7 +200,7 @@ class TestLife:
         }
         uri = three.uri(appName=app, readPreference=preference)
         with watched(uri) as (client, commands):
-            # The member that was asked first may not know the collection yet.
+            # The member that received the first request may not know the collection yet.
             wait_until(
                 lambda: all("c" in three.direct(m)[database].list_collection_names() for m in three.members)
             )
@@ -209,7 +209,8 @@ class TestLife:
             with fail_command(three, commands=["getMore"], app_name=app, closeConnection=True):
                 collection.insert_one({"_id": 1})
                 assert keys(feed.events()) == [1]
-            # The same member is asked for the oplog's first entry, because oplogs differ in length.
+            # The request for the oplog's first entry goes to the same member, because oplogs differ in
+            # length.
             assert len(Feed(client, ResourceAddress(database, "c"), Beginning()).events(2)) == 2
             opened = commands.opening()
             assert "failed" in commands.ends("getMore")
@@ -229,7 +230,7 @@ class TestLife:
 
 
 class TestStarts:
-    """Tests the start options, at first and when a stream is resumed."""
+    """Tests the start options when a stream is opened and when it is resumed."""
 
     def test_cs_34_a_raw_timestamp(self, ours, here, written):
         client, commands = ours
@@ -274,7 +275,8 @@ class TestStarts:
     def test_cs_35_the_driver_by_itself_drops_all_but_one(self, plain, here, written):
         """The driver sends only one of several start options.
 
-        If this test fails, PyMongo has fixed this, and the page on the specifications needs a change.
+        If this test fails, PyMongo behaves differently now, and the page on the specifications must be
+        changed.
         """
         client, commands = plain
         collection = client[here.database]["c"]
@@ -379,9 +381,9 @@ class TestStarts:
         assert event.command["lsid"] == commands.bodies("getMore")[0]["lsid"]
 
     def test_cs_40_a_lost_connection_takes_another_implicit_one(self, breaks, warm, written):
-        """After a lost connection, the driver takes another implicit session, which does no harm.
+        """After a lost connection, the driver uses another implicit session, which does no harm.
 
-        If this test fails, PyMongo has changed this.
+        If this test fails, PyMongo now behaves differently.
         """
         feed, commands = warm
         with breaks("getMore", closeConnection=True):
@@ -444,7 +446,7 @@ class TestResume:
     def test_cs_42_after_a_lost_connection_the_driver_does_not_try(self, one, breaks, warm):
         """After a lost connection, the driver does not close the old cursor, and the server ends it.
 
-        If this test fails, PyMongo has changed this, and the row in the table is wrong.
+        If this test fails, PyMongo now behaves differently, and the row in the table is wrong.
         """
         feed, commands = warm
         feed.read()
@@ -469,7 +471,7 @@ class TestResume:
 
 
 class TestTokens:
-    """Tests which token is the last one."""
+    """Tests which token is the last token of a stream."""
 
     def test_cs_43_every_page_has_one_and_an_empty_page_a_newer_one(self, warm, written):
         feed, _ = warm
@@ -597,7 +599,7 @@ class TestPages:
     """Tests every token that a stream returns."""
 
     def test_cs_49_an_iterator_gives_every_token(self, warm, written):
-        """The iterator gives every token through its pages, including empty pages."""
+        """The pages of the iterator show every token, and there are also pages without events."""
         feed, _ = warm
         tokens = set()
         settings = {"idle_backoff_seconds": 0.01, "max_idle_backoff_seconds": 0.02}
@@ -613,7 +615,7 @@ class TestPages:
 
 
 class TestLimits:
-    """Tests limits on time and size."""
+    """Tests the limits on time and size."""
 
     def gives_up_in_time(self, read):
         """Check that the call ends before the server answers. Each answer takes 2.5 seconds."""
@@ -649,7 +651,7 @@ class TestLimits:
         with watched(one.uri(appName=app, timeoutMS=1000)) as (client, _):
 
             def waited():
-                """Wait three times in a row, because reopening a stream could hide every second failure."""
+                """Wait three times, because opening the stream again could hide every second failure."""
                 feed = Feed(client, here, **asked(max_await_time_ms=10_000))
                 for _ in range(3):
                     assert feed.read(wait=1).events == ()
@@ -703,7 +705,10 @@ class TestLimits:
 
 
 class TestProse:
-    """The prose tests of the specification, with its numbers, run through `read_changes`."""
+    """Runs the prose tests of the specification through `read_changes`.
+
+    The numbers of the tests are the numbers in the specification.
+    """
 
     def test_cs_52_prose_1_the_token_of_every_page_is_the_last_one(self, one, app, ours, here, written):
         client, _ = ours
@@ -762,7 +767,7 @@ class TestProse:
             feed = Feed(client, here)
             feed.read()
             commands.clear()
-            with breaks("getMore", errorCode=91, **RESUMABLE):  # makes the driver forget the server
+            with breaks("getMore", errorCode=91, **RESUMABLE):  # this makes the driver forget the server
                 written.insert_one({"_id": 1})
                 assert keys(feed.events()) == [1]
             assert commands.tries() == ["succeeded"]

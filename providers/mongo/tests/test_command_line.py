@@ -1,4 +1,4 @@
-"""Tests the command line on MongoDB with real processes that are killed and started again."""
+"""Tests the command line on MongoDB with real processes that are killed and restarted."""
 
 import re
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ def orders(one, database):
 
 @pytest.fixture
 def where(one, orders):
-    """Return the server and the collection, as arguments of the commands."""
+    """Return the arguments of the commands that name the server and the collection."""
     return one.uri(), f"{orders.database.name}/orders"
 
 
@@ -31,7 +31,7 @@ def tail_of(where, folder, start="now"):
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, one, orders, where, tmp_path):
-        """During writes, the command is killed seven times: at once, within a page, and after failures."""
+        """During writes, the command is killed seven times: at its start, in a page, and after failures."""
         orders.insert_one({"_id": "before"})
         tail = tail_of(where, tmp_path)
         writer = Writer(lambda key: orders.insert_one({"_id": key, "secret": "a document"}), pause=0.003)
@@ -64,8 +64,8 @@ class TestTail:
         keys = [f"o-{number:04}" for number in range(3000)]
         tail = tail_of(where, tmp_path, "beginning")
         for life in range(2):
-            # Each process gets its own changes, because the previous process may have read everything before
-            # it was killed.
+            # New changes are written for each process, because the previous process may have read all changes
+            # before it was killed.
             orders.insert_many([{"_id": key} for key in keys[1500 * life : 1500 * (life + 1)]])
             with tail.running() as came:
                 came.get(timeout=SOON)
@@ -123,7 +123,7 @@ class TestPartitions:
 class TestToken:
     @pytest.fixture
     def token(self, where, tmp_path):
-        """Return a token of `now`, before the first event, as an argument."""
+        """Return a token of `now`, from before the first event, as an argument."""
         said("tail", *where, "--until-idle", "--checkpoint", tmp_path / "position")
         return f"@{tmp_path}/position"
 
@@ -174,7 +174,10 @@ FAILURES = {
 
 
 class TestFailures:
-    """Each failure prints one line with a way out and no secret; the exit code shows its category."""
+    """Each failure prints one line that says what to do and shows no secret.
+
+    The exit code shows the category.
+    """
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET])

@@ -25,7 +25,7 @@ def checked(url=HOST, **more):
 
 @pytest.fixture
 def made():
-    """Make clients and close them."""
+    """Provide a function that makes clients, and close these clients at the end."""
     clients = []
 
     def make(url=HOST, concurrency=4, **more):
@@ -165,7 +165,7 @@ class TestWrongNames:
             checked(url).client(4)
 
 
-# A password as a person would type it, and its parts that must never be shown.
+# A password as a person would type it, and the parts of it that must never be shown.
 UNESCAPED = [
     f"mongodb://me:{SECRET}@more@localhost/shop",
     f"mongodb://me:more@{SECRET}@localhost/shop",
@@ -215,7 +215,7 @@ class TestSecrets:
         error = caught.value
         assert error.category == ErrorCategory.INVALID_REQUEST
         assert SECRET not in everything_said(error)
-        # `from None` would hide the cause only from a traceback.
+        # `from None` would hide the cause only in a traceback.
         assert error.__cause__ is None
         assert error.__context__ is None
 

@@ -1,4 +1,4 @@
-"""Tests that many consumers of one feed in one client each keep their own cursor."""
+"""Tests many consumers of one feed in one client: each of them keeps its own cursor."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ROUNDS = 4
 
 
 class Consumers:
-    """Several consumers at different positions, which read one page each in turn."""
+    """Several consumers at different positions. They take turns to read one page each."""
 
     def __init__(self, client, address, collection, count):
         self._client, self._address = client, address

@@ -26,7 +26,8 @@ TOKEN = f'{{ _data: "826B004BB1000000142B022C0100296E5A1004F6EF5D{KEY}000004" }}
 AT_WORK = "PlanExecutor error during aggregation :: caused by :: "
 SECRET = "p@ss:w0rd"
 
-# The server's code and words (as 6.0.5 has them) → category, retryable, a part of the way out.
+# Each row: the server's code and message (in version 6.0.5) → the category, whether to retry, and a part of
+# the advice.
 CODES = [
     (
         286,
@@ -132,7 +133,7 @@ CODES = [
     (2, f"Executor error during getMore :: caused by :: {KEY}", INVALID, False, "fails on a document"),
     (None, "it is so", PERMANENT, False, "list of error codes"),
 ]
-# PyMongo's own exceptions → category, retryable, a part of the way out.
+# Each row: an exception of PyMongo → the category, whether to retry, and a part of the advice.
 EXCEPTIONS = [
     (vendor.ConnectionFailure("a:27017: connection closed"), TRANSIENT, True, "try again"),
     (vendor.AutoReconnect("a:27017: [Errno 104] reset"), TRANSIENT, True, "Errno 104"),

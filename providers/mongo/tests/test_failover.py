@@ -1,4 +1,7 @@
-"""Tests three members, one of which always has a fault: no event is lost, and no consumer gets one twice."""
+"""Tests three members, of which one always has a fault.
+
+No consumer loses an event or receives an event twice.
+"""
 
 import logging
 import queue
@@ -32,14 +35,14 @@ from .servers.mongod import NATIVE, QUICK_ELECTION_MS, ReplicaSet
 from .workload import COLLECTION, LONG, MAJORITY, Application, Writer, assert_kept, finish, pages, seen
 
 CALL = 15.0
-"""The number of seconds that a read may take."""
+"""The maximum number of seconds for a read."""
 MARGIN = 10.0
-"""The number of additional seconds on a busy machine."""
+"""The number of additional seconds that are allowed on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """Provide three members, which replace a killed primary quickly."""
+    """Provide three members, which quickly replace a killed primary."""
     with ReplicaSet(tmp_path_factory.mktemp("three"), 3, election_ms=QUICK_ELECTION_MS) as made:
         yield made
 
@@ -47,7 +50,7 @@ def three(tmp_path_factory):
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory):
     """Provide three members, each behind a proxy that the writer does not use."""
-    # Members that copy from a hanging member soon stop doing so.
+    # Members that replicate from a hanging member soon choose another member.
     soon = {"oplogNetworkTimeoutBufferSeconds": 1}
     folder, quick = tmp_path_factory.mktemp("proxied"), QUICK_ELECTION_MS
     with ReplicaSet(folder, 3, proxied=True, election_ms=quick, parameters=soon) as made:
@@ -60,7 +63,7 @@ def url(cluster, **options):
 
 
 def crowd(cluster, database):
-    """Make applications of many kinds, which all start before the first change."""
+    """Make applications of many kinds. They all start before the first change."""
 
     def one(name, size, consumer=None, **others):
         request = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -81,7 +84,7 @@ def crowd(cluster, database):
 
 
 def lagging(consumer):
-    """Make an application that is slower than the writer, so that part of a batch is always waiting."""
+    """Make an application that is slower than the writer, so that part of a batch is always unread."""
 
     def consume(client, request, token):
         for step in consumer(client, request, token):
@@ -126,7 +129,7 @@ def load(cluster, database):
 
 @contextmanager
 def killed(cluster):
-    """Kill the current primary. At the end, all members run again."""
+    """Kill the current primary. At the end, all members are running again."""
     member = cluster.wait_primary()
     cluster.kill(member)
     try:
@@ -171,7 +174,7 @@ def test_a_primary_that_steps_down_loses_nothing(three, database):
 
 
 def test_a_primary_that_hangs_stops_nobody(proxied, database):
-    """The connections of the primary stay open and silent.
+    """The connections of the primary stay open, but nothing is sent.
 
     The applications read from another member in the meantime.
     """
@@ -186,7 +189,10 @@ def test_a_primary_that_hangs_stops_nobody(proxied, database):
 
 @pytest.mark.parametrize("trouble", ["cut", "drop"])
 def test_a_network_that_fails_loses_nothing(proxied, database, trouble):
-    """Connections are reset, or stay open and lose all bytes. Nothing is lost. The writer is not affected."""
+    """Connections are reset, or stay open and lose all bytes.
+
+    No event is lost, and the writer is not affected.
+    """
     with load(proxied, database) as (writer, applications):
         for _ in range(3):
             for proxy in proxied.proxies.values():
@@ -199,7 +205,7 @@ def test_a_network_that_fails_loses_nothing(proxied, database, trouble):
 
 @pytest.mark.parametrize("size", [7, 0], ids=["small pages", "large pages"])
 def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, size):
-    """The primary is killed when a batch of the server is only partly returned. No call fails."""
+    """The primary is killed after only a part of the server's batch was returned. No call fails."""
     writer, events = Writer(three.client(), database), []
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:
         start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -240,7 +246,7 @@ class TestOutage:
         return proxied.client()[database].create_collection(COLLECTION)
 
     def begin(self, proxied, client, items, trouble):
-        """Return a request in the middle of a feed, and let no member answer from then on."""
+        """Return a request in the middle of a feed. From then on, no member answers."""
         start = ChangeFeedRequest(ResourceAddress(items.database.name, COLLECTION), Now())
         token = client.read_changes(start).continuation_token
         items.insert_one({})
@@ -284,7 +290,7 @@ class TestOutage:
 
             reader = threading.Thread(target=read)
             reader.start()
-            time.sleep(0.5)  # the call is now inside the driver
+            time.sleep(0.5)  # the call is waiting inside the driver now
             began = time.monotonic()
             client.close()
             reader.join(CALL)
@@ -317,7 +323,7 @@ class TestOutage:
 
 @contextmanager
 def deaf(member):
-    """Provide a secondary that votes but does not replicate for a while."""
+    """Provide a secondary that votes but does not replicate for some time."""
     command = {"configureFailPoint": "stopReplProducer"}
     member.admin.command({**command, "mode": "alwaysOn"})
     try:
@@ -327,7 +333,7 @@ def deaf(member):
 
 
 def test_a_change_that_is_rolled_back_is_never_seen(three, database):
-    """The change is never seen, because only a primary without a connection to the other members has it."""
+    """The change is never delivered, because only a primary that is cut off from the other members has it."""
     items = three.client()[database].create_collection(COLLECTION, write_concern=MAJORITY)
     start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now())
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:

@@ -1,4 +1,4 @@
-"""Tests faults of MongoDB: reads longer than a call, heads, and the server's decision on old tokens."""
+"""Tests special cases of MongoDB: reads that outlast a call, heads, and refused old tokens."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def config(one, app):
 def test_an_answer_slower_than_every_call_is_read_by_a_later_one(config, here, written):
     """The fetch continues after the deadline of a call.
 
-    If each deadline ended it, it would start again forever.
+    If each deadline ended the fetch, the fetch would start again forever.
     """
     plugin = FaultyPlugin(PLUGIN, Slow(1.0))
     with open_client(plugin, config) as client:

@@ -1,4 +1,4 @@
-"""Tests planned bounded reads on real servers: their cost, their end, and that no change is lost."""
+"""Tests planned bounded reads on real servers: their cost and their end. No change may be lost."""
 
 import functools
 import itertools
@@ -81,7 +81,10 @@ class World:
         return self.at.cursor("0")
 
     def plan(self, most=None, target=None):
-        """Plan the next step. Afterwards, `commands` contains the commands that the server received."""
+        """Plan the next step.
+
+        Afterwards, `commands` contains the commands that the server has received for it.
+        """
         self.commands.clear()
         return self.planner.advance(self.at, most, soon(), target)
 
@@ -160,7 +163,7 @@ class TestCost:
         assert world.changes_sent() == MANY
 
     def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
-        """The test plans like Spark's `availableNow`: a target, the step to the target, and an empty step."""
+        """The test plans as Spark's `availableNow` does: a target, the step to it, and an empty step."""
         world = make()
         world.start()
         world.write(*range(MANY))
@@ -264,12 +267,12 @@ class TestHead:
 
     @pytest.mark.parametrize("far", [0, 1, 2])
     def test_a_mark_right_behind_the_start_is_left_to_reading(self, make, monkeypatch, far):
-        """A lagging member sends no changes at the start, as if there were none before the mark."""
+        """At the start, a lagging member sends no changes, as if there were no changes before the mark."""
         world = make()
         cursor = world.start()
         begin = ticks_at(place_of(cursor))
         mark = After("h", f"82{begin + far:016X}2B0229296E04")
-        late_place = After("e", f"82{begin:016X}2B0000")  # sorts before the marks
+        late_place = After("e", f"82{begin:016X}2B0000")  # this sorts before the marks
         first = mock.MagicMock(outcome=Continue(), **{"__len__.return_value": 1})
         first.cursor_after.return_value = cursor_of(late_place)
         monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
@@ -278,7 +281,7 @@ class TestHead:
         assert world.heads(cursor) == expected
 
     def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
-        """A change is the head if the member that was asked for the end has not replicated it yet."""
+        """A change is the head even if the member that returned the end has not replicated the change yet."""
         world = make()
         cursor = world.start()
         before = world.feed._source.now()
@@ -406,7 +409,7 @@ class TestEverything:
     @pytest.mark.parametrize("most", [None, 50], ids=["unbounded", "bounded"])
     @pytest.mark.parametrize("target", [False, True], ids=["on and on", "to a target"])
     def test_comes_once_and_in_order_while_it_is_written(self, make, most, target):
-        """Single writes and transactions are planned and read while they are written."""
+        """Changes are planned and read while single writes and transactions are running."""
         world = make()
         world.start()
         written = []
@@ -470,12 +473,13 @@ class TestEverything:
 
 
 class TestLaggingMember:
-    """Tests ranges that are read from a member that has not replicated them completely."""
+    """Tests reading a range from a member that has not replicated the whole range yet."""
 
     @pytest.fixture
     def late(self, three, database, monkeypatch):
-        """Provide two worlds: one uses the whole set, the other a member that applies changes only after many
-        requests.
+        """Provide two worlds.
+
+        One uses the whole set; the other uses a member that applies changes only after many requests.
         """
         three.wait_healthy()
         three.client()[database].create_collection("c").insert_one({"_id": "first"})

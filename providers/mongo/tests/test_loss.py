@@ -1,4 +1,4 @@
-"""Tests that nothing is lost when a consumer is killed anywhere, whatever a server does to the reader."""
+"""Tests that no event is lost, wherever a consumer is killed and whatever a server does."""
 
 import itertools
 from contextlib import contextmanager
@@ -62,7 +62,7 @@ class World:
         if document is None:
             self.items.delete_one({"_id": key}, session=session)
         else:
-            # The event of an update would contain a later version of the document.
+            # The event of an update might contain a later version of the document.
             self.items.replace_one({"_id": key}, document, upsert=True, session=session)
 
     def noise(self):
@@ -99,12 +99,15 @@ RESTART = Act("kill -9, and a restart", World.restart)
 
 
 def life(*, restarts):
-    """Return a random script with transactions larger than a page, and stream failures at any place."""
+    """Return a random script.
+
+    Transactions may be larger than a page, and the stream may fail at any place.
+    """
     write = Author(keys=KEYS).write
     return [
         write(2), Read(1), NOISE, write(1), write(5), Read(1), NO_CURSORS, write(3), Read(2),
         fail("getMore", closeConnection=True), write(4), Read(1), write(1), NOISE, ReadUntilIdle(),
-        # The stream breaks while it is idle: the next answer must not be mistaken for the end.
+        # The stream breaks while it is idle. The next answer must not be mistaken for the end of the stream.
         NO_CURSORS, write(3), ReadUntilIdle(), fail("getMore", errorCode=UNREACHABLE, errorLabels=[LABEL]),
         write(2), ReadUntilIdle(), RESTART if restarts else NO_CURSORS, write(6), Read(1),
         fail("aggregate", closeConnection=True), NO_CURSORS, write(2), NOISE, ReadUntilIdle(), write(1),

@@ -1,4 +1,4 @@
-"""Tests that change documents become events and Arrow rows with equal content.
+"""Tests that change documents are converted to events and to Arrow rows with equal content.
 
 If a change cannot be mapped, the error names the first such change.
 """
@@ -55,7 +55,7 @@ def raw(change):
 
 
 def one(number=1, operation="update", **more):
-    """Return a change as the server sends it, with more fields or other values."""
+    """Return a change as the server sends it, with additional fields or other values if given."""
     return {
         "_id": token(number),
         "operationType": operation,
@@ -100,7 +100,7 @@ def changes(draw, number):
     for name in ("fullDocument", "fullDocumentBeforeChange"):
         del change[name]
     change |= more
-    # Fields that newer servers, options and pipelines add or leave out.
+    # Fields that newer servers, options and pipelines add or remove.
     if draw(st.booleans()):
         change |= {"lsid": {"id": UUID(int=number)}, "txnNumber": number, "ns2": {"x": draw(values)}}
     if draw(st.booleans()):
@@ -110,7 +110,7 @@ def changes(draw, number):
 
 @st.composite
 def pages(draw):
-    """Generate changes, and how each of them is read."""
+    """Generate changes, each with the settings with which it is read."""
     found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
     address = draw(st.sampled_from([ADDRESS, ResourceAddress("shop"), ResourceAddress()]))
     flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}
@@ -209,7 +209,10 @@ class TestEvents:
         assert events[0].new_item_state is not events[1].new_item_state
 
     def test_names_and_order_leave_type_bits_out(self):
-        """The server adds type bits for keys of some types; with these bits the text would not sort."""
+        """The server adds type bits for keys of some types.
+
+        With these bits, the text would not sort correctly.
+        """
         page = [one(1), one(2, _id=token(2, b"\x40")), one(3)]
         events = to_events(list(map(raw, page)), 0, 3, View(ADDRESS, "p"))
         assert [event.order_key for event in events] == sorted(event.order_key for event in events)

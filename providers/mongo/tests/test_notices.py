@@ -72,7 +72,7 @@ def in_order(pages):
 
 
 def check_every_token(reading, pages):
-    """Check that a new process that starts from any token gets the rest in the same order."""
+    """Check that a new process can start from any token and gets the rest in the same order."""
     for number, (token, *_) in enumerate(pages):
         assert in_order(reading.pages(token)) == in_order(pages[number:])
 
@@ -131,7 +131,7 @@ class TestEnd:
 
 
 class TestPlanned:
-    """Ranges, in the form in which Spark reads them, contain all events and nothing else."""
+    """Ranges, read in the same way as by Spark, contain all events and nothing else."""
 
     @pytest.mark.parametrize("most", [None, 1, 2, 100])
     def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):

@@ -1,4 +1,4 @@
-"""Tests the options that only MongoDB has: typed, frozen, and part of the token if needed."""
+"""Tests the options that only MongoDB has. They are typed, frozen, and stored in the token if needed."""
 
 import functools
 
@@ -29,7 +29,7 @@ GOOD = {
     "allow_missing": True,
 }
 STARTS = ["resume_after", "start_after", "start_at_operation_time"]
-# The options for which a token of one value must not be used with another value.
+# The options for which a token that was made with one value must not be used with another value.
 POSITIONS = {"pipeline", "show_expanded_events", "collation"}
 
 
@@ -124,7 +124,7 @@ class TestStarts:
 
 
 class TestValue:
-    """Options are values: equal, hashable, and frozen."""
+    """Options are values: they can be compared and hashed, and they are frozen."""
 
     @pytest.mark.parametrize("name", FIELDS)
     def test_equal_ones_hash_equal(self, name):
@@ -139,7 +139,7 @@ class TestValue:
         ids=["truth", "float", "falsehood", "order", "inside"],
     )
     def test_what_the_server_tells_apart_is_not_equal(self, one, other):
-        """Options that the server distinguishes must not be equal.
+        """Options that are different for the server must not be equal.
 
         A client uses one stream for equal requests, so a request could get the filter of another request.
         """

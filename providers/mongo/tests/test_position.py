@@ -28,9 +28,9 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_spi import InvalidCursor
 
-MARK = "2B0229296E04"  # the end of a high-water mark of the server
+MARK = "2B0229296E04"  # the end of the text of a high-water mark from the server
 CHANGE = "2B022C0100296E5A1004D8A1D840830C4F4FB169DC2CD309027D461E5F6964002B"
-OURS = 40  # bytes of a cursor in addition to the server's own
+OURS = 40  # the bytes of a cursor in addition to the server's data
 
 patiently = settings(deadline=None)  # a slow machine must not fail the test
 times = st.integers(0, 2**32 - 1)
@@ -39,21 +39,21 @@ tails = st.sampled_from([MARK, CHANGE + "0204", CHANGE + "0304", CHANGE + "02"])
 
 
 def text_of(seconds, ordinal, tail):
-    """Return the text of a token in the server's form."""
+    """Return the text of a token as the server would write it."""
     return "82" + struct.pack(">II", seconds, ordinal).hex().upper() + tail
 
 
 texts = st.builds(text_of, times, times, tails)
 bits = st.binary(max_size=4).map(lambda found: "." + found.hex()) | st.just("")
 texts_with_bits = st.builds(str.__add__, texts, bits)
-# Tokens that another kind of server may return.
+# Tokens that other kinds of servers may return.
 names = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=4)
 foreign = st.dictionaries(names, st.integers(0, 9) | st.text(max_size=9), max_size=3).map(token_text)
 kinds = st.sampled_from("ehir")
 afters = st.builds(After, kinds, texts_with_bits)
 ats = st.builds(At, times, times)
 places = afters | ats | st.builds(After, kinds, foreign)
-# Only a few different values, so that equal times occur.
+# There are only a few different values, so that some times are equal.
 near = st.sampled_from([0, 1, 2])
 near_texts = st.builds(text_of, near, near, tails)
 close = st.builds(After, kinds, st.builds(str.__add__, near_texts, st.sampled_from(["", ".40"])))

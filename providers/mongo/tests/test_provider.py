@@ -89,7 +89,7 @@ class Room:
             client.close()
 
     def cursors(self):
-        """Return the change streams that are open on the server for this test's clients."""
+        """Return the change streams that clients of this test have open on the server."""
         now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
         found = self.server.client().admin.aggregate(
             [now, {"$match": {"ns": {"$regex": f"^{self.database}\\."}}}]
@@ -154,8 +154,9 @@ class TestStarts:
         numbers = itertools.count()
 
         def in_a_second():
-            """Return a change and a later moment in the same second; None if the machine was too slow."""
-            # Not directly after the start of a second, when a change may get a late timestamp.
+            """Return a change and a later time in the same second, or None if the machine was too slow."""
+            # Do not write directly after the start of a second, because a change may then get a late
+            # timestamp.
             time.sleep(1.15 - time.time() % 1)
             now, number = datetime.now(UTC), next(numbers)
             moment = now + timedelta(milliseconds=300)
@@ -260,12 +261,12 @@ class TestPartition:
         assert not any(page.partition_retired or page.child_partitions for page in pages)
 
 
-# -- What is dropped, renamed and recreated
+# -- Dropped, renamed and recreated resources
 
 
 class TestRecreated:
     def ended(self, room, client, **asked):
-        """Return a feed that a client has read to its end; its collection was recreated after that."""
+        """Return a feed that a client has read to its end. The collection was recreated afterwards."""
         collection = room.collection()
         page = read(client, room.address(), Now(), **asked)
         collection.insert_one({"_id": "old"})
@@ -285,7 +286,7 @@ class TestRecreated:
         self.ended(room, client)
         page = read(client, room.address(), Now())
         room.native["c"].insert_one({"_id": "newer"})
-        # A client with the token continues with it.
+        # A client that has the token continues with the new collection.
         assert all_ids(room.client(), room.address(), page.continuation_token) == ["newer"]
         assert all_ids(client, room.address(), Beginning())[-2:] == ["new", "newer"]
 
@@ -372,7 +373,7 @@ class TestRecreated:
         assert seen == expected
 
     def test_renamed_away_and_back_is_an_end(self, room):
-        """Changes that were written under another name are not in this feed."""
+        """This feed does not contain changes that were made while the collection had another name."""
         collection = room.collection()
         client = room.client()
         token = read(client, room.address(), Now()).continuation_token
@@ -430,7 +431,7 @@ class TestPositions:
     KEYS = (0.5, 1, 1.5, "a", None, -0.0, 7, True, 2**40, 2.0**60)
 
     def test_order_keys_sort_whatever_the_keys_are(self, room):
-        """For keys of some types, a resume token has a second field."""
+        """For keys of some types, a resume token contains a second field."""
         collection = room.collection()
         client = room.client()
         token = read(client, room.address(), Now()).continuation_token
@@ -617,7 +618,7 @@ class TestHeadroom:
         assert len(asked) <= 1
 
 
-# -- One stream, kept
+# -- Streams that stay open
 
 
 class TestStreams:
@@ -670,7 +671,7 @@ class TestStreams:
     def test_a_long_look_at_the_log_is_not_begun_anew(self, room, app):
         """A filter may have to scan the whole oplog.
 
-        A call that does not wait for this does not restart the scan.
+        If a call does not wait for this scan, the next call does not restart the scan.
         """
         collection = room.collection()
         scope = {"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}
@@ -729,13 +730,13 @@ class TestStreams:
             wait_until(lambda: len(room.cursors()) == 3)
             began = time.monotonic()
             client.close()
-            assert time.monotonic() - began < 10  # of 20 polls; the conformance suite is stricter
+            assert time.monotonic() - began < 10  # out of 20 polls; the conformance suite is stricter
             assert [each.result(10) for each in polls] == [ErrorCategory.TRANSIENT_FAILURE] * 3
-        if pool > 1:  # with one connection, a poll may delay the command that would end the others
+        if pool > 1:  # with one connection, a poll may delay the command that would end the other polls
             wait_until(lambda: not room.cursors())
 
     def test_what_could_not_be_closed_at_once_is_closed_at_the_end(self, room, app):
-        """Cursors that could not be closed at once are closed at the end, because PyMongo remembers them."""
+        """Cursors that cannot be closed at once are closed at the end: PyMongo keeps a list of them."""
         room.collection()
         uri = room.server.uri(appName=app, heartbeatFrequencyMS=10_000)
         provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri}), None)
@@ -768,7 +769,7 @@ class TestStreams:
             assert not room.cursors()
 
     def test_closing_beside_a_server_that_hangs_says_nothing(self, room, caplog):
-        """Nothing is printed.
+        """No traceback is logged.
 
         Without the provider, PyMongo would print a traceback for each cursor if logging is not set up.
         """
@@ -781,7 +782,7 @@ class TestStreams:
         assert "Traceback" not in caplog.text
 
 
-# -- Whose client
+# -- The library's clients and the application's clients
 
 
 class Shout(TypeCodec):
@@ -855,7 +856,7 @@ class TestNativeClient:
         with connect(ClientConfig("mongo", {"url": uri})) as client:
             event = read(client, ResourceAddress(collection="c")).events[0]
             assert event.address.collection == "c"
-            # The same feed under its full name needs another token.
+            # The same feed with its full name needs another token.
             assert all_ids(client, room.address()) == [1]
 
     def test_without_one_it_has_to_be_named(self, room):
@@ -931,7 +932,7 @@ class TestFeed:
                 True,
                 True,
                 True,
-            ]  # the collection is gone, but its changes that are still in the oplog are read
+            ]  # the collection no longer exists, but its changes in the oplog are still read
             room.collection()
             assert resumes() == [True, True, False]
             assert resumes(FOLLOW) == [True, True, True]
@@ -987,7 +988,7 @@ def test_a_fault_is_a_fault_of_ours(room):
 
 
 def test_commands_of_a_feed_are_few(room):
-    """Opening a feed asks for the collection, the kind of server and the oplog's end, and opens a stream."""
+    """Opening a feed opens a stream and asks for the collection, the kind of server and the oplog's end."""
     room.collection()
     commands = Commands()
     with (

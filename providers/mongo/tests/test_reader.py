@@ -86,7 +86,7 @@ class Entry:
     closes: bool = False
 
     def is_whole(self):
-        """Return True if a reader may resume after this operation; False in the middle of a change."""
+        """Return True if a reader may resume after this operation, and False in the middle of a change."""
         split = (self.change or {}).get("splitEvent", {"fragment": 1, "of": 1})
         return split["fragment"] == split["of"]
 
@@ -155,7 +155,7 @@ class Cursor:
 
 
 class Stream:
-    """Behaves like the driver's change stream: one answer of the server at a time."""
+    """Behaves like the driver's change stream, and returns one answer of the server at a time."""
 
     def __init__(self, server, place, batch_size, await_ms):
         self.server, self.at = server, server.log.index(place)
@@ -313,12 +313,12 @@ def log():
     return Log()
 
 
-# -- Nothing is lost, nothing comes twice
+# -- No change is lost or returned twice
 
 
 @st.composite
 def logs(draw):
-    """Generate an oplog with everything that a stream may send without ending."""
+    """Generate an oplog that contains everything that a stream may send before its end."""
     log = Log()
     for kind in draw(
         st.lists(st.sampled_from(["change", "parts", "other", "drop", "rename", "unknown"]), max_size=9)
@@ -354,7 +354,7 @@ class TestNothingLost:
         for batch in batches(reader_of(server), pages):
             found = keys_of(batch)
             for count in range(len(found) + 1):
-                # Another reader that continues there gets the rest.
+                # Another reader that continues from there gets the rest.
                 again = Server(log, splits=server.splits)
                 rest = drained(reader_of(again, place_of(batch.cursor_after(count))))
                 assert rest == expected[len(taken) + count :]
@@ -390,7 +390,7 @@ class TestNothingLost:
         found = list(batches(reader_of(server, until=until), pages))
         assert [key for batch in found for key in keys_of(batch)] == expected
         assert isinstance(found[-1].outcome, Reached)
-        # A reader of a range has not finished while the range's end is ahead.
+        # A reader of a range has not finished until it reaches the end of the range.
         assert compare(place_of(found[-1].cursor_after(len(found[-1]))), until) != -1
         for _ in range(3):
             log.add()
@@ -407,7 +407,7 @@ class TestNothingLost:
 
 
 class TestParts:
-    """Tests that a change sent in parts is one change, without a position in the middle."""
+    """Tests that a change that is sent in parts is returned as one change. There is no position within it."""
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 10])
     @pytest.mark.parametrize("page", [1, 2, 10])
@@ -460,7 +460,7 @@ class TestParts:
         assert [event.old_item_state for event in batch.events(0, 1)] == [None]
 
 
-# -- Notices of a stream
+# -- Notices in a stream
 
 
 class TestOtherOperations:
@@ -545,7 +545,7 @@ class TestEnd:
         batch = fetch(reader)
         assert isinstance(batch.outcome, Continue)
         assert [type(notice) for notice in batch.notices] == [Invalidated]
-        assert batch.caught_up is False  # the collection that has the name now may be old
+        assert batch.caught_up is False  # the collection that now has this name may be older
         assert drained(reader) == [number]
         assert server.places[-1] == After("i", change_text(3))
 
@@ -601,7 +601,7 @@ class TestEnd:
 
 
 class TestAltered:
-    """Tests pipelines that alter events: if a required field is missing, the error names the field."""
+    """Tests pipelines that alter events. If a required field is missing, the error names the field."""
 
     @pytest.mark.parametrize("name", ["operationType", "ns", "documentKey"])
     def test_what_nobody_can_do_without(self, log, name):
@@ -714,7 +714,7 @@ class TestRefused:
         assert keys_of(fetch(reader)) == [3]
 
 
-# -- How a stream is kept
+# -- How a stream is kept open
 
 
 class TestOneStream:

@@ -1,4 +1,4 @@
-"""Tests the reasons in errors (why no server answers, error codes, ways out), and second attempts."""
+"""Tests what errors say (why no server answers, error codes, what to do), and second attempts."""
 
 import socket
 
@@ -35,7 +35,7 @@ def failure(client, request, options=SHORT):
 def refuse(monkeypatch):
     """Make one of the library's commands fail the given number of times.
 
-    The driver's monitors send `hello` as before.
+    The `hello` commands of the driver's monitors still succeed.
     """
     original, asked = Database.command, []
 
@@ -87,7 +87,7 @@ DENIED = OperationFailure("not authorized", 13)
 
 
 class TestSecondTry:
-    """PyMongo repeats its own reads once, but never a command of the caller."""
+    """PyMongo retries its own reads once, but it never retries a command of the caller."""
 
     @pytest.mark.parametrize("error", [STEPPED_DOWN, LOST], ids=["refused", "lost"])
     @pytest.mark.parametrize("command", ["hello", "buildinfo"])
@@ -186,7 +186,7 @@ class TestWaysOut:
         assert "viewOn" in message
 
     def test_of_a_token_whose_collection_is_gone_is_to_follow(self, one, here, written):
-        """The token lies after everything that the oplog contains for the collection."""
+        """The token is later than everything that the oplog contains about the collection."""
         token = self.behind_the_end(one, here, written)
         with connect(one.uri()) as client:
             error = failure(client, ChangeFeedRequest(here, FromContinuationToken(token)))

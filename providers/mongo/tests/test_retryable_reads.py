@@ -1,6 +1,6 @@
 """Tests retryable reads, row by row of MongoDB's specification: RR-1 to RR-28.
 
-Only the driver retries a read, and only once; the library adds no retries to that.
+Only the driver retries a read, and only once. The library adds no further retries.
 """
 
 import itertools
@@ -55,20 +55,20 @@ NAMES = itertools.count()
 
 @pytest.fixture
 def app():
-    """Return a client's `appName` that only this test uses, so that only its commands fail."""
+    """Return an `appName` that only a client of this test uses, so that only its commands fail."""
     return f"reads-{next(NAMES)}"
 
 
 @pytest.fixture
 def here(one, database):
-    """Return the address of a collection with one document."""
+    """Return the address of a collection that contains one document."""
     one.client()[database]["c"].insert_one({"_id": 1})
     return ResourceAddress(database, "c")
 
 
 @pytest.fixture
 def plain(one, app):
-    """Provide a client of the driver without the library, and the commands that the client sends."""
+    """Provide a client of the driver that does not use the library, and the commands that it sends."""
     commands = Commands()
     with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
         client.admin.command("ping")
@@ -146,14 +146,14 @@ class TestErrors:
         assert commands.ends("find") == ["failed", "succeeded"]
 
     def test_rr_03_a_pool_that_another_thread_cleared(self, one, app, here):
-        """A second thread that waits for a connection can read once the connection exists again."""
+        """A second thread that waits for a connection can read as soon as a connection exists again."""
         assert any(cleared_under_a_waiter(one, app, here) for _ in range(8))
 
 
 def cleared_under_a_waiter(server, app, here):
     """Two threads use one connection: the first thread's failure closes it before the second thread gets it.
 
-    Both reads succeed. Return whether the second thread met a cleared pool.
+    Both reads succeed. Return whether the second thread found a cleared pool.
     """
     commands, pool = Commands(), Pool()
     with MongoClient(server.uri(appName=app, maxPoolSize=1), event_listeners=[commands, pool]) as client:
@@ -250,7 +250,7 @@ class TestHandshake:
 
 
 class TestSwitch:
-    """The option `retryReads`."""
+    """Tests the option `retryReads`."""
 
     def test_rr_05_on_unless_switched_off(self, one, app, here):
         for uri in (one.uri(appName=app), one.uri(appName=app, retryReads=True)):
@@ -544,7 +544,7 @@ class TestTries:
     def test_rr_22_the_driver_raises_its_own_second_error_too(self, one, app, here, plain):
         """The retry gets no connection in this test.
 
-        If this test fails, PyMongo has changed this, and the row in the table is wrong.
+        If this test fails, PyMongo now behaves differently, and the row in the table is wrong.
         """
         client, commands = plain
         checkout = driver_pool.Pool.checkout
@@ -640,7 +640,7 @@ class TestTries:
         assert commands.tries() == ["failed"] * 3
 
     def test_rr_28_a_getmore_too(self, one, app, here, ours):
-        """The cursor stays the same, because an overloaded server refuses the command before it starts it."""
+        """The cursor stays the same, because an overloaded server refuses the command without running it."""
         client, commands = ours
         token = read(client, here).continuation_token
         commands.clear()
@@ -664,7 +664,7 @@ def found(client, address):
 
 
 class States(ServerListener):
-    """Records the client's view of its servers, each time it changes."""
+    """Records the client's view of its servers each time the view changes."""
 
     def __init__(self):
         self.changes = []
@@ -683,7 +683,7 @@ class States(ServerListener):
 
 
 class Next(CommandListener):
-    """Makes the next command fail in another way after a command has failed."""
+    """After a command has failed, makes the next command fail in another way."""
 
     def __init__(self, server, app):
         self._server, self._app = server, app

@@ -33,7 +33,10 @@ from .test_command_line import run
 
 NOTE = "x" * 100_000
 LONG = 180.0
-"""The time limit in seconds. A server truncates its oplog once a second, and a busy server less often."""
+"""The time limit in seconds.
+
+A server truncates its oplog once a second, but a busy server does it less often.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +72,7 @@ class World:
         return [entry["ts"] for entry in entries]
 
     def roll_over(self, fill=None, *, wholly=True):
-        """Fill the oplog until its current entries are gone.
+        """Fill the oplog until its current entries have been removed.
 
         With `wholly`, wait until it is no longer truncated.
 
@@ -81,7 +84,7 @@ class World:
             assert time.monotonic() < until
             for _ in range(12):
                 (fill or self._note)()
-            # The server removes only entries that a checkpoint covers, and checks once a second.
+            # The server removes only entries that a checkpoint covers, and looks for them once a second.
             self.admin.command("fsync")
         if wholly:
             wait_uncut(lambda: self.ends()[0])
@@ -100,7 +103,7 @@ def keys(page):
 
 
 def read(client, request):
-    """Return the next page with any content, and its position."""
+    """Return the next page that has content, and its position."""
     until = time.monotonic() + PATIENCE
     while True:
         page = client.read_changes(request)
@@ -189,7 +192,7 @@ class TestLiveReader:
     """Tests an open stream when the oplog already starts after its position."""
 
     def overtaken(self, world, client, **others):
-        """Return a request after two of six changes.
+        """Return a request that continues after two of six changes.
 
         The server has already sent some of the other changes.
         """
@@ -202,7 +205,7 @@ class TestLiveReader:
         return world.request(page.continuation_token, max_page_size=2, **others)
 
     def to_the_end(self, client, request, found):
-        """Return pages until no more come, or until an error."""
+        """Return pages until there are no more pages, or until an error is raised."""
         while True:
             page = client.read_changes(request)
             found += [*page.notices, *keys(page)]
@@ -222,7 +225,8 @@ class TestLiveReader:
         assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
         assert caught.value.detail.oldest_position
         assert found == [3, 4, 5, 6]
-        # CappedPositionLost of the stream that was open, and ChangeStreamHistoryLost of one from its token.
+        # CappedPositionLost for the open stream, and ChangeStreamHistoryLost for a stream that starts from
+        # its token.
         failed = [(event.command_name, event.failure["code"]) for event in commands.events("failed")]
         assert failed[:2] == [("getMore", 136), ("aggregate", 286)]
 
@@ -234,7 +238,7 @@ class TestLiveReader:
         assert [place for place, each in enumerate(found) if isinstance(each, Gap)] == [4]
 
     def test_that_is_too_slow_never_jumps_in_silence(self, world):
-        """The reader reads a few changes between two rollovers. If changes are missing, a gap is reported."""
+        """The reader reads a few changes between rollovers. If changes are missing, a gap is reported."""
         written, found = 0, [0]
 
         def write_more():
@@ -259,11 +263,11 @@ class TestLiveReader:
         numbers = [each for each in found if not isinstance(each, Gap)]
         assert numbers == sorted(set(numbers))
         assert numbers[-1] == written  # it continued after each gap
-        assert len(numbers) <= written  # and there was at least one
+        assert len(numbers) <= written  # and there was at least one gap
 
 
 class TestIdleFeed:
-    """Tests a collection without changes while the server has many other changes."""
+    """Tests a collection without changes while many changes are made elsewhere on the server."""
 
     def fill(self, world):
         world.others.insert_one({"note": NOTE})
@@ -308,7 +312,7 @@ class TestIdleFeed:
 
 class TestStart:
     def test_at_a_time_before_the_log_begins_has_expired(self, world):
-        """A start at a time before the log begins has expired.
+        """A start at a time before the beginning of the log has expired.
 
         It must not be treated as a start at the beginning.
         """

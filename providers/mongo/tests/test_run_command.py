@@ -1,4 +1,4 @@
-"""Tests rows RC-1 to RC-17 of MongoDB's "Run Command" specification, which concern every command.
+"""Tests rows RC-1 to RC-17 of MongoDB's "Run Command" specification, which apply to every command.
 
 The driver's own monitoring shows the commands. test_run_cursor_command.py tests the rows about cursors.
 """
@@ -95,7 +95,7 @@ class TestTheCommandIsTheCallers:
     def test_rc_05_a_command_is_not_inspected(self, db, database, field):
         error = refused(db.run, database, {"find": "c", field: 1})
         assert db.body("find")[field] == 1
-        assert (error.category, error.detail.native_code) == (INVALID, "40415")  # the server's own refusal
+        assert (error.category, error.detail.native_code) == (INVALID, "40415")  # the server's own code
 
     def test_rc_05_a_command_that_nobody_knows_is_sent_as_well(self, db, database):
         error = refused(db.run, database, {"frobnicate": 1, "x": {"y": [2]}})
@@ -125,7 +125,7 @@ class TestTheCommandIsTheCallers:
         mine = {"id": Binary(b"0" * 16, 4)}
         command = {"ping": 1, "lsid": mine}
         assert db.run(database, command)["ok"] == 1
-        # The specification does not define this, so the driver's default applies.
+        # The specification does not define this case, so the driver's default applies.
         assert db.body("ping")["lsid"] != mine
         assert command == {"ping": 1, "lsid": mine}
 
@@ -196,7 +196,7 @@ class TestReadPreference:
 class TestSessions:
     def test_rc_03_a_session_is_used(self, db, database):
         with db.own.start_session() as session:
-            lsid = session.session_id  # from here on no other session uses it
+            lsid = session.session_id  # from here on, no other session uses this id
             db.run(database, {"ping": 1}, session=session)
             assert db.body("ping")["lsid"] == lsid
             assert not session.has_ended
@@ -331,7 +331,7 @@ class TestOnce:
     def test_rc_15_only_an_overloaded_server_is_asked_again_as_often_as_the_client_says(
         self, one, database, retries, sent
     ):
-        # A later specification requires this of the driver; the server has not run the command.
+        # A later specification requires this behaviour of the driver. The server has not run the command.
         with native(one.uri(appName=database, maxAdaptiveRetries=retries)) as db:
             with fail_command(one, commands=["ping"], app_name=database, times=None, **OVERLOADED):
                 error = refused(db.run, database, {"ping": 1})

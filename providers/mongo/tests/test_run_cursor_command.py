@@ -36,7 +36,7 @@ AWAITING = {**TAILABLE, "awaitData": True}
 
 @pytest.fixture
 def db(one, database):
-    """Provide a database with ten documents, and a capped collection of two."""
+    """Provide a database with a collection of ten documents, and a capped collection of two documents."""
     fill(one, database)
     with native(one.uri(appName=database)) as opened:
         opened.run("admin", {"ping": 1})
@@ -60,7 +60,7 @@ def cursor_id(db):
 
 
 def is_gone(db, database, number):
-    """Return True if the server does not have such a cursor any more."""
+    """Return True if the server no longer has this cursor."""
     with pytest.raises(MulticloudDbError) as caught:
         db.run(database, {"getMore": number, "collection": "c"})
     return caught.value.detail.native_code == str(NOT_FOUND)
@@ -151,7 +151,7 @@ class TestSessionAndServer:
 
     def test_rc_20_the_callers_session_is_used_and_stays_open(self, db, database):
         with db.own.start_session() as session:
-            lsid = session.session_id  # from here on no other session uses it
+            lsid = session.session_id  # from here on, no other session uses this id
             list(db.cursor(database, {"find": "c", "batchSize": 3}, session=session))
             sent = [event.command["lsid"] for event in db.commands.sent("find", "getMore")]
             assert sent == [lsid, lsid]
@@ -165,7 +165,7 @@ class TestSessionAndServer:
     def test_rc_20_it_is_given_back_when_the_server_has_sent_all_and_not_later(self, db, database):
         cursor = db.cursor(database, {"find": "c", "batchSize": 3})
         for _ in range(4):
-            next(cursor)  # six more documents have already arrived, and the server's cursor is gone
+            next(cursor)  # six more documents have already arrived, and the server's cursor no longer exists
         db.run(database, {"ping": 1})
         assert db.body("ping")["lsid"] == db.body("find")["lsid"]
         assert len(list(cursor)) == 6
@@ -325,7 +325,7 @@ class TestClose:
             db.cursor(database, {"find": "c", "batchSize": 2}).close()
             assert "killCursors" in db.commands.names()
         db.run(database, {"ping": 1})
-        # The session is returned, but not used again after a lost connection.
+        # The session is returned to the pool, but is not used again after a lost connection.
         assert (db.body("ping")["lsid"] == db.body("find")["lsid"]) is ("errorCode" in failure)
 
     def test_rc_27_the_timeout_counts_again_for_a_close(self, db, database):
@@ -367,7 +367,7 @@ class TestClose:
 
 
 class TestTimeouts:
-    """Tests timeouts after MongoDB's specification "Client Side Operations Timeout" (CSOT)."""
+    """Tests timeouts as defined in MongoDB's specification "Client Side Operations Timeout" (CSOT)."""
 
     def test_rc_28_the_server_is_told_the_time_that_is_left(self, db, database):
         list(db.cursor(database, {"find": "c", "batchSize": 2, "maxTimeMS": 77}, timeout_ms=60_000))
@@ -408,7 +408,7 @@ class TestTimeouts:
             )
             assert next(cursor) == {"_id": 0}
             time.sleep(1.05)
-            # Documents that have arrived are returned even after the time limit.
+            # Documents that have already arrived are returned even after the time limit.
             assert [next(cursor), next(cursor)] == [{"_id": 1}, {"_id": 2}]
             error = refused(next, cursor)
             assert (error.category, error.retryable) == (TRANSIENT, True)
@@ -454,7 +454,8 @@ class TestTimeouts:
         assert (error.category, error.retryable) == (TRANSIENT, True)
 
     def test_rc_29_with_iteration_the_server_counts_no_time_for_the_whole_life(self, db, database):
-        # Each document takes the server 420 ms, so a maxTimeMS on the command would stop it half-way.
+        # Each document takes the server 420 ms, so a maxTimeMS in the command would stop the command
+        # half-way.
         slow = {"find": "c", "batchSize": 1, "filter": {"$where": "sleep(420) || true"}}
         options = {"timeout_ms": 4000, "timeout_mode": "iteration", "batch_size": 2}
         assert len(list(db.cursor(database, slow, **options))) == 10
@@ -502,7 +503,7 @@ class TestTimeouts:
         for _ in range(2):
             next(cursor)
         began = time.monotonic()
-        # Many getMore commands, or a single getMore that waits.
+        # There may be many getMore commands, or a single getMore that waits.
         error = refused(next, cursor)
         assert 2.9 < time.monotonic() - began < SOON + 2
         assert error.category == TRANSIENT

@@ -31,7 +31,10 @@ SOON = 30.0
 
 
 def is_gone(pid):
-    """Return True if a process has ended. Until its parent waits for it, such a process is a zombie."""
+    """Return True if a process has ended.
+
+    A process that has ended is a zombie until its parent waits for it.
+    """
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # also if the process ends during the read
@@ -289,7 +292,7 @@ def test_a_command_fails_on_every_member_and_none_fails_at_the_end(three, databa
             unlucky.admin.command("ping")
 
 
-# -- Life and death
+# -- Starts and ends of servers
 
 
 def test_closing_ends_the_servers_paused_ones_too(tmp_path):
@@ -324,7 +327,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path):
         ReplicaSet(tmp_path, parameters={"noSuchThing": 1})
 
 
-# -- Where their data is
+# -- Where servers keep their data
 
 
 GIGABYTE = 1 << 30
@@ -373,12 +376,12 @@ def test_their_data_is_on_disk_where_files_in_memory_are_unknown(tmp_path, monke
     assert place_of_servers.folder().parent == tmp_path
 
 
-# -- Fetching
+# -- Downloading
 
 
 @pytest.fixture
 def pip(tmp_path, monkeypatch):
-    """Make `python -m pip` run a shell script, and count its runs."""
+    """Make `python -m pip` run a shell script, and count how often the script runs."""
     program, runs = tmp_path / "fake-python", tmp_path / "runs"
 
     def install(script):

@@ -1,4 +1,4 @@
-"""Tests snapshots of real collections: every row comes, with any type of key and in any process."""
+"""Tests snapshots of real collections. Every row is returned, with any type of key and in any process."""
 
 import json
 import subprocess
@@ -87,7 +87,7 @@ def as_text(found):
 
 
 class TestKeys:
-    """Tests that rows with keys of every type come, wherever a segment begins or a page ends."""
+    """Tests that rows with keys of every type are returned, wherever a segment begins or a page ends."""
 
     @pytest.mark.parametrize("segments", [None, 1, 3, 26])
     @pytest.mark.parametrize("size", [1, 0])
@@ -180,7 +180,7 @@ class TestKeys:
             scope = LogicalPartition(MulticloudDbKey({"_id": key}))
             (row,) = rows(pages(client, address, Snapshot(), scope=scope))
             assert row.new_item_state["n"] == list(IDS).index(key)
-        nothing = LogicalPartition(MulticloudDbKey({"n": 4}))  # in no key of a change either
+        nothing = LogicalPartition(MulticloudDbKey({"n": 4}))  # keys of changes do not contain it either
         assert rows(pages(client, address, Snapshot(), scope=nothing)) == []
 
 
@@ -200,7 +200,7 @@ def rest(url, database, tokens):
 
 
 class TestLoad:
-    """Tests snapshots during writes: the target equals the source."""
+    """Tests snapshots during writes. In the end, the target equals the source."""
 
     @pytest.mark.parametrize("order", list(SnapshotOrder))
     def test_changes_of_every_type_of_key_during_the_scan(self, client, mixed, order):
@@ -328,7 +328,7 @@ class TestReads:
 
 
 class TestAuto:
-    """Tests the order `AUTO`: the stream is read again before the log loses its position."""
+    """Tests the order `AUTO`. The stream is read again before its position in the log expires."""
 
     def test_auto_becomes_interleaved_when_half_of_the_log_is_used(self, client, many, monkeypatch):
         address, _ = many
@@ -353,7 +353,7 @@ class TestAuto:
 
 
 class TestGone:
-    """Tests that a drop during the scan is detected, and that rows of another collection never come."""
+    """Tests that a drop during the scan is detected and rows of another collection are never returned."""
 
     @pytest.mark.parametrize("restarted", [False, True])
     @pytest.mark.parametrize("what", ["dropped", "renamed", "recreated", "swapped"])
@@ -421,7 +421,7 @@ def _read_on(client, address, token, options, found):
 
 
 class TestPoison:
-    """Tests that a row that cannot be decoded is named and can be skipped."""
+    """Tests a row that cannot be decoded. The error names the row, and the row can be skipped."""
 
     @pytest.mark.parametrize("key", [ObjectId("6b019d9fd29d1122ca89d32f"), "secret"])
     def test_it_is_named_and_skipped(self, client, one, database, key):
@@ -451,7 +451,7 @@ def _until_refused(client, address, seen):
 
 
 class TestRefusals:
-    """Tests which requests a snapshot refuses, and which way out the error names."""
+    """Tests which requests for a snapshot are refused, and what the error says to do."""
 
     @pytest.mark.parametrize(
         ("options", "named"),

@@ -1,4 +1,4 @@
-"""Tests that Spark reads a collection during writes. Each change comes once."""
+"""Tests that Spark reads a collection during writes. Each change is read once."""
 
 import random
 import threading

@@ -189,7 +189,7 @@ class TestImages:
         assert watched(source)[1]["full_document"] == "whenAvailable"
 
     def test_a_change_that_is_only_named_has_the_same_filter_and_no_document(self, make):
-        """Changes without documents use the same filter, because the caller's filter may need documents."""
+        """Changes without documents use the same filter and options: the filter may need documents."""
         source = make(asked=REQUIRED, pipeline=[{"$match": {"fullDocument.a": 1}}], splits=True)
         stages, settings = watched(source, slim=True)
         assert stages[0] == {"$match": {"fullDocument.a": 1}}
@@ -346,7 +346,7 @@ def test_of_two_clients_that_are_closed_neither_is_heard_before_both_are(caplog)
 
 
 class TestLooks:
-    """Tests that the provider also works with a driver that does not report some internal facts."""
+    """Tests that the provider also works with a driver that does not show some of its internals."""
 
     def test_how_much_of_an_answer_is_left(self):
         class Cursor:
@@ -367,7 +367,7 @@ class TestLooks:
 
         source = make()
         assert source.answers(object())
-        assert not source.answers(Stream())  # no position after it is known yet
+        assert not source.answers(Stream())  # no position after the change is known yet
 
 
 class TestRealServer:
@@ -402,7 +402,8 @@ class TestRealServer:
     def test_a_mongos_may_look_for_longer(self, one, here, app, sharded, longest):
         """A `mongos` gets more time, because it asks the shards first.
 
-        If the time limit ended the command before that, the log would seem to contain everything.
+        If the time limit ended the command before the shards answer, the log would seem to contain
+        everything.
         """
         commands = Commands()
         with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
@@ -433,7 +434,7 @@ class TestRealServer:
         assert not stream.alive
 
     def test_a_stream_that_breaks_is_resumed_by_the_driver(self, source, one, database):
-        """The driver keeps the token of a change that it has not decoded, and sends it."""
+        """The driver keeps and sends the token of a change that it has not decoded."""
         collection = one.client()[database]["c"]
         place = source.now()
         collection.insert_many([{"_id": number} for number in range(4)])

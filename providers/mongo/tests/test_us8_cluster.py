@@ -1,7 +1,8 @@
-"""Runs what depends on the scope through `EntireCluster()`, on a server without other writers.
+"""Runs the cases that depend on the scope through `EntireCluster()`, on a server without other writers.
 
-A feed of a cluster is that of a database with one more option of the change stream. test_us8_database.py runs
-the whole suite: what an event holds, its sizes and its refusals are the same there.
+A feed of a cluster is the same as a feed of a database, except for one more option of the change stream. The
+whole suite runs in test_us8_database.py: the contents of events, the sizes and the refusals are the same
+there.
 """
 
 import pytest
@@ -66,7 +67,7 @@ HARNESS = ClusterHarness
 
 
 class TestBeginning(us8.TestBeginning):
-    """The beginning of the oplog is the beginning of the test."""
+    """The oplog begins when the test begins."""
 
     @pytest.fixture(autouse=True)
     def _nothing_before(self, harness):

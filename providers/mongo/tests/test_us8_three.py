@@ -1,5 +1,7 @@
-"""Runs what depends on replication on a replica set of three nodes: starts, positions, waiting, trouble,
-snapshots and loss. test_us8_one.py runs the whole conformance suite.
+"""Runs the cases that depend on replication on a replica set of three nodes.
+
+These cases are starts, positions, waiting, faults, snapshots and loss. The whole conformance suite runs in
+test_us8_one.py.
 """
 
 from .harness import MongoHarness
@@ -55,7 +57,7 @@ __all__ = [
 
 
 class ThreeHarness(MongoHarness):
-    """A harness with three nodes. A write is on at least two of them before it appears in a feed."""
+    """A harness with three nodes. A write is stored on at least two of them before a feed shows it."""
 
     servers_name = "us8 three"
     members = 3

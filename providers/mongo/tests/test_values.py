@@ -1,4 +1,7 @@
-"""Tests that every BSON type becomes Python values and JSON and back, with examples and random values."""
+"""Tests the conversion of every BSON type to Python values and JSON and back.
+
+The tests use examples and random values.
+"""
 
 import functools
 import re
@@ -46,7 +49,7 @@ def decoded(value):
 
 
 def raw(kind, payload):
-    """Return the value of a BSON document made by hand."""
+    """Return the value in a BSON document that the test writes byte by byte."""
     body = bytes([kind]) + b"v\0" + payload + b"\0"
     return bson.decode(struct.pack("<i", len(body) + 4) + body, CODEC)["v"]
 
@@ -153,7 +156,7 @@ class TestEveryType:
             assert decode_json(json_text(found)) == document
 
     def test_the_application_s_own_json_of_it_is_the_same_in_every_process(self):
-        # These texts must not change, because tokens and tables contain them.
+        # These texts must never change, because tokens and tables contain them.
         document = {"t": Timestamp(5, 6), "r": DBRef("c", OID, "d"), "c": Code("f", {"$x": OID})}
         assert json_text(decoded(document)) == (
             b'{"t":{"$mongo.timestamp":[5,6]},'
@@ -182,7 +185,7 @@ class TestEveryType:
 
 class TestCodec:
     def test_has_no_type_registry(self):
-        # With a type registry, PyMongo's change stream decodes twice.
+        # With a type registry, PyMongo's change stream would decode every event twice.
         assert not CODEC.type_registry._decoder_map
         assert CODEC.type_registry == CodecOptions().type_registry
 
@@ -501,7 +504,7 @@ _documents = st.dictionaries(_names, _values, max_size=6).map(
 
 
 def plain(value):
-    """Return a value as the library's JSON keeps it: with one kind of integer and one NaN."""
+    """Return a value as the library's JSON stores it, with one kind of integer and one NaN."""
     if type(value) is Int64:
         return int(value)
     if type(value) is float and value != value:

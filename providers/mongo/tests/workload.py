@@ -1,8 +1,8 @@
-"""Provides a writer that survives failures, applications that crash repeatedly, and checks of their events.
+"""Provides a writer that survives failures, applications that crash repeatedly, and event checks.
 
 A single writer makes the changes one after another. A majority acknowledges each change before the next
-change begins, so the list of changes is exact. From a token, an application must receive exactly the rest of
-the list, in order, and no change twice in one run.
+change begins, so the list of changes is exact. After a token, an application must receive exactly the rest of
+the list, in order, and must not receive a change twice in one run.
 """
 
 import random
@@ -27,19 +27,19 @@ LONG = 90.0
 STUCK = 60.0
 """The number of seconds that may pass without progress while every server works.
 
-It is longer than any backoff.
+The number is larger than any backoff.
 """
 
 
 @attrs.frozen
 class Change:
-    """One change, which the writer makes and an application must receive."""
+    """One change. The writer makes it, and an application must receive it."""
 
     type: ChangeType
     key: str
     n: int | None  # None for a delete
     before: int | None = attrs.field(default=None, eq=False)
-    """The number of the change that this change replaces or deletes; no event contains this number."""
+    """The number of the earlier change that this change replaces or deletes. No event contains it."""
 
 
 def seen(event):
@@ -53,12 +53,12 @@ class Writer:
 
     If the answer to a write is lost, the writer checks whether the write was made, and repeats it if not. The
     lost write may still arrive later at a busy server. Each write names the version that it changes, so the
-    later of the two writes changes nothing. The writer replaces documents and does not update them, because
-    the event of a replacement contains the document of that moment, not the document at the time of reading.
+    second of the two writes changes nothing. The writer replaces documents and does not update them, because
+    the event of a replacement contains the document at the time of the write, not at the time of reading.
 
     Attributes:
         truth: The changes in order; all of them are acknowledged.
-        unsure: The number of times that an answer was lost.
+        unsure: How many times an answer was lost.
     """
 
     def __init__(self, client, database, pause=0.0):
@@ -76,7 +76,7 @@ class Writer:
             self._write_some()
 
     def wait_for(self, count):
-        """Wait until the thread has made this many more changes."""
+        """Wait until the thread has made the given number of further changes."""
         goal = len(self.truth) + count
         wait_until(lambda: self.error or len(self.truth) >= goal, LONG)
         if self.error:
@@ -106,7 +106,7 @@ class Writer:
         until, unsure = time.monotonic() + LONG, False
         while True:
             try:
-                # The time limit is short, because a stopped node would block forever.
+                # The time limit is short, because without it a stopped node would block the writer forever.
                 with pymongo.timeout(3):
                     if not unsure or not self._is_made(changes[0]):
                         self._make_all(changes)
@@ -175,21 +175,21 @@ def pages(timeout=15.0, wait=0.2):
 
 
 class Application:
-    """Reads in its own thread; after a crash a new client continues from an earlier token.
+    """Reads in its own thread. After a crash, a new client continues from an earlier token.
 
     Attributes:
         lives: All runs of the application.
         tokens: Every token that the application stored, each with the number of changes before it.
-        goal: The total number of changes, once known; the application ends after them.
-        failures: The retryable errors that the application got.
+        goal: The total number of changes, as soon as it is known. The application ends after these changes.
+        failures: The retryable errors that the application received.
         slowest: The number of seconds that the longest read took.
     """
 
     def __init__(self, name, url, request, consumer=None, deaths=0.0, far=1, tokens=None):
-        """Begin at the first of the `tokens`, or at `Now`, which is before the first change.
+        """Begin at the first of the `tokens`, or else at `Now`, which is before the first change.
 
-        `deaths` is the probability of a crash after a step. After a crash it picks one of the last `far`
-        tokens.
+        `deaths` is the probability of a crash after a step. After a crash, the application chooses one of its
+        last `far` tokens.
         """
         self.name, self.url, self.request, self.consumer = name, url, request, consumer or pages()
         self.tokens, self.lives, self.failures = list(tokens or ()), [], []
@@ -227,7 +227,10 @@ class Application:
                 break
 
     def resumed(self, count):
-        """Start the given number of new applications from evenly chosen tokens. They read large pages."""
+        """Start the given number of new applications from evenly distributed tokens.
+
+        They read large pages.
+        """
         last = len(self.tokens) - 1
         numbers = sorted({round(number * last / (count - 1)) for number in range(count)})
         request = attrs.evolve(self.request, max_page_size=0)
@@ -282,7 +285,7 @@ def finish(applications, goal):
 
 
 def assert_kept(truth, applications):
-    """Check that each application got the right events, and that all applications got the same events."""
+    """Check that each application received the right events, and that all received the same events."""
     found = [text for application in applications for text in _of_one(truth, application)]
     found = found or _identities(applications)
     if found:
@@ -308,7 +311,7 @@ def _of_one(truth, application):
 
 
 def _identities(applications):
-    """Check that each change has the same event id everywhere, and that order keys sort like changes."""
+    """Check that each change has the same event id everywhere, and that order keys sort like the changes."""
     known, found = {}, []
     for life in (life for application in applications for life in application.lives):
         for place, event in enumerate(life.events, life.start):

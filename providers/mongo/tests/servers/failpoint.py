@@ -1,4 +1,4 @@
-"""Injects failures that the server itself produces."""
+"""Makes the server itself produce failures."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,18 +19,19 @@ def fail_command(
     skip: int = 0,
     **data: Any,
 ) -> Iterator[None]:
-    """Make commands fail on every node, and work again on every node at the end.
+    """Make commands fail on every node within the block. After the block, they work again.
 
     Args:
-        where: A replica set; each running member counts its commands separately. A client represents only its
-            primary.
+        where: A replica set; each running member counts its commands separately. If a client is given, only
+            its primary is used.
         commands: Names of commands.
-        app_name: Only commands of clients with this `appName`, so that concurrent tests are not affected.
+        app_name: Only commands of clients with this `appName` fail, so that concurrent tests are not
+            affected.
         times: The number of commands that fail; None means all.
         skip: The number of commands that succeed before the first failure. After them every command fails,
             and `times` has no effect.
         data: The kind of failure: `errorCode`, `errorLabels`, `closeConnection`, `blockConnection` with
-            `blockTimeMS`, and so on, as the server's `failCommand` names them.
+            `blockTimeMS`, and so on, with the names that the server's `failCommand` uses.
     """
     mode: Any = {"skip": skip} if skip else "alwaysOn" if times is None else {"times": times}
     data = {"failCommands": commands, "appName": app_name, **data}

@@ -1,4 +1,7 @@
-"""Runs replica sets of real mongod processes, which tests can kill, pause, disconnect and force to elect."""
+"""Runs replica sets of real mongod processes.
+
+Tests can kill, pause or disconnect them, or force an election.
+"""
 
 import contextlib
 import os
@@ -23,24 +26,24 @@ from .proxy import Proxy
 
 NAME = "rs"
 USER, PASSWORD = "admin", "a/secret that:nobody@may?see"
-# The appName of clients that write for a test, so that fail points for other names do not affect them.
+# The appName of clients that write for a test. Fail points for other names do not affect these clients.
 NATIVE = "native-writes"
-# A text in the first message of a member to another member.
+# A text that the first message of a member to another member contains.
 MEMBER = "internalClient"
 ALREADY_INITIALIZED = 23
 # Long enough for three members on a busy machine.
 START_SECONDS = 180.0
-# The time until the others replace a silent primary. A machine that pauses for a few seconds must not cause
-# an election. Only tests that remove the primary use a shorter time.
+# The time until the other members replace a silent primary. If the machine pauses for a few seconds, this
+# must not cause an election. Only tests that remove the primary use a shorter time.
 ELECTION_MS, QUICK_ELECTION_MS = 10_000, 2000
 TAIL = 4000
-# Otherwise a member starts with 300 MB of log.
+# Without this setting, a member starts with a journal of 300 MB.
 SMALL_JOURNAL = "log=(file_max=8MB)"
 T = TypeVar("T")
 
-# When this process ends in any way, the script kills the servers and removes their data, which may be in
-# memory. It notices the end because it reads a pipe that only this process holds open. A killed server may
-# still write for a moment, which makes `rm` fail.
+# When this process ends, for any reason, the script kills the servers and removes their data, which may be in
+# memory. The script notices the end because it reads a pipe that only this process holds open. A killed
+# server may still write for a moment, which makes `rm` fail.
 WATCHER = """
 read -r _
 kill -s KILL -- "-$1"
@@ -62,7 +65,7 @@ class Group:
     """
 
     def __init__(self, *data: Path) -> None:
-        """Start an empty group; The folder `data` is removed if the group ends without `close`."""
+        """Start an empty group. The folder `data` is removed if the group ends without `close`."""
         self._leader = subprocess.Popen(LEADER, process_group=0)
         self.id: int = self._leader.pid
         watcher = ["sh", "-c", WATCHER, "watcher", str(self.id), *map(str, data)]
@@ -71,17 +74,17 @@ class Group:
         )
 
     def close(self) -> None:
-        """Stop watching the group, because its processes have ended."""
+        """Stop watching the group after its processes have ended."""
         for process in (self._leader, self._watcher):
             process.kill()
             process.communicate()
 
 
 class ReplicaSet:
-    """A replica set on the loopback interface. It ends with this process at the latest.
+    """A replica set on the loopback interface. It ends when this process ends, or earlier.
 
     Attributes:
-        members: The `host:port` of each member, as in the set's own configuration.
+        members: The `host:port` of each member, as in the configuration of the set.
         proxies: Maps each member to its proxy, if proxies were requested.
     """
 
@@ -104,9 +107,9 @@ class ReplicaSet:
             folder: An empty folder, for data and logs.
             members: The number of members.
             oplog_mb: The size of the oplog; a small oplog rolls over soon. None means the server's default.
-            auth: True to require a user and a password: `USER` and `PASSWORD`, with all rights.
+            auth: True to require a login. The user `USER` with the password `PASSWORD` has all rights.
             proxied: True if clients reach each member only through a proxy. Members and `client` also use the
-                proxy, but it never disturbs them.
+                proxy, but the proxy never disturbs their connections.
             election_ms: If the primary is silent for this time, the other members elect a new primary.
             parameters: Further parameters of the server.
 
@@ -122,7 +125,7 @@ class ReplicaSet:
         self.proxies: dict[str, Proxy] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._group = Group(*(self._data(index) for index in range(members)))
-        # No other process gets these ports, even while a member is down.
+        # No other process can use these ports, even while a member is down.
         self._ports = [_reserve() for _ in range(members)]
         self._real = [f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports]
         self.members = list(self._real)
@@ -149,11 +152,11 @@ class ReplicaSet:
         self.close()
 
     def close(self) -> None:
-        """Close the clients, kill the servers and remove their data; the logs stay.
+        """Close the clients, kill the servers and remove their data. The logs are kept.
 
-        The method may be called twice.
+        The method may be called more than once.
         """
-        # A client ends its sessions, which a paused member could not answer.
+        # A closing client ends its sessions, and a paused member could not answer this request.
         for member in self.alive():
             self.resume(member)
         while self._clients:
@@ -175,7 +178,7 @@ class ReplicaSet:
     def uri(self, **options: object) -> str:
         """Return a connection string with every member.
 
-        The client checks members often, because tests stop them.
+        A client with this string checks the members often, because tests stop them.
 
         Args:
             options: Further options, or other values, in the driver's spelling.
@@ -196,7 +199,7 @@ class ReplicaSet:
     def client(self) -> MongoClient[dict[str, Any]]:
         """Return a plain client for native writes.
 
-        Each call returns the same client, and no proxy disturbs it.
+        Each call returns the same client. No proxy disturbs this client.
         """
         if NAME not in self._clients:
             options: dict[str, Any] = {"tz_aware": True, "uuidRepresentation": "standard"}
@@ -225,7 +228,7 @@ class ReplicaSet:
             **options,
         )
 
-    # -- Troubles
+    # -- Faults
 
     def primary(self) -> str:
         """Return the member that accepts writes now.
@@ -256,7 +259,7 @@ class ReplicaSet:
             found = [member["stateStr"] for member in status["members"]]
             if set(found) - {"PRIMARY", "SECONDARY"}:
                 raise ServerUnavailableError(f"the members are {', '.join(found)}")
-            # Otherwise the client uses the former primary until its next check, and not every command is
+            # Otherwise the client uses the former primary until its next check, and some commands are not
             # retried.
             self.client().admin.command("ping")
             known = "{}:{}".format(*self.client().primary or ("nobody", 0))
@@ -266,7 +269,7 @@ class ReplicaSet:
         _wait(states, "members that all follow a primary")
 
     def kill(self, member: str) -> None:
-        """End a member as `kill -9` does."""
+        """Kill a member in the same way as `kill -9`."""
         self._processes[member].kill()
         self._processes[member].wait()
 
@@ -279,14 +282,14 @@ class ReplicaSet:
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
 
     def pause(self, member: str) -> None:
-        """Make a member hang: its connections stay open, but it does not answer."""
+        """Make a member hang. Its connections stay open, but it does not answer."""
         process = self._processes[member]
         process.send_signal(signal.SIGSTOP)
-        # The signal takes a moment to arrive. Until then, commands would still be answered.
+        # The signal takes a moment to arrive. Until then, the member would still answer commands.
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self, member: str) -> None:
-        """Let a member continue after a `pause`."""
+        """Let a paused member continue."""
         self._processes[member].send_signal(signal.SIGCONT)
 
     def step_down(self, seconds: int = 60) -> str:
@@ -302,17 +305,20 @@ class ReplicaSet:
 
         def given_up() -> str:
             primary = self.primary()
-            if tried and tried[0] != primary:  # the answer was lost, not the command
+            if tried and tried[0] != primary:  # only the answer was lost; the command was executed
                 return tried[0]
             tried.append(primary)
-            # The member refuses until another member has its data, or because it is no longer the primary.
+            # The member refuses if no other member has its data yet, or if it is no longer the primary.
             self.direct(primary).admin.command(asked, force=force)
             return primary
 
         return _wait(given_up, "the primary to step down")
 
     def stand(self, member: str) -> None:
-        """Allow a member that stepped down to be elected again; a single member becomes primary at once."""
+        """Allow a member that stepped down to be elected again.
+
+        A single member becomes primary immediately.
+        """
         self.direct(member).admin.command("replSetFreeze", 0)
 
     def output(self) -> str:
@@ -332,7 +338,7 @@ class ReplicaSet:
         for member in self.members:
             self._launch(member)
         with contextlib.ExitStack() as stack:
-            # Without a user nobody can log in. A server that has ended must be noticed soon.
+            # Nobody can log in before there is a user. If the server has ended, this must be noticed soon.
             clients = [
                 stack.enter_context(self._direct(member, auth=False, selection_ms=2000))
                 for member in self.members
@@ -342,7 +348,7 @@ class ReplicaSet:
             hosts = [{"_id": number, "host": host} for number, host in enumerate(self.members)]
             settings = {"electionTimeoutMillis": QUICK_ELECTION_MS, "heartbeatIntervalMillis": 300}
             config = {"_id": NAME, "members": hosts, "settings": settings}
-            # The others may not answer yet.
+            # The other members may not answer yet.
             _wait(lambda: self._initiate(first, config), "the replica set to begin")
             _wait(lambda: self._make_user(_writable(clients)), "a primary that takes writes")
         self.wait_healthy()
@@ -354,7 +360,7 @@ class ReplicaSet:
         try:
             client.admin.command("replSetInitiate", config)
         except OperationFailure as error:
-            if error.code != ALREADY_INITIALIZED:  # the set was created by an attempt whose answer was lost
+            if error.code != ALREADY_INITIALIZED:  # an attempt whose answer was lost has created the set
                 raise
 
     def _make_user(self, client: MongoClient[dict[str, Any]]) -> None:
@@ -363,14 +369,15 @@ class ReplicaSet:
         try:
             client.admin.command("createUser", USER, pwd=PASSWORD, roles=["root"])
         except (ConnectionFailure, OperationFailure) as error:
-            # An attempt whose answer was lost may have created the user; then nobody else has rights.
+            # An earlier attempt whose answer was lost may have created the user. In that case nobody else has
+            # rights.
             try:
                 self.direct(self.members[0]).admin.command("dbStats")
             except (ConnectionFailure, OperationFailure):
                 raise error from None
 
     def _set_election(self) -> None:
-        """Set the election timeout only now, because the first primary is elected after the same time."""
+        """Set the election timeout after the first election, because it would also delay that election."""
         primary = self.direct(self.primary())
         config = primary.admin.command("replSetGetConfig")["config"]
         if config["settings"]["electionTimeoutMillis"] != self._election_ms:
@@ -416,7 +423,7 @@ class ReplicaSet:
 
 
 class _EndedError(ServerUnavailableError):
-    """Raised if waiting longer is useless."""
+    """Raised if it is useless to wait longer."""
 
 
 def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[str, Any]]:
@@ -428,8 +435,9 @@ def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[st
 
 
 def _reserve() -> socket.socket:
-    """Return a free port that is bound but not listened on: mongod can bind it too, with the same socket
-    option.
+    """Return a free port that is bound and on which nothing listens.
+
+    mongod can also bind the port, because it uses the same socket option.
     """
     port = socket.socket()
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Handles the oplog, which a server truncates when it has grown too long."""
+"""Waits for a server that truncates its oplog, which happens when the oplog has grown too long."""
 
 import time
 from collections.abc import Callable

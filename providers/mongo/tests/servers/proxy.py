@@ -1,4 +1,4 @@
-"""Simulates a network that fails on demand: a TCP proxy on the loopback interface."""
+"""Simulates a network that fails on demand, with a TCP proxy on the loopback interface."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Forwards every connection to a server, until `cut` or `drop`.
+    """Forwards every connection to a server, until `cut` or `drop` is called.
 
     Attributes:
         port: The port of the proxy.
@@ -23,9 +23,9 @@ class Proxy:
 
         Args:
             target: The host and the port of the server.
-            spare: Texts that mark undisturbed connections. If the first message of a connection contains one
-                of them, the connection comes from another member of the replica set, or from the client that
-                writes for a test.
+            spare: Texts that mark connections that are never disturbed. If the first message of a connection
+                contains one of them, the connection comes from another member of the replica set, or from the
+                client that writes for a test.
         """
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
@@ -47,7 +47,7 @@ class Proxy:
         self.close()
 
     def cut(self) -> None:
-        """Reset every connection, and every new one until `heal`."""
+        """Reset every connection, and every new connection until `heal` is called."""
         with self._lock:
             self._cutting = True
             links = [link for link in self._links if not link.spared]
@@ -55,7 +55,7 @@ class Proxy:
             link.reset()
 
     def drop(self) -> None:
-        """Drop every byte in both directions until `heal`.
+        """Drop every byte in both directions until `heal` is called.
 
         Connections stay open, and new connections can be opened.
         """
@@ -74,8 +74,8 @@ class Proxy:
             link.reset()
 
     def close(self) -> None:
-        """Reset every connection and stop listening. The method may be called twice."""
-        # Closing a listener alone does not wake the thread that waits in it.
+        """Reset every connection and stop listening. The method may be called more than once."""
+        # Closing the listener is not enough to wake the thread that waits for connections.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -146,7 +146,7 @@ class _Link:
             thread.join()
 
     def reset(self) -> None:
-        """Close both sides at once. The threads notice this and end."""
+        """Close both sides at once. The threads notice the closing and end."""
         for side in (self._near, self._far):
             with contextlib.suppress(OSError):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
