@@ -138,7 +138,7 @@ class CosmosFeed(Feed):
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
     ) -> ScanPlan | None:
-        """Plan the scan that emulates `Beginning()` and `AtTime(…)`, or return None if the range is unknown."""
+        """Plan the scan for `Beginning()` or `AtTime(…)`, or return None if the range does not exist."""
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
         return plan_scan(self._source, seeds, since) if seeds else None
