@@ -152,7 +152,7 @@ def test_a_stored_position_in_a_partition_of_another_stream_is_told():
 
 
 class FakeSource:
-    """A source of partitions with given lifetimes. `oldest` returns ORIGIN at first."""
+    """A source of partitions with given lifetimes. The oldest readable time is ORIGIN."""
 
     def __init__(self, **lives):
         self.lives = lives
