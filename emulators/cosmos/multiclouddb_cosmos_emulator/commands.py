@@ -81,7 +81,7 @@ class Commands:
             partition: The partition's id.
             boundary: The effective partition key at which the second child begins; None means the middle of
                 the partition.
-            completing: The number of requests to each child that get the answer 410/1007 before it can be read.
+            completing: How many requests to each child first get the answer 410/1007.
         """
         with self._lock:
             return self._container(database, container).split(partition, boundary, completing)
