@@ -5,7 +5,7 @@ service     answers a request                       query      the subset of SQL
 account     databases, containers, offers           feed       the change feed
 container   its items and partitions               hashing    from a partition key to its hash
 commands    the commands of a test                  control    the same over HTTP
-faults      failures on demand                      journal    the requests that it received
+faults      failures on demand                      journal    the received requests
 
 The emulator imports nothing else from multiclouddb. If they shared code, the emulator and a provider could
 have the same error, and the tests would not find it.

@@ -1,4 +1,4 @@
-"""Runs the emulator with `python -m multiclouddb_cosmos_emulator`, until it is interrupted."""
+"""Runs the emulator until it is interrupted. Start it with `python -m multiclouddb_cosmos_emulator`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contains the state of the emulator: an account with its databases, containers and offers."""
+"""Holds the state of the emulator: an account with its databases, containers and offers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Account:
     Attributes:
         clock: The server's clock.
         all_versions: True if the feed with all versions and deletes is enabled.
-        retention_seconds: How long the feed keeps changes, unless a container sets another time.
+        retention_seconds: How long the feed keeps changes, unless a container specifies a different time.
         databases: The databases, by name.
         offers: Maps the `_self` of each resource to its offer.
     """
@@ -100,7 +100,7 @@ class Account:
     def create_container(self, database: str, document: Any, throughput: Throughput | None) -> Container:
         """Create a container.
 
-        Without its own throughput, it shares the database's throughput or gets 400 units.
+        A container without its own throughput shares the database's throughput, or gets 400 units.
         """
         home, name = self.database(database), _name(document)
         if name in home.containers:

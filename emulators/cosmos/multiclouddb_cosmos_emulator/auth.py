@@ -1,4 +1,4 @@
-"""Checks authorization: the account's key must be right, and any bearer token is accepted."""
+"""Checks authorization. A signature must use the account's key, and any bearer token is accepted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiclouddb_cosmos_emulator.message import Request
 
 __all__ = ["WELL_KNOWN_KEY", "Guard"]
 
-# The vendor's emulators use this key, too. Their documentation contains it, so it protects nothing.
+# The vendor's own emulators also use this key. Their documentation contains the key, so it protects nothing.
 WELL_KNOWN_KEY = "C2y6yDjf5/R+ob0N8A7Cgv30VRDJIWEHLM+4QDU5DE2nQ9nDuVTqobD4b8mGGyPMbIZnqyMsEcaGQy67XIw/Jw=="
 
 
@@ -60,7 +60,7 @@ def _unauthorized(text: str) -> ServiceError:
 def _resources(segments: list[str]) -> list[tuple[str, str]]:
     """Return the type and the link that a client signs.
 
-    For a link by resource id, this is only the id, in lower case.
+    If the link uses resource ids, the signed link is only the id, in lower case.
     """
     if not segments:
         return [("", "")]

@@ -1,4 +1,4 @@
-"""Represents a request in progress, and the parts that all answers about items share."""
+"""Represents a request in progress, and makes the parts that all answers about items have in common."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Call:
 
     Attributes:
         account: The state of the emulator.
-        request: The request, as received.
+        request: The request, as it was received.
         route: The operation and the resource of the request.
     """
 
@@ -40,7 +40,7 @@ class Call:
         return Condition(headers.get("if-match"), headers.get("if-none-match"))
 
     def container(self) -> Container:
-        """Return the container that the path names, if the client does not mean an earlier container."""
+        """Return the container that the path names, unless the request is for an earlier container."""
         name = self.route.container
         assert name is not None
         container = self.account.container(self.route.database, name)
@@ -53,7 +53,7 @@ class Call:
         return container
 
     def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
-        """Write to the session token which state of each partition the client has seen."""
+        """Write the state of each partition that the client has seen to the session token."""
         reply.headers["x-ms-session-token"] = session_token(partitions)
         reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
         reply.headers["x-ms-content-path"] = container.rid
@@ -63,7 +63,7 @@ class Call:
         return reply
 
     def item(self, item: Item, status: int, container: Container, partition: Partition) -> Reply:
-        """Return an answer with an item, or without a body if the client asked for minimal content."""
+        """Return an answer with an item, or without a body if the client requested minimal content."""
         quiet = status != 200 or self.route.operation != "ReadItem"
         hidden = quiet and self.request.headers.get("prefer") == "return=minimal"
         writes = self.route.operation != "ReadItem"
@@ -83,5 +83,5 @@ class Call:
 
 
 def charge(size: int, units: float) -> float:
-    """Return the cost of touching this many bytes, in request units."""
+    """Return the cost of reading or writing this many bytes, in request units."""
     return round(units * max(1, -(-size // 1024)), 2)

@@ -9,7 +9,7 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """A clock that runs with real time, and can be moved forward.
+    """A clock that runs with real time and can be moved forward.
 
     Args:
         start: The time of the clock at the start; None for the real time.

@@ -1,6 +1,6 @@
 """Implements commands that the real service does not offer.
 
-They are called in the same process or over the control API.
+The commands are called in the same process or over the control API.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Commands:
 
     Args:
         account: The state of the emulator.
-        lock: The lock that a thread must hold to read or change the state.
-        faults: The requested faults.
+        lock: The lock that a thread must hold while it reads or changes the state.
+        faults: The faults that were requested.
         journal: The received requests.
     """
 
@@ -81,7 +81,7 @@ class Commands:
             partition: The partition's id.
             boundary: The effective partition key at which the second child begins; None means the middle of
                 the partition.
-            completing: The number of requests to each child that are first answered with 410/1007.
+            completing: How many requests to each child first get the answer 410/1007.
         """
         with self._lock:
             return self._container(database, container).split(partition, boundary, completing)
@@ -112,7 +112,7 @@ class Commands:
     def expire(self, database: str, container: str) -> int:
         """Delete the items whose time to live has passed, and return their number.
 
-        Every read also deletes expired items.
+        Every read also deletes the expired items.
         """
         with self._lock:
             return self._account.database(database).containers[container].expire()
@@ -131,7 +131,7 @@ class Commands:
                     each.trim_to(each.lsn)
 
     def all_versions(self, enabled: bool) -> None:
-        """Turn on or off the change feed with all versions and deletes."""
+        """Turn the change feed with all versions and deletes on or off."""
         with self._lock:
             self._account.all_versions = enabled
 

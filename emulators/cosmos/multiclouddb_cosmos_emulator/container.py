@@ -1,4 +1,4 @@
-"""Represents a container, with its partitions and items, and the effects of a transaction on both."""
+"""Represents a container with its partitions and items, and the effects of transactions on them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Container:
         self._divide(partitions)
 
     def describe(self, properties: dict[str, Any]) -> None:
-        """Replace the container's settings with those of a client's document."""
+        """Replace the container's settings with the settings in a client's document."""
         _check(properties)
         self.properties = {
             **properties,
@@ -100,7 +100,7 @@ class Container:
         return self.logical.get(key.name, {}).get(item_id)
 
     def partition(self, range_id: str) -> Partition:
-        """Return a live partition. For any other id, raise the service's 410 error."""
+        """Return the live partition with an id. For any other id, raise the service's 410 error."""
         for partition in self.partitions:
             if partition.range_id == range_id:
                 partition.check()
@@ -132,7 +132,7 @@ class Container:
         return float(ts + effective)
 
     def apply(self, key: Key, effects: Sequence[Effect]) -> Partition:
-        """Commit a transaction inside one logical partition."""
+        """Commit a transaction within one logical partition."""
         partition = self.partition_of(key.epk)
         if effects:
             partition.lsn += 1
@@ -219,7 +219,7 @@ class Container:
         ]
 
     def split(self, range_id: str, boundary: str | None = None, completing: int = 0) -> tuple[str, str]:
-        """Replace a partition with two partitions. By default, each of them gets half of the range."""
+        """Replace a partition with two partitions. By default, each new partition gets half of the range."""
         place, parent = self._place(range_id)
         if boundary is None:
             boundary, number = middle(parent, self.definition.version)
@@ -249,7 +249,7 @@ class Container:
         return child.range_id
 
     def grow(self, parts: int) -> None:
-        """Split the widest partitions until there are the given number of partitions."""
+        """Split the widest partitions until the container has the given number of partitions."""
         while len(self.partitions) < parts:
             widest = max(self.partitions, key=lambda each: each.span[1] - each.span[0])
             self.split(widest.range_id)

@@ -1,4 +1,4 @@
-"""Serves the control API over HTTP, which offers the methods of `CosmosEmulator` to another process."""
+"""Serves the control API over HTTP. It offers the methods of `CosmosEmulator` to other processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Control:
     """Serves `POST /_emulator/COMMAND` with JSON arguments, and `GET` for commands that only read.
 
     Args:
-        commands: Maps each name to a function. It is called with the arguments, and its result is the answer.
+        commands: Maps each name to a function. The function is called with the arguments, and its result is
+        the answer.
     """
 
     def __init__(self, commands: Mapping[str, Callable[..., Any]]) -> None:
@@ -31,7 +32,8 @@ class Control:
         command = self._commands.get(name)
         if command is None:
             return _error(404, f"there is no command {name!r}; there are {', '.join(sorted(self._commands))}")
-        # A browser does not send this content type to another host without asking the host first.
+        # A browser does not send this content type to another host without first asking this host for
+        # permission.
         if request.method == "POST" and not request.headers.get("content-type", "").startswith(
             "application/json"
         ):

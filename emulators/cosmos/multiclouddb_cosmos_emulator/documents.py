@@ -157,7 +157,7 @@ def _one(transaction: Transaction, operation: Any) -> dict[str, Any]:
 def _undone(
     call: Call, container: Container, transaction: Transaction, error: ServiceError, place: int, total: int
 ) -> Reply:
-    """Return the answer to a batch that was not applied: 207, and one result for each operation."""
+    """Return the answer to a batch that was not applied: status 207, and one result for each operation."""
     results: list[dict[str, Any]] = [{"statusCode": 424, "requestCharge": 0.0} for _ in range(total)]
     results[place]["statusCode"] = error.status
     if error.substatus:
@@ -196,7 +196,7 @@ def _read_change_feed(call: Call) -> Reply:
 
 
 def _position(text: str | None, newest: int) -> int | None:
-    """Return the LSN after which to read, or None to start at now."""
+    """Return the LSN after which to read, or None to start at the current time."""
     if text is None:
         return 0
     if text == "*":

@@ -91,5 +91,5 @@ def gone(substatus: int, text: str) -> ServiceError:
 
 
 def not_offered(what: str) -> ServiceError:
-    """Return a 501 error for a feature that the service offers but the emulator does not."""
+    """Return a 501 error for a feature that the service offers, but the emulator does not."""
     return ServiceError(501, f"multiclouddb-cosmos-emulator does not offer {what}.")

@@ -1,4 +1,4 @@
-"""Injects faults on demand: a number of the next requests fail in a requested way."""
+"""Injects faults on demand: the given number of next requests fail in the requested way."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Slow:
 
 @attrs.frozen
 class Act:
-    """Calls a function before the request is served."""
+    """Calls a function before the server handles the request."""
 
     act: Callable[[], object]
 
@@ -112,7 +112,7 @@ class Fault:
 
 
 class Faults:
-    """The faults of a server. Several threads can use this object."""
+    """The faults that were requested from a server. Several threads can use this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,9 +140,9 @@ class Faults:
             self._all.clear()
 
     def striking(self, operation: str, container: str | None, partition: str | None) -> list[Action]:
-        """Return the faults of a request, in the order in which they were added.
+        """Return the faults that happen to a request, in the order in which they were added.
 
-        The fault that ends the request is the last one.
+        The last returned fault is the one that ends the request.
         """
         struck: list[Action] = []
         with self._lock:

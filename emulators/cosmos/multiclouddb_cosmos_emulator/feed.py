@@ -25,11 +25,11 @@ class FeedRequest:
 
     Attributes:
         partition: The partition to read.
-        after: The LSN after which to read; None to start at now.
-        limit: The maximum number of items. A larger transaction is still returned whole.
+        after: The LSN after which to read; None to start at the current time.
+        limit: The maximum number of items. A transaction is returned whole even if it is larger.
         low: The first effective partition key to return.
         high: The end of the requested keys, which is not included.
-        since: Only items written at this time or later are returned; None for all.
+        since: Only items written at or after this time are returned; None for all items.
         all_versions: True for the mode with all versions and deletes.
     """
 
@@ -69,7 +69,7 @@ def read_feed(container: Container, request: FeedRequest) -> FeedPage:
         if not (all_versions or change.latest) or (wanted is not None and not wanted(change)):
             continue
         if change.lsn != last:
-            # Changes of one LSN stay on the same page, because a position is an LSN.
+            # Changes with the same LSN stay on the same page, because a position is an LSN.
             if count >= limit or size >= _PAGE_BYTES:
                 return FeedPage(b"".join(parts)[:-1], count, last)
             last, tail = change.lsn, b',"_lsn":%d},' % change.lsn

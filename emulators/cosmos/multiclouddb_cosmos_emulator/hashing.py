@@ -1,7 +1,8 @@
-"""Computes effective partition keys, which are positions of partition keys in the range "" to "FF".
+"""Computes effective partition keys: the positions of partition keys in the range from "" to "FF".
 
-Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level, and its prefixes are
-prefixes of the text. Version 1 hashes to 32 bits and appends the key itself to the hash.
+Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level, so the text for a
+prefix of the key is a prefix of the text for the key. Version 1 hashes the key to 32 bits and appends the key
+itself to the hash.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _hashed(encoded: bytes) -> str:
 
 
 def hash_v2(values: Sequence[Json]) -> str:
-    """Hash a key with version 2, to 32 hexadecimal digits."""
+    """Hash a key with version 2 into 32 hexadecimal digits."""
     return _hashed(b"".join(_encoded(value, b"\xff") for value in values))
 
 
@@ -71,7 +72,7 @@ def _as_unsigned(value: Json) -> Json:
 
 
 def _ordered(value: Json) -> bytes:
-    """Encode a component to the binary form that sorts as the values do; the SDK omits null."""
+    """Encode a component in the binary form, which sorts like the values; the SDK omits null."""
     if value is UNDEFINED:
         return _UNDEFINED
     if value is None:
@@ -89,7 +90,7 @@ def _ordered_number(value: float) -> bytes:
     (bits,) = struct.unpack("<Q", struct.pack("<d", value))
     payload = bits ^ (1 << 63) if bits < 1 << 63 else (~bits + 1) & _MASK
     out, payload = [payload >> 56], payload << 8 & _MASK
-    # Seven bits in each byte; the lowest bit is 1 in every byte except the last.
+    # Each byte contains seven bits of the number. Its lowest bit is 1 in every byte except the last.
     while payload:
         out.append(payload >> 56 | 1)
         payload = payload << 7 & _MASK

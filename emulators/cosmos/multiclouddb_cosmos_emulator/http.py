@@ -55,7 +55,7 @@ class Front:
         self._scheme = "http"
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Start listening, and return the port."""
+        """Start to listen, and return the port."""
         self._scheme = "http" if tls is None else "https"
         self._server = web.Server(self._handle, access_log=None)
         self._runner = web.ServerRunner(self._server, shutdown_timeout=_SHUTDOWN)
@@ -67,7 +67,7 @@ class Front:
         return taken
 
     async def stop(self) -> None:
-        """Close every connection, including connections that are being accepted, and abort every request."""
+        """Close all connections, also those that are being accepted, and abort all requests."""
         if self._runner is None or self._server is None:
             return
         # A connection that is being accepted while the server closes is lost, and its socket stays open.
@@ -127,7 +127,7 @@ class Front:
 
     def _note(self, request: Request, route: Route | None, reply: Reply | None) -> None:
         operation = "Unknown" if route is None else route.operation
-        # The journal stores no body and no secret.
+        # The journal stores neither bodies nor secrets.
         request.body = b""
         if reply is None:
             self._journal.note(operation, request, 0, 0)
@@ -138,7 +138,10 @@ class Front:
 
 
 def _sockets(host: str, port: int) -> list[socket.socket]:
-    """Return the sockets to listen on. For localhost, these are its two addresses with the same port."""
+    """Return the sockets to listen on.
+
+    For localhost, these are sockets for both addresses with the same port.
+    """
     if host != "localhost":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return [socket.create_server((host, port), family=family, backlog=_WAITING)]
@@ -164,7 +167,7 @@ def _response(reply: Reply) -> web.StreamResponse:
 
 
 async def _dropped(raw: web.BaseRequest, reply: Reply | None) -> web.StreamResponse:
-    """Close the connection at once, or after half of an answer."""
+    """Close the connection immediately, or after half of the answer."""
     response = web.StreamResponse()
     if reply is not None:
         response = web.StreamResponse(status=reply.status, headers={**_COMMON, **reply.headers})

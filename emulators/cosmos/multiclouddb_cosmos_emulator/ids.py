@@ -1,4 +1,4 @@
-"""Makes resource ids and etags. They are random, so that a restarted server refuses earlier ids."""
+"""Makes resource ids and etags. The ids are random, so that a restarted server refuses earlier ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def database_rid() -> str:
 
 
 def container_rid(database: str) -> str:
-    """Return a container's resource id: the database's bytes and four more, whose first bit is set."""
+    """Return a container's resource id: the database's bytes, and four bytes whose first bit is set."""
     first, *rest = secrets.token_bytes(4)
     return _text(_bytes(database) + bytes([first | 0x80, *rest]))
 

@@ -25,7 +25,7 @@ class Key:
     """A partition key, or the first components of a hierarchical partition key.
 
     Attributes:
-        name: The canonical form of the key; 1 and 1.0 are the same key, but True is a different key.
+        name: The canonical form of the key; 1 and 1.0 are the same key, and True is a different key.
         epk: The effective partition key.
         values: Its components.
     """

@@ -1,4 +1,4 @@
-"""Represents a request and its answer, independent of HTTP."""
+"""Represents a request and its answer, independently of HTTP."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Request:
 
     Attributes:
         method: For example `GET`.
-        path: The path, as received and percent-encoded.
+        path: The path, percent-encoded as it was received.
         headers: The headers, whose names may be in upper or lower case.
-        body: The received bytes.
+        body: The bytes of the body, as they were received.
         base: The URL of the server, as the client wrote it, such as `http://localhost:8081`.
     """
 

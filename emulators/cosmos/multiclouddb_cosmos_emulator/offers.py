@@ -1,4 +1,4 @@
-"""Models provisioned throughput: its offers, and the number of partitions that it needs."""
+"""Models provisioned throughput: the offers, and the number of partitions that a throughput needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Throughput:
     """A provisioned throughput.
 
     Attributes:
-        units: The request units per second; with autoscale, their maximum.
+        units: The request units per second; with autoscale, the maximum of the request units per second.
         autoscale: The client's autoscale settings; None for a fixed throughput.
     """
 
@@ -93,7 +93,7 @@ class Offer:
             "offerIsRUPerMinuteThroughputEnabled": False,
         }
         if self.throughput.autoscale is not None:
-            # Autoscale provisions at least this part of the maximum.
+            # Autoscale always provisions at least this fraction of the maximum.
             content["offerThroughput"] = self.throughput.units // 10
             content["offerAutopilotSettings"] = self.throughput.autoscale
         return {

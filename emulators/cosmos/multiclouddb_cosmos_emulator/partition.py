@@ -1,4 +1,4 @@
-"""Represents a physical partition: a range of effective partition keys with items, LSN and change log."""
+"""Represents a physical partition: a range of effective partition keys with its items, LSN and change log."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Partition:
         range_id: Its id.
         low: The first effective partition key in the range.
         high: The end of the range, which is not included.
-        span: The same range as numbers, for comparisons.
+        span: The same range in the form of numbers, for comparisons.
         parents: All ancestors.
         lsn: The LSN of the last transaction.
         trimmed: The LSN up to which changes have expired.
         merged: True if the partition or one of its ancestors was merged.
-        completing: The number of next requests that are answered with "split in progress".
+        completing: The number of following requests that get the answer "split in progress".
         items: The items of the partition, by number.
         changes: The change log, by LSN.
     """
@@ -121,7 +121,7 @@ class Partition:
         self.changes.append(change)
 
     def after(self, lsn: int) -> Iterator[Change]:
-        """Return the log after an LSN."""
+        """Return the part of the log after an LSN."""
         for place in range(bisect_right(self.changes, lsn, key=_lsn), len(self.changes)):
             yield self.changes[place]
 
@@ -157,7 +157,7 @@ class Partition:
     # -- Lineage
 
     def split(self, boundary: str, middle: int, ids: tuple[str, str]) -> tuple[Partition, Partition]:
-        """Split the partition into two children. Both children continue its numbering."""
+        """Split the partition into two children. Both children continue the parent's LSNs."""
         parents = (*self.parents, self.range_id)
         low = Partition(ids[0], self.low, boundary, (self.span[0], middle), parents)
         high = Partition(ids[1], boundary, self.high, (middle, self.span[1]), parents)
@@ -195,14 +195,14 @@ def even_boundaries(parts: int, version: int) -> list[tuple[str, int]]:
 
 
 def middle(partition: Partition, version: int) -> tuple[str, int]:
-    """Return the boundary that divides a partition in half."""
+    """Return the boundary that divides a partition into two halves."""
     low, high = partition.span
     number = (low + high - 1) // 2
     return _text(number, version), number
 
 
 def place_of(boundary: str, partition: Partition, version: int) -> int:
-    """Return the number of a boundary that a test named."""
+    """Return a boundary that a test has given, as a number."""
     if version == 1:
         return (partition.span[0] + partition.span[1]) // 2
     return int(boundary[:_DIGITS].ljust(_DIGITS, "0"), 16)

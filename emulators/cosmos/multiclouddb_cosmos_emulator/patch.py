@@ -1,4 +1,4 @@
-"""Implements partial updates of documents, which consist of patch operations."""
+"""Implements patches: partial updates of documents, which consist of operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SYSTEM: Final = ("_rid", "_self", "_etag", "_ts", "_attachments", "id")
 
 
 def patched(document: dict[str, Any], operations: Any) -> dict[str, Any]:
-    """Return a copy of a document with some operations applied.
+    """Return a copy of a document, to which the operations have been applied.
 
     `operations` is the value that the client sent.
     """

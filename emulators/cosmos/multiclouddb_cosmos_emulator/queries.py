@@ -58,7 +58,7 @@ def _read_query_plan(call: Call) -> Reply:
 
 
 def _visible(reach: Reach) -> Iterator[tuple[str, Item]]:
-    """Return items in the order of a scan, each with the low end of its partition."""
+    """Return the items in the order of a scan, each with the lower bound of its partition."""
     for partition in reach.partitions:
         for item in partition.items.values():
             if reach.covers(item.key):
@@ -68,7 +68,7 @@ def _visible(reach: Reach) -> Iterator[tuple[str, Item]]:
 def _streamed(
     call: Call, container: Container, reach: Reach, results_of: Callable[[Any], list[Any]]
 ) -> Reply:
-    """Return a page that ends after an item, which the continuation names."""
+    """Return a page that ends after an item. The continuation names this item."""
     after = _continuation(call, "s", list)
     found: list[bytes] = []
     size, limit, last = 0, page_size(call.request), after
@@ -89,7 +89,10 @@ def _streamed(
 
 
 def _counted(call: Call, container: Container, reach: Reach, query: Execution) -> Reply:
-    """Return a page of results that must be computed as a whole. The continuation counts the results."""
+    """Return a page of results that must be computed as a whole.
+
+    The continuation is the number of results returned so far.
+    """
     done = _continuation(call, "n", int) or 0
     limit = page_size(call.request)
     results = list(query.results(item.document for _, item in _visible(reach)))

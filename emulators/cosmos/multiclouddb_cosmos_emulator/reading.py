@@ -41,7 +41,7 @@ def key_of(request: Request, container: Container) -> Key | None:
     if text is None:
         return None
     key = container.definition.of_header(text)
-    # For a prefix the SDK sends its range of effective partition keys.
+    # For a prefix of a key, the SDK sends the prefix's range of effective partition keys.
     if len(key.values) < len(container.definition.paths):
         raise bad_request("The partition key of the request has too few components.", 1001)
     return key
@@ -49,7 +49,7 @@ def key_of(request: Request, container: Container) -> Key | None:
 
 @attrs.frozen
 class Reach:
-    """Describes the items that a read can return.
+    """The items that a read can return.
 
     Attributes:
         partitions: The partitions to read, in the order of their ranges.
@@ -87,9 +87,9 @@ class Reach:
         return cls(partitions, low, high, key, range_id is not None)
 
     def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:
-        """Return the narrower range of a query whose filter names the whole partition key.
+        """If a query's filter names the whole partition key, return only the items with this key.
 
-        For any other query, return this range.
+        For any other query, return this object unchanged.
         """
         paths = container.definition.paths
         if self.named or self.key is not None or any(path not in equal for path in paths):

@@ -1,4 +1,4 @@
-"""Finds the operation that a request asks for."""
+"""Finds the operation that a request calls for."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Route:
     """The operation of a request, and the resource that it concerns.
 
     Attributes:
-        operation: For example `ReadItem`.
+        operation: The operation, for example `ReadItem`.
         segments: The parts of the request's path.
     """
 
@@ -83,7 +83,7 @@ class Route:
     def of(cls, request: Request, segments: list[str]) -> Route:
         """Return the route of a request.
 
-        An operation that the service offers but this server does not raises a 501 error.
+        If the service offers the operation but this server does not, a 501 error is raised.
         """
         shape = "/".join(part if place % 2 == 0 else "*" for place, part in enumerate(segments))
         if segments[-2:] == ["operations", "partitionkeydelete"]:

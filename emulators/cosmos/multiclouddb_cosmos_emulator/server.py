@@ -26,7 +26,7 @@ __all__ = ["CosmosEmulator"]
 
 
 class CosmosEmulator(Commands):
-    """A Cosmos DB account for an unmodified azure-cosmos. Several threads can use the emulator.
+    """A Cosmos DB account for the unmodified azure-cosmos. Several threads can use the emulator.
 
         with CosmosEmulator() as server:
             client = CosmosClient(server.endpoint, server.key)
@@ -88,7 +88,7 @@ class CosmosEmulator(Commands):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        # The failure of the test itself is more useful than an error that it causes here.
+        # If the test itself has failed, its failure is more useful than an error that it causes here.
         if error is None and self._front.crashes:
             raise self._front.crashes[0]
 

@@ -1,4 +1,4 @@
-"""Answers requests. Another module applies the faults."""
+"""Answers requests. Another module applies the requested faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Service:
     Attributes:
         account: The state of the emulator.
         guard: The object that checks the authorization.
-        lock: The lock that a thread must hold to read or change the state.
+        lock: The lock that a thread must hold while it reads or changes the state.
     """
 
     account: Account
@@ -54,7 +54,7 @@ class Service:
             )
 
     def answer(self, request: Request, route: Route) -> Reply:
-        """Return the answer to a request. Errors are raised."""
+        """Return the answer to a request. If the answer is an error, it is raised."""
         self._check_consistency(request)
         with self.lock:
             reply = _CALLS[route.operation](Call(self.account, request, route))

@@ -11,7 +11,7 @@ __all__ = ["check_session", "session_token"]
 
 
 def session_token(partitions: Iterable[Partition]) -> str:
-    """Return the token of some partitions, `range:version#lsn#region=lsn` for each."""
+    """Return the token for some partitions: `range:version#lsn#region=lsn` for each of them."""
     return ",".join(f"{each.range_id}:0#{each.lsn}#1={each.lsn}" for each in partitions)
 
 

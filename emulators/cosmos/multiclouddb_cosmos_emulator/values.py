@@ -1,4 +1,4 @@
-"""Defines `UNDEFINED`, the value of a property that does not exist, which JSON cannot express."""
+"""Defines `UNDEFINED`, the value of a property that does not exist. JSON has no such value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Undefined(Enum):
 
 
 UNDEFINED: Final = Undefined.UNDEFINED
-"""The value of a property that a document does not have."""
+"""The value of a property that a document does not contain."""
 
 Json: TypeAlias = Any
 
@@ -33,7 +33,7 @@ def path_names(path: str) -> tuple[str, ...]:
 
 
 def at_path(document: Json, names: tuple[str, ...]) -> Json:
-    """Return the value at a path of a document, or `UNDEFINED`."""
+    """Return the value at a path in a document, or `UNDEFINED`."""
     value = document
     for name in names:
         if not isinstance(value, dict) or name not in value:

@@ -1,4 +1,4 @@
-"""Writes items: one write, or several writes to one logical partition in a transaction."""
+"""Writes items, with a single write or with a transaction of several writes to one logical partition."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NONE: Final = Condition()
 
 
 class Transaction:
-    """Operations on the items of one logical partition, which become visible with `commit`.
+    """Operations on the items of one logical partition. They become visible when `commit` is called.
 
     Args:
         container: The container that stores the items.
@@ -118,7 +118,7 @@ class Transaction:
         allows: Callable[[dict[str, Any]], bool] | None,
         condition: Condition = _NONE,
     ) -> Item:
-        """Patch an item, if a condition allows it."""
+        """Patch an item, if the condition allows the patch."""
         old = self.read(item_id)
         condition.check(old)
         if allows is not None and not allows(old.document):

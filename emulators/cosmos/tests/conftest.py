@@ -1,4 +1,4 @@
-"""Provides a server for each test, and the unmodified azure-cosmos connected to it."""
+"""Provides a server for each test, and a client of the unmodified azure-cosmos for this server."""
 
 import threading
 from contextlib import ExitStack, contextmanager
@@ -30,11 +30,11 @@ def connect(endpoint, credential, **settings):
 
 
 class Shop:
-    """A server, a client, the database `shop`, and helpers that every test uses."""
+    """A server, a client, the database `shop`, and helpers that all tests use."""
 
     def __init__(self, **settings):
         self._open = ExitStack()
-        # The server is stopped after the client, because stopping raises the server's failures.
+        # The server is stopped after the client, because `stop` raises the server's failures.
         self.server = self._open.enter_context(CosmosEmulator(start=START, **settings))
         self.client = self._open.enter_context(self.connect())
         self.database = self.client.create_database("shop")
@@ -72,7 +72,7 @@ class Shop:
 
 
 class Reader:
-    """Reads a change feed page by page, each from the last continuation."""
+    """Reads a change feed page by page. Each page starts at the last continuation."""
 
     def __init__(self, container, **start):
         self._container, self._start = container, start
@@ -82,7 +82,7 @@ class Reader:
         return self._start["continuation"]
 
     def page(self, **more):
-        # After the hook, the client replaces the partition's etag with its own continuation.
+        # After this hook, the client replaces the partition's etag with its own continuation.
         seen = []
         pages = self._container.query_items_change_feed(
             **self._start, response_hook=lambda headers, _: seen.append(headers), **more
@@ -126,7 +126,7 @@ def container(shop):
 def direct(shop, container):
     """Return the database and the container through a client that does not try another region.
 
-    Another region would take 1.5 s.
+    Trying another region would take 1.5 s.
     """
     with shop.connect(enable_endpoint_discovery=False) as client:
         database = client.get_database_client("shop")
@@ -135,7 +135,7 @@ def direct(shop, container):
 
 @pytest.fixture
 def make_shop():
-    """Return a function that makes shops with other settings. They are closed at the end."""
+    """Return a function that makes shops with other settings. The shops are closed at the end of the test."""
     made = []
 
     def make(**settings):

@@ -1,4 +1,4 @@
-"""Tests account, databases, containers and offers, through the unmodified azure-cosmos."""
+"""Tests the account, databases, containers and offers, through the unmodified azure-cosmos."""
 
 import base64
 

@@ -205,9 +205,9 @@ class TestAllVersions:
             container.query_items_change_feed(mode=ALL, start_time="Beginning")
 
     def test_the_server_refuses_that_as_well(self, shop, container, follow):
-        """The server refuses a continuation of the other mode.
+        """The server refuses a continuation from the other mode.
 
-        If changed by hand, it passes the client's own check.
+        The test changes the continuation by hand, so that it passes the client's own check.
         """
         import base64
         import json

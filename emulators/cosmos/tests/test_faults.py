@@ -1,6 +1,6 @@
 """Tests faults on demand, and the number of requests that the unmodified azure-cosmos makes for one call.
 
-Each test proves a line of the table in `docs/how-to/cosmos-emulator.md`.
+Each test proves one row of the table in `docs/how-to/cosmos-emulator.md`.
 """
 
 import time
@@ -205,7 +205,7 @@ class TestOtherCalls:
 
     def test_the_account_is_tried_four_times(self, shop):
         with shop.connect():
-            """Wait until no thread of a client requests the account."""
+            """Wait until no thread of a client is requesting the account."""
         shop.server.journal.clear()
         shop.server.faults.add(Fail(401), "ReadAccount", times=None)
         with pytest.raises(CosmosHttpResponseError), shop.connect():
@@ -222,7 +222,8 @@ class TestScripts:
         assert fault.happened == 2
 
     def test_it_can_spare_the_first(self, server, items):
-        """A 410 in the middle of a feed of several pages: the client lists the partitions and continues."""
+        """After a 410 in the middle of a feed with several pages, the client lists the partitions and
+        continues."""
         server.faults.add(Fail(410, 1002), FEED, after=1)
         found = items.query_items_change_feed(start_time="Beginning", max_item_count=1)
         assert [each["n"] for each in found] == [0, 1, 2]

@@ -18,7 +18,7 @@ from multiclouddb_cosmos_emulator import CosmosEmulator
 
 
 class Credential:
-    """A credential whose token belongs to no user."""
+    """A credential whose token does not belong to any user."""
 
     def get_token(self, *scopes, **more):
         return AccessToken("a.bearer.token", int(time.time()) + 3600)

@@ -1,4 +1,4 @@
-"""Tests splits and merges, by command or by throughput, and their effect on reads."""
+"""Tests splits and merges, caused by commands or by changes of throughput, and their effect on reads."""
 
 import pytest
 from azure.cosmos import PartitionKey

@@ -15,7 +15,8 @@ TABLE = dict(re.findall(r"^\| `(\w+Proxy\.\w+|CosmosClient\.\w+)` \| (.+) \|$", 
 
 
 def has_test(name):
-    """Return True if the test exists. Its name consists of a file, an optional class, and a function."""
+    """Return True if the test exists. The test's name consists of a file, an optional class, and a
+    function."""
     file, *within = name.split("::")
     text = (TESTS / file).read_text(encoding="utf-8")
     if len(within) == 2:

@@ -1,4 +1,4 @@
-"""Tests effective partition keys, feed ranges and hierarchical keys: the server must agree with the SDK."""
+"""Tests effective partition keys, feed ranges and hierarchical keys. The server must agree with the SDK."""
 
 import pytest
 from azure.cosmos import PartitionKey

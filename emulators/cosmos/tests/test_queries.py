@@ -345,9 +345,9 @@ class TestRefused:
         assert f"incorrect syntax near '{near}'" in caught.value.message
 
     def test_any_words_have_an_answer(self, direct):
-        """Any text as a query gets an answer: a result, 400 or 501.
+        """Any text that is sent as a query gets an answer: a result, 400 or 501.
 
-        A defect of the server would cause a 500, and stopping the server would raise the error.
+        A defect of the server would cause a 500, and `stop` would then raise the server's error.
         """
         chosen = random.Random(15)
         statuses = set()

@@ -10,7 +10,7 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """A clock that runs with real time, and can be moved forward.
+    """A clock that runs with real time and can be moved forward.
 
     Args:
         start: The time of the clock at the start; None for the real time.
@@ -28,7 +28,7 @@ class Clock:
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def http_date(self) -> str:
-        """Return the same time in the form of a `Date` header."""
+        """Return the same time in the format of a `Date` header."""
         return formatdate(self.seconds(), usegmt=True)
 
     def advance(self, seconds: float) -> None:

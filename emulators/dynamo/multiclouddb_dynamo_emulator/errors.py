@@ -1,4 +1,4 @@
-"""Defines the errors of DynamoDB and DynamoDB Streams, in the form of the protocol."""
+"""Defines the errors of DynamoDB and DynamoDB Streams, in the form that the protocol uses."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ServiceError(Exception):
             allowed.
         message: The message; None means the usual message.
         status: The HTTP status; None means the usual status.
-        retry_after: The number of seconds for a `Retry-After` header; AWS sends none.
+        retry_after: The number of seconds for a `Retry-After` header, which AWS itself never sends.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The settings of a scripted DynamoDB server: its behaviour when no failure is requested."""
+"""The settings of a scripted DynamoDB server. They define its behaviour when no failure is requested."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChildFilter(Enum):
 
     APPLIED = "applied"
     IGNORED = "ignored"
-    """All shards are returned, as DynamoDB Local does."""
+    """All shards are returned, as by DynamoDB Local."""
     REFUSED = "refused"
     """The answer is a `ValidationException`."""
 
@@ -42,24 +42,25 @@ class Remains(Enum):
 
 @attrs.define
 class Habits:
-    """The settings of a server. Each setting may be changed at any time.
+    """The settings of a server. Each setting can be changed at any time.
 
     Attributes:
         initial_shards: The number of open shards in a new stream.
         order: The order in which shards are listed.
         shards_per_page: The maximum number of shards on one page of `DescribeStream`.
         child_filter: How the server answers a `ShardFilter`.
-        late_children: A new child is listed after this many calls of `DescribeStream` for its stream.
+        late_children: The number of `DescribeStream` calls for a stream after which a new child is listed.
         start_after_last: True if a listing may start after the last shard; by default the answer is a
             `ResourceNotFoundException`, as from DynamoDB Local.
-        page_bytes: The maximum size of one page of `GetRecords`; a page may always contain one record.
-        null_iterator: True if the end of a shard is reported as `NextShardIterator: null`, False if the
-            member is absent.
+        page_bytes: The maximum size of one page of `GetRecords`; a page may contain one record of any size.
+        null_iterator: True if the end of a shard is reported as `NextShardIterator: null`; False if the
+        answer omits this member.
         separate_end: True if the last records of a closed shard come with an iterator, and the end of the
             shard comes on a separate empty page.
-        empty_pages: The number of pages without records that come before the records, for an iterator from
-            `GetShardIterator` other than `LATEST`. Each new iterator must read these pages again.
-        tells_time: True if answers have a `Date` header.
+        empty_pages: The number of pages without records that come before the records. This applies to an
+        iterator from `GetShardIterator` that is not `LATEST`. With each new iterator, a client must read
+        these pages again.
+        tells_time: True if answers contain a `Date` header.
         retention_seconds: The age at which `ScriptedStreams.advance` trims records.
         iterator_seconds: How long an iterator is valid.
         remains: What remains of a shard that `advance` trims.
@@ -68,10 +69,10 @@ class Habits:
         timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple of this number;
             DynamoDB Local uses 60.
         lower_case_identity: True if `userIdentity` is spelled `principalId` and `type`.
-        readers_per_shard: The number of `GetRecords` calls of one shard that may run at the same time.
-        describes_per_second: The number of `DescribeStream` calls of one stream that may come in a second.
-        enforce_limits: True if a call over one of these two limits gets `LimitExceededException`; such calls
-            are always recorded.
+        readers_per_shard: The number of `GetRecords` calls for one shard that may run at the same time.
+        describes_per_second: The number of `DescribeStream` calls for one stream that may arrive in a second.
+        enforce_limits: True if a call that exceeds one of these two limits gets `LimitExceededException`;
+        these calls are recorded in any case.
     """
 
     initial_shards: int = 1

@@ -1,7 +1,7 @@
 """Serves HTTP/1.1 for scripted servers: one thread per connection, keep-alive, and a fast stop.
 
-The standard library's `http.server` parses headers as e-mail, which costs more than the rest of a small
-answer. `http.server` also cannot close a connection in the middle of an answer.
+The standard library's `http.server` parses headers like those of an e-mail, which takes longer than the rest
+of a small answer. `http.server` also cannot close a connection in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Reply:
 
 
 Handler: TypeAlias = Callable[[Request], Reply | None]
-"""A function that answers a request; the answer None closes the connection.
+"""A function that answers a request; if it returns None, the connection is closed.
 
 Many threads call this function.
 """
 
 
 def _read_request(reader: BinaryIO) -> Request | None:
-    """Return the next request of a connection, or None at its end or if the request is not valid HTTP."""
+    """Return the next request of a connection, or None if there is none or it is not valid HTTP."""
     first = reader.readline().split()
     if len(first) != 3:
         return None
@@ -103,7 +103,7 @@ class HttpServer:
 
     Attributes:
         url: The URL of the server.
-        crashes: The exceptions that the handler raised; for each of them the connection was closed.
+        crashes: The exceptions that the handler raised. After each of them, the connection was closed.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -138,7 +138,7 @@ class HttpServer:
             if self._stopping:
                 return
             self._stopping = True
-        # Only on Linux, closing a listener wakes a waiting accept. A new connection wakes it on every system.
+        # Closing a listener wakes a waiting accept only on Linux. A new connection wakes it on every system.
         with suppress(OSError):
             socket.create_connection(self._address, timeout=_JOIN_SECONDS).close()
         self._acceptor.join(_JOIN_SECONDS)
@@ -164,7 +164,7 @@ class HttpServer:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        # A client may go away at any time.
+        # A client may disconnect at any time.
         with suppress(OSError), connection:
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

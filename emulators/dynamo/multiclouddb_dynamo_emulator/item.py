@@ -72,7 +72,7 @@ def _set_of(member: Callable[[Any], str]) -> Callable[[Any], list[str]]:
     def members(values: Any) -> list[str]:
         if not isinstance(values, list) or not values:
             raise invalid("One or more parameter values were invalid: An set may not be empty")
-        # The members are sorted, because two sets with the same members are equal.
+        # The members are sorted, because sets with the same members are equal in any order.
         result = sorted(map(member, values))
         if len(set(result)) < len(result):
             raise invalid("One or more parameter values were invalid: Input collection contains duplicates.")
@@ -109,7 +109,7 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def normalised(item: Any) -> Item:
-    """Return an item as the service stores it: `1.50` becomes `1.5`, and sets have no order."""
+    """Return an item in the form that the service stores: `1.50` becomes `1.5`, and sets have no order."""
     if not isinstance(item, dict):
         raise ServiceError("SerializationException", f"{item!r} is not an item")
     return {name: _value(value) for name, value in item.items()}
@@ -133,7 +133,7 @@ def _value_size(value: Mapping[str, Any]) -> int:
 
 
 def item_size(item: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the approximate number of bytes that the service counts for an item."""
+    """Return approximately the number of bytes that the service counts for an item."""
     return sum(len(name) + _value_size(value) for name, value in item.items())
 
 
@@ -192,7 +192,7 @@ class KeySchema:
         return {name: item[name] for name in self.types}
 
     def exactly(self, key: Item) -> Item:
-        """Return a key that was given as an argument."""
+        """Return a key argument, after a check that it contains exactly the key attributes."""
         if key.keys() != self.types.keys():
             raise invalid("The provided key element does not match the schema")
         return self.key_of(key)

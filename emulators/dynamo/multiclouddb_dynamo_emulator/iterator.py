@@ -1,4 +1,7 @@
-"""Represents shard iterators. The server stores nothing for an iterator, so it can be used again."""
+"""Represents shard iterators.
+
+The server stores nothing for an iterator, so a client can use an iterator more than once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from multiclouddb_dynamo_emulator.errors import invalid
 
 __all__ = ["ShardIterator"]
 
-# The real service's iterators are longer than the content of this server's iterators.
+# The iterators of the real service are longer than the content of this server's iterators.
 _SHORTEST: Final = 215
 
 
@@ -25,11 +28,11 @@ class ShardIterator:
         arn: The stream's ARN.
         shard_id: The shard's id.
         after: The sequence number after which records are returned next.
-        horizon: True to start at the oldest record that is left, even after a trim.
-        issued: The time of the iterator, in seconds since 1970.
-        epoch: How many times the test had expired all iterators before this iterator was made.
+        horizon: True to start at the oldest remaining record, even after a trim.
+        issued: The time at which the iterator was made, in seconds since 1970.
+        epoch: The number of times that the test had expired all iterators before this iterator was made.
         renewed: True if the iterator came from `GetRecords`.
-        empty: The number of pages without records that still come before its records.
+        empty: The number of pages without records that still precede its records.
     """
 
     arn: str
@@ -42,8 +45,8 @@ class ShardIterator:
     empty: int = 0
 
     def encoded(self) -> str:
-        """Return the iterator as text."""
-        # The number is wider than JSON's integers.
+        """Convert the iterator to text."""
+        # The number can exceed the integers that the JSON library supports.
         fields = [
             self.arn,
             self.shard_id,
@@ -58,7 +61,7 @@ class ShardIterator:
 
     @classmethod
     def decoded(cls, text: str) -> ShardIterator:
-        """Return the iterator from its text."""
+        """Make an iterator from its text."""
         try:
             fields: list[Any] = orjson.loads(urlsafe_b64decode(text))
             arn, shard_id, after, horizon, issued, epoch, renewed, empty = fields

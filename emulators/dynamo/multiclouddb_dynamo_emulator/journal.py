@@ -19,7 +19,7 @@ _KEPT: Final = 100_000
 
 @attrs.frozen
 class Call:
-    """One request that was answered or whose connection was closed.
+    """One request that was answered, or whose connection was closed.
 
     Attributes:
         operation: For example `GetRecords`.
@@ -63,7 +63,7 @@ class Journal:
     """Counts every request, and keeps the last 100,000. Several threads can use this object.
 
     Args:
-        habits: The settings of the server, with the limits.
+        habits: The settings of the server, which contain the limits.
         monotonic: A function that returns monotonic seconds.
     """
 
@@ -106,18 +106,18 @@ class Journal:
 
     @property
     def most_readers(self) -> int:
-        """Return the highest number of `GetRecords` calls of one shard that ran at the same time."""
+        """Return the highest number of `GetRecords` calls for one shard that ran at the same time."""
         with self._lock:
             return max(self._most_readers.values(), default=0)
 
     @property
     def most_describes(self) -> int:
-        """Return the highest number of `DescribeStream` calls of one stream within a second."""
+        """Return the highest number of `DescribeStream` calls for one stream within a second."""
         with self._lock:
             return max(self._most_describes.values(), default=0)
 
     def enter(self, operation: str, shard: str | None, stream: str | None) -> bool:
-        """Record that a request begins; return False if it breaks a limit."""
+        """Record that a request begins. Return False if the request exceeds a limit."""
         with self._lock:
             self._counts[operation, shard] += 1
             if operation == "GetRecords" and shard is not None:

@@ -41,7 +41,7 @@ class Poison(Enum):
 
     @staticmethod
     def _spoil_image(change: dict[str, Any], value: dict[str, Any]) -> None:
-        # If the view has no images, the keys are changed instead.
+        # If the view type includes no images, the keys are changed instead.
         image = change.get("NewImage") or change.get("OldImage")
         if image is None:
             image = change["Keys"] = dict(change["Keys"])

@@ -60,7 +60,7 @@ def scan(store: Store, table: Table, arguments: Arguments) -> dict[str, Any]:
 
 
 def _range(arguments: Arguments) -> tuple[int, int]:
-    """Return the hashes of a segment."""
+    """Return the range of hashes for a segment."""
     total, segment = arguments.get("TotalSegments", 1), arguments.get("Segment", 0)
     if not (isinstance(total, int) and isinstance(segment, int) and 1 <= total <= _MOST_SEGMENTS):
         raise invalid("TotalSegments must be between 1 and 1000000")

@@ -27,15 +27,15 @@ __all__ = ["ScriptedStreams", "ShardState"]
 
 @attrs.frozen
 class ShardState:
-    """The real state of a shard, even if the shard is not listed.
+    """The true state of a shard, which exists even if the shard is not listed.
 
     Attributes:
         shard_id: Its id.
         parent: The id of the parent, even if the parent no longer exists.
         start: `StartingSequenceNumber`.
         end: `EndingSequenceNumber`; None while the shard is open.
-        records: The number of records that are left in the shard.
-        last: The sequence number of the newest of these records.
+        records: The number of records that remain in the shard.
+        last: The sequence number of the newest remaining record.
         trimmed_to: The sequence number of the last trimmed record; 0 if none was trimmed.
         remains: None unless the shard itself was trimmed.
     """
@@ -70,7 +70,7 @@ class ShardState:
 
 
 class ScriptedStreams:
-    """A DynamoDB server with streams for an unmodified boto3, controlled by a test.
+    """A DynamoDB server with streams for the unmodified boto3. A test controls the server.
 
     Several threads can use the server.
 
@@ -82,8 +82,8 @@ class ScriptedStreams:
 
     Args:
         start: The time of the server's clock at the start; None for the real time.
-        region: The region in ARNs and records; clients may sign for another one.
-        habits: The settings of the server; they may be changed at any time.
+        region: The region in ARNs and records; clients may sign their requests for a different region.
+        habits: The settings of the server; they can be changed at any time.
 
     Attributes:
         endpoint_url: The URL of the server, with a free port of 127.0.0.1.
@@ -112,13 +112,13 @@ class ScriptedStreams:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        # The failure of the test itself is more useful than an error that it causes here.
+        # If the test itself has failed, its failure is more useful than an error that it causes here.
         if error is None and self._http.crashes:
             raise self._http.crashes[0]
 
     def stop(self) -> None:
         """End all calls, including hanging ones, and wait for the threads."""
-        # The service is stopped first, because hanging calls would be answered otherwise.
+        # The service is stopped first, because otherwise hanging calls would be answered.
         self._http.break_connections()
         self._service.stop()
         self._http.stop()
@@ -132,7 +132,7 @@ class ScriptedStreams:
         """Close every connection, including idle ones."""
         self._http.break_connections()
 
-    # -- Looking
+    # -- Inspection
 
     def stream_arn(self, table: str) -> str:
         """Return the ARN of a table's latest stream."""
@@ -140,7 +140,7 @@ class ScriptedStreams:
             return self._stream(table).arn
 
     def shards(self, stream: str) -> list[ShardState]:
-        """Return all shards except permanently unlisted shards, parents first."""
+        """Return all shards, parents first. Shards that are permanently unlisted are omitted."""
         with self._store.lock:
             return [ShardState.of(shard) for shard in self._stream(stream).shards.values()]
 
@@ -155,13 +155,13 @@ class ScriptedStreams:
             return [shard.shard_id for shard in self._stream(stream).open_shards]
 
     def shard_of(self, stream: str, key: Mapping[str, Any]) -> str:
-        """Return the id of the open shard that receives the records of a key in typed JSON."""
+        """Return the id of the open shard that receives the records of a key. The key is in typed JSON."""
         with self._store.lock:
             home = self._stream(stream)
             return home.shard_of(normalised(dict(key))).shard_id
 
     def keys_of(self, shard_id: str, number: int, prefix: str = "k-") -> list[Item]:
-        """Return partition keys, in typed JSON, whose records go to the given open shard."""
+        """Return partition keys whose records go to the given open shard. The keys are in typed JSON."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
         ((name, tag),) = islice(stream.keys.types.items(), 1)
@@ -202,13 +202,16 @@ class ScriptedStreams:
             return children
 
     def grow(self, stream: str, total: int, open_shards: int, records: int = 0) -> None:
-        """Split shards until the wanted number is open. Then roll shards over until the total is reached.
+        """Split shards until the given number of shards is open.
+
+        Then roll shards over until the total is reached.
 
         Args:
             stream: The stream.
             total: The number of shards at the end.
             open_shards: The number of open shards at the end.
-            records: The number of records that `fill` writes into each shard, except those that were split.
+            records: The number of records that `fill` writes into each shard, except the shards that were
+            split.
         """
         with self._store.lock:
             home = self._stream(stream)
@@ -231,7 +234,7 @@ class ScriptedStreams:
             home.next_generation()
 
     def hide(self, shard_id: str, calls: int = 0, seconds: float = 0.0) -> None:
-        """Hide a shard in the next `calls` of `DescribeStream`, and for `seconds` of the server's clock."""
+        """Hide a shard from the next `calls` listings, and for `seconds` of the server's time."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
             stream.hide(shard, calls, seconds)
@@ -247,7 +250,10 @@ class ScriptedStreams:
     # -- Time and retention
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward. Iterators expire, and records older than the retention are trimmed."""
+        """Move the clock forward.
+
+        Iterators may expire, and records that are older than the retention are trimmed.
+        """
         with self._store.lock:
             self.clock.advance(seconds)
             self._store.retain()
@@ -258,7 +264,7 @@ class ScriptedStreams:
             self._store.epoch += 1
 
     def trim(self, stream: str, older_than: float = 0.0, remains: Remains = Remains.UNLISTED) -> None:
-        """Trim records that are older than the given seconds, and shards that were closed before then."""
+        """Trim records that are older than the given seconds, and shards that were closed earlier than that."""
         with self._store.lock:
             self._store.trim(self._stream(stream), older_than, remains)
 
@@ -289,7 +295,7 @@ class ScriptedStreams:
     # -- Records that no client writes
 
     def fill(self, shard_id: str, records: int, record_bytes: int = 300) -> None:
-        """Write inserts directly into an open shard, for measurements. The table stores no items.
+        """Write inserts directly into an open shard, for measurements. No items are stored in the table.
 
         Args:
             shard_id: The shard.
@@ -318,14 +324,16 @@ class ScriptedStreams:
         return self.write_record(stream, key, kind.spoil)
 
     def spoil_item(self, table: str, key: Mapping[str, Any]) -> None:
-        """Change an item so that no client can decode it, without a record in the stream."""
+        """Change an item so that no client can decode it. The stream gets no record of this change."""
         with self._store.lock:
             self._store.table(table).spoil(normalised(dict(key)), "poison", {"N": "twelve"})
 
     def write_record(
         self, stream: str, key: Mapping[str, Any], change: Callable[[dict[str, Any]], None]
     ) -> int:
-        """Write an insert whose record is first changed in place, in the form of the protocol.
+        """Write an insert, after a function has changed its record in place.
+
+        The record has the protocol's form.
 
         Returns:
             Its sequence number.

@@ -42,7 +42,7 @@ class _DroppedError(Exception):
 
 
 def _text(arguments: Arguments, name: str) -> str | None:
-    """Return an argument whose type is not checked yet."""
+    """Return an argument whose type has not been checked yet."""
     value = arguments.get(name)
     return value if isinstance(value, str) else None
 
@@ -61,7 +61,7 @@ class _Running:
 
     @classmethod
     def of(cls, request: Request) -> _Running:
-        """Return the call of a request. Errors in the request are reported later."""
+        """Return the call that a request contains. Errors in the request are reported later."""
         service, _, operation = request.headers.get("x-amz-target", "").partition(".")
         known = {_TABLES: TABLE_CALLS.keys(), _STREAMS: STREAM_CALLS.keys() | {"GetRecords"}}
         if operation not in known.get(service, ()):

@@ -21,8 +21,8 @@ _MOST_DIGITS: Final = 38
 class Numbers:
     """The sequence numbers of a stream, which have 21 digits or more.
 
-    The numbers ascend as integers but not as texts, because their length varies. Each generation of shards
-    starts a few numbers before the next power of ten.
+    The numbers are in ascending order as integers, but not as texts, because their length varies. In each
+    generation of shards, the numbers start just before the next power of ten.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Numbers:
         return self.last
 
     def leap(self) -> None:
-        """Continue just before the next power of ten."""
+        """Continue with numbers just before the next power of ten."""
         digits = len(str(self.last))
         if digits < _MOST_DIGITS:
             self.last = max(self.last, 10**digits - _AHEAD)
@@ -47,7 +47,7 @@ class Page:
 
     Attributes:
         bodies: The records as JSON.
-        last: The sequence number of the last record; None on an empty page.
+        last: The sequence number of the last record; None for an empty page.
         more: True if more records follow.
     """
 
@@ -57,7 +57,7 @@ class Page:
 
 
 class Shard:
-    """A shard. The lock of the store protects it.
+    """A shard. The store's lock protects it.
 
     Attributes:
         shard_id: The id of the shard, 37 characters as in the service.
@@ -88,12 +88,12 @@ class Shard:
 
     @property
     def records(self) -> int:
-        """Return the number of records that are left."""
+        """Return the number of remaining records."""
         return len(self._numbers)
 
     @property
     def last(self) -> int | None:
-        """Return the sequence number of the newest record that is left."""
+        """Return the sequence number of the newest remaining record."""
         return self._numbers[-1] if self._numbers else None
 
     def append(self, number: int, body: bytes, now: float) -> None:
@@ -114,7 +114,7 @@ class Shard:
         self._described = None
 
     def page(self, after: int, limit: int, most_bytes: int) -> Page:
-        """Return records after a sequence number, and at least one record if any exists."""
+        """Return records after a sequence number. If there are any, at least one record is returned."""
         first = bisect_right(self._numbers, after)
         if first == len(self._numbers):
             return Page((), None, more=False)
@@ -128,7 +128,7 @@ class Shard:
         self._forget(bisect_right(self._numbers, number))
 
     def trim_before(self, cutoff: float) -> None:
-        """Delete the records that are as old as the given time or older."""
+        """Delete the records that were written at or before the given time."""
         self._forget(bisect_right(self._times, cutoff))
 
     def trim_all(self) -> None:
@@ -136,7 +136,7 @@ class Shard:
         self._forget(len(self._numbers))
 
     def clear(self) -> None:
-        """End the shard and remove its records, without treating them as trimmed."""
+        """End the shard and remove its records. The removed records do not count as trimmed."""
         self.trim_all()
         self.trimmed_to = 0
 

@@ -1,4 +1,4 @@
-"""Contains the state of a scripted DynamoDB server."""
+"""Holds the state of a scripted DynamoDB server."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Store:
         region: The region in ARNs and records.
 
     Attributes:
-        lock: The lock that a thread must hold to read or write the state.
+        lock: The lock that a thread must hold while it reads or writes the state.
         tables: The tables, by name.
-        streams: The streams by ARN, including disabled streams and those of deleted tables, oldest first.
+        streams: The streams by ARN, oldest first, including disabled streams and streams of deleted tables.
         epoch: The number of times that the test has expired all iterators.
     """
 
@@ -50,7 +50,7 @@ class Store:
         return self.tables[name]
 
     def create(self, name: str, keys: KeySchema, specification: Mapping[str, Any]) -> Table:
-        """Create a table, with a stream if the specification asks for one."""
+        """Create a table, with a stream if the specification requests a stream."""
         if name in self.tables:
             raise ServiceError("ResourceInUseException", f"Table already exists: {name}")
         arn = f"arn:aws:dynamodb:{self.region}:{_ACCOUNT}:table/{name}"
@@ -102,11 +102,12 @@ class Store:
                 del self.streams[arn]
 
     def trim(self, stream: Stream, older_than: float, remains: Remains) -> None:
-        """Trim the records that are older than the given seconds."""
+        """Trim the records that are older than the given number of seconds."""
         stream.trim(self.clock.seconds() - older_than, remains)
 
     def _label(self) -> str:
-        # The label identifies one stream, so two streams of the same millisecond must have different labels.
+        # The label identifies a stream, so two streams that are created in the same millisecond must have
+        # different labels.
         self._newest_label = max(self._newest_label + 1, int(self.clock.seconds() * 1000))
         when = datetime.fromtimestamp(self._newest_label / 1000, UTC)
         return f"{when:%Y-%m-%dT%H:%M:%S}.{self._newest_label % 1000:03d}"

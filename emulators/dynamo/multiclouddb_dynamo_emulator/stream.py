@@ -1,4 +1,4 @@
-"""Represents one stream: its shards, their lineage and how they are listed."""
+"""Represents one stream: its shards, their lineage, and the order in which they are listed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from multiclouddb_dynamo_emulator.shard import Numbers, Shard
 __all__ = ["Stream"]
 
 _SHARDS: Final = count(1)
-# Multiplication with an odd factor is one-to-one modulo a power of two. So the ids differ, and their order is
-# arbitrary.
+# Multiplication with an odd factor is one-to-one modulo a power of two. Therefore all ids differ, and their
+# order is arbitrary.
 _SCRAMBLE: Final = 2654435761
 _NEW_VIEWS: Final = {"NEW_IMAGE", "NEW_AND_OLD_IMAGES"}
 _OLD_VIEWS: Final = {"OLD_IMAGE", "NEW_AND_OLD_IMAGES"}
@@ -36,8 +36,10 @@ class Stream:
         view: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or `NEW_AND_OLD_IMAGES`.
         keys: The table's key.
         created: The time of creation, in seconds since 1970.
-        disabled_at: The time of the disabling, in seconds since 1970; None while the stream is enabled.
-        shards: Maps each id to its shard, parents first, without expired shards that are unlisted.
+        disabled_at: The time at which the stream was disabled, in seconds since 1970; None while the stream
+        is enabled.
+        shards: Maps each id to its shard, parents first. Expired shards that are no longer listed are
+        omitted.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Stream:
         self.numbers = Numbers()
         self._habits, self._clock = habits, clock
         self._region = self.arn.split(":")[3]
-        self._hidden: dict[str, int] = {}  # shard → the number of calls for which the shard is still hidden
+        self._hidden: dict[str, int] = {}  # maps a shard to the number of calls for which it is still hidden
         self._hidden_until: dict[str, float] = {}
         self._open: list[Shard] = []  # the open shards, ordered by their ranges of hashes
         self._lows: list[int] = []
@@ -83,7 +85,7 @@ class Stream:
         return child
 
     def next_generation(self) -> None:
-        """Continue with sequence numbers that are one digit longer, if possible."""
+        """If possible, continue with sequence numbers that are one digit longer."""
         self.numbers.leap()
 
     def disable(self) -> None:
@@ -137,7 +139,7 @@ class Stream:
         return self._listing[1:]
 
     def hide(self, shard: Shard, calls: int, seconds: float = 0.0) -> None:
-        """Hide a shard from listings for a number of calls and a number of seconds of the server's clock."""
+        """Hide a shard from a number of listings, and for a number of seconds of the server's time."""
         self._hidden.pop(shard.shard_id, None)
         self._hidden_until.pop(shard.shard_id, None)
         if calls:
@@ -147,7 +149,7 @@ class Stream:
         self._listing = None
 
     def called(self) -> None:
-        """Count a call of `DescribeStream`. A hidden shard stays hidden for one call less."""
+        """Count a call of `DescribeStream`. Each hidden shard then stays hidden for one call less."""
         for shard_id, calls in list(self._hidden.items()):
             if calls > 1:
                 self._hidden[shard_id] = calls - 1
@@ -158,7 +160,7 @@ class Stream:
     # -- Retention
 
     def trim(self, cutoff: float, remains: Remains) -> None:
-        """Delete records of the given age or older, and shards that were closed before that time."""
+        """Delete records that were written at or before a time, and shards that were closed before it."""
         for shard in list(self.shards.values()):
             shard.trim_before(cutoff)
             if shard.closed_at is not None and shard.closed_at <= cutoff:
@@ -195,7 +197,7 @@ class Stream:
             key: The item's key.
             new: The item; None for a delete.
             old: The old item; None for a new item.
-            expired: True for a delete because the time to live has passed.
+            expired: True if the item was deleted because its time to live had passed.
             change: A function that changes the record before it is stored.
             shard: The shard that receives the record; None for the shard of its key.
 

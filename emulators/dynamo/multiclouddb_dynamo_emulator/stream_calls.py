@@ -66,7 +66,10 @@ def _children_of(store: Store, arguments: Arguments) -> str | None:
 
 
 def _shards_after(store: Store, stream: Stream, start: str | None, parent: str | None) -> list[Shard]:
-    """Return the shards to list from the start of a page on: the children of one parent, or all shards."""
+    """Return the shards to list from a page's start on.
+
+    They are the children of one parent, or all shards.
+    """
     shards, places = stream.listing()
     if parent is not None:
         shards = [shard for shard in shards if shard.parent == parent]
@@ -103,7 +106,7 @@ def _describe_stream(store: Store, arguments: Arguments) -> bytes:
 
 
 def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, bool]:
-    """Return the sequence number after which to read, and whether to start at the oldest record."""
+    """Return the sequence number after which to read, and True if the read starts at the oldest record."""
     match arguments.get("ShardIteratorType"):
         case "TRIM_HORIZON":
             return 0, True
@@ -171,7 +174,7 @@ def get_records(store: Store, arguments: Arguments, empty: bool = False) -> tupl
     if page.last is not None:
         iterator = attrs.evolve(iterator, after=page.last, horizon=False)
     elif iterator.horizon:
-        # A reader at this position loses records that are trimmed from now on.
+        # A reader at this position loses the records that are trimmed from now on.
         iterator = attrs.evolve(iterator, after=shard.trimmed_to, horizon=False)
     apart = store.habits.separate_end and bool(page.bodies)
     return _answer(store, page, iterator, goes_on=shard.end is None or page.more or apart), len(page.bodies)

@@ -21,12 +21,12 @@ VIEWS: Final = ("KEYS_ONLY", "NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES")
 
 
 class Table:
-    """A table. The lock of the store protects it.
+    """A table. The store's lock protects it.
 
     Attributes:
         arn: Its ARN.
         keys: Its primary key.
-        stream: The latest stream, even if it is disabled; None if the table never had a stream.
+        stream: The latest stream, even if it is disabled; None if the table has never had a stream.
     """
 
     def __init__(self, arn: str, keys: KeySchema, clock: Clock) -> None:
@@ -91,7 +91,7 @@ class Table:
             low: The first hash.
             high: The end of the range, which is not included.
             after: The place after which the page begins; None to begin at the lowest hash.
-            consistent: False to show the table without its last write.
+            consistent: False to return the table's state before its last write.
         """
         index = bisect_left(self._places, (low, b"")) if after is None else bisect_right(self._places, after)
         hidden, old = self._unsettled if self._unsettled is not None and not consistent else (None, None)

@@ -22,7 +22,7 @@ _RETURNED: Final = ("ReturnValues", "ReturnConsumedCapacity", "ReturnItemCollect
 
 
 def _table(store: Store, arguments: Arguments) -> Table:
-    # The name may also be an ARN.
+    # The table's ARN is also accepted as its name.
     return store.table(arguments.text("TableName", 3, 1024).rpartition("/")[2])
 
 
@@ -75,7 +75,7 @@ def _delete_item(store: Store, arguments: Arguments) -> dict[str, Any]:
 
 
 def _apply(requests: list[tuple[Table, Item, bool]], most: int, refusal: str) -> None:
-    """Write all items, or nothing if one request is wrong."""
+    """Write all items, or nothing if one of the requests is invalid."""
     if not 0 < len(requests) <= most:
         raise invalid(f"1 to {most} requests are allowed, but there are {len(requests)}")
     keys = {

@@ -1,4 +1,4 @@
-"""Injects faults on demand: a number of the next calls of an operation fail in a requested way."""
+"""Injects faults on demand: the given number of next calls of an operation fail in the requested way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Drop:
 
 @attrs.frozen
 class Delay:
-    """The call is answered late."""
+    """The answer to the call is delayed."""
 
     seconds: float
 
@@ -69,7 +69,7 @@ class Trouble:
         times: The number of times that the fault happens; None means always.
         every: The interval: 1 means each call; 2 means every second call, beginning with the second.
         each_shard: True to count the calls of each shard separately.
-        renewed_only: True to ignore new iterators from `GetShardIterator`.
+        renewed_only: True to ignore calls whose iterator comes from `GetShardIterator`.
         with_records: True to ignore pages without records.
         happened: The number of times that the fault has happened.
         over: An event that is set when the fault has ended.
@@ -140,7 +140,7 @@ class Troubles:
         )
 
     def expire(self, times: int | None = 1, *, shard: str | None = None, every: int = 1) -> Trouble:
-        """Expire the iterators that `GetRecords` has returned. New iterators work."""
+        """Expire the iterators that `GetRecords` has returned. New iterators from `GetShardIterator` work."""
         return self.fail(
             "GetRecords", "ExpiredIteratorException", times, shard=shard, every=every, renewed_only=True
         )
@@ -158,9 +158,9 @@ class Troubles:
     ) -> Trouble:
         """Close the connection, before the answer or in the middle of it.
 
-        A connection that closes in the middle of an answer is dangerous: botocore does not compare the length
-        with `Content-Length`, and treats JSON that it cannot parse as an answer without members. With
-        `reset`, botocore raises an error.
+        A connection that closes in the middle of an answer is dangerous, because botocore does not compare
+        the length with `Content-Length`, and treats JSON that it cannot parse as an answer without members.
+        With `reset`, botocore raises an error.
         """
         if (with_records or reset) and not mid_body:
             raise ValueError("with_records and reset can only be used with mid_body")
@@ -175,11 +175,14 @@ class Troubles:
         return self._add(Trouble(Delay(seconds), operation, shard, times))
 
     def hang(self, operation: str | None, times: int | None = None, *, shard: str | None = None) -> Trouble:
-        """Do not answer before `Trouble.end`."""
+        """Do not answer before `Trouble.end` is called."""
         return self._add(Trouble(Hang(), operation, shard, times))
 
     def empty_pages(self, times: int | None, *, shard: str | None = None) -> Trouble:
-        """Return no records on a number of the next pages of each shard. The iterator does not move."""
+        """Return no records on the given number of next pages of each shard.
+
+        The iterator does not advance.
+        """
         return self._add(Trouble(Empty(), "GetRecords", shard, times, each_shard=True))
 
     def act(
@@ -212,9 +215,9 @@ class Troubles:
         renewed: bool,
         records: int | None = None,
     ) -> list[Trouble]:
-        """Return the faults of a call, in the order in which they were requested.
+        """Return the faults that happen to a call, in the order in which they were requested.
 
-        The fault that ends the call is the last one.
+        The last returned fault is the one that ends the call.
         """
         struck: list[Trouble] = []
         after = records is not None

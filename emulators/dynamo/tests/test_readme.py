@@ -1,4 +1,4 @@
-"""Tests that the program of the README runs."""
+"""Tests that the program in the README runs."""
 
 import re
 import subprocess

@@ -501,7 +501,7 @@ class TestWrites:
         wire.put("a", line={"N": "1"})
         wire.tables.put_item(TableName="orders", Item={"line": {"N": "2"}, "id": {"S": "a"}})
         wire.put("a", line={"N": "2.0"})
-        # The order of a key's parts does not matter.
+        # The order of the attributes in a key does not matter.
         wire.tables.delete_item(TableName="orders", Key={"line": {"N": "1.0"}, "id": {"S": "a"}})
         records = wire.read(arn, only(wire.ids(arn)))
         assert [record["eventName"] for record in records] == ["INSERT", "INSERT", "REMOVE"]
@@ -807,7 +807,7 @@ class TestShards:
         arn = wire.create()
         server.grow("orders", total=60, open_shards=4, records=5)
         found = [record for shard_id in wire.ids(arn) for record in wire.read(arn, shard_id)]
-        # Three shards were split: a shard and its two children.
+        # Three shards were split: one shard, and then its two children.
         assert len(found) == 57 * 5
         assert len(set(keys(found))) == len({record["eventID"] for record in found}) == len(found)
 
@@ -1570,7 +1570,7 @@ class TestJournal:
         _, errors = self.read_together(wire, arn, 3)
         refused = only([error for error in errors if error])
         assert refused.response["Error"]["Code"] == "LimitExceededException"
-        # Calls that have ended no longer count.
+        # Calls that have ended are no longer counted.
         assert self.read_together(wire, arn, 2)[1] == [None] * 2
 
     def test_listings_are_counted_by_the_second(self):
@@ -1689,7 +1689,7 @@ class TestReference:
         assert isinstance(change["ApproximateCreationDateTime"], int)
 
     def test_a_walk_over_the_lineage_loses_nothing(self, wire, server):
-        """Reading through the lineage loses nothing, even if all kinds of faults happen at the same time."""
+        """A read through the lineage loses no record, even if all kinds of faults happen at the same time."""
         server.habits.order = Order.SHUFFLED
         server.habits.late_children = 1
         server.habits.initial_shards = 2

@@ -1,4 +1,4 @@
-"""Answers statements: change stream queries, queries on INFORMATION_SCHEMA, on the time, and `SELECT 1`."""
+"""Answers statements: change stream queries, queries on INFORMATION_SCHEMA, time queries and `SELECT 1`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from multiclouddb_spanner_emulator.world import World
 __all__ = ["Meet", "answered", "read", "stream_query"]
 
 Meet = Callable[[Call, "int | None"], None]
-"""A function that applies faults to a call after a given number of sent rows."""
+"""A function that applies faults to a call after the given number of rows has been sent."""
 
 _NAME: Final = r"[`\"]?(\w+)[`\"]?"
 _GOOGLE: Final = re.compile(
@@ -184,7 +184,7 @@ def _stream_rows(
     is_active: Callable[[], bool],
     meet: Meet,
 ) -> Iterator[list[list[Value]]]:
-    """Yield rows in batches that are sent immediately. A fault may happen between two batches."""
+    """Yield rows in batches, each of which is sent immediately. A fault may happen between two batches."""
     mix = random.Random(len(world.journal.calls)) if world.habits.mixes_equal_timestamps else None
     reading = Reading(query, stream, world.clock, world.changed, is_active, mix=mix)
     for records in reading.records():
@@ -235,7 +235,7 @@ def _messages(
 ) -> Iterator[Any]:
     """Return the messages of an answer.
 
-    The first message contains the types, and the time of the read if requested.
+    The first message contains the types, and also the time of the read if the client requested it.
     """
     make = PartialResultSet.pb()
     first = make()

@@ -23,7 +23,7 @@ class Change:
         before: The row before the transaction.
         after: The row after the transaction.
         touched: The columns that were written, without the key columns.
-        replaced: True if the row was replaced or deleted inside the transaction.
+        replaced: True if the row was replaced or deleted within the transaction.
     """
 
     before: Row | None
@@ -40,7 +40,7 @@ class Change:
 
 @attrs.frozen
 class _Told:
-    """One row in a record that is being made."""
+    """One row of a record that is being made."""
 
     partition: Partition
     table: Table
@@ -60,7 +60,7 @@ def captured(
     *,
     is_system: bool,
 ) -> None:
-    """Write a transaction to the partitions of a stream."""
+    """Write the records of a transaction to the partitions of a stream."""
     records: list[tuple[Partition, DataChange]] = []
     open_record: dict[str, _Told] = {}
     last: dict[str, DataChange] = {}
@@ -92,7 +92,7 @@ def captured(
 def _told(
     stream: ChangeStream, tables: Mapping[str, Table], changes: Mapping[str, Mapping[Key, Change]]
 ) -> Iterator[_Told]:
-    """Return the rows that a stream reports, in the stream's order."""
+    """Return the rows that a stream reports, in the order in which it reports them."""
     for name in sorted(changes):
         table = tables[name]
         watched = stream.watch.columns(table)

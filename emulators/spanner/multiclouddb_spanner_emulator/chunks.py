@@ -1,4 +1,4 @@
-"""Divides rows into the messages of an answer. Long values are also divided."""
+"""Divides rows into the messages of an answer. Long values are divided between messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Message = tuple[list[Value], bool]
 
 
 def _cut(value: Value, room: int) -> tuple[Value, Value | None, int]:
-    """Return a value up to the given number of characters, its rest, and the number of characters taken.
+    """Return the first characters of a value, the rest of the value, and the number of characters taken.
 
-    A value is divided inside a text, so that the client can join the parts. A text is continued directly; the
-    last element of a list continues in the first element of the next list.
+    A value is divided within a text, so that the client can join the parts. A divided text continues
+    directly. In a divided list, the last element continues in the first element of the next list.
     """
     kind = value.WhichOneof("kind")
     if kind == "string_value":

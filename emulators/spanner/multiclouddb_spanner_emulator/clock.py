@@ -1,4 +1,4 @@
-"""Provides the server's own clock: nanoseconds since 1970, and whole microseconds for a commit."""
+"""Provides the server's own clock, which counts nanoseconds since 1970. Commits get whole microseconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def from_text(text: str) -> int:
 
 
 class Clock:
-    """A clock that runs slightly ahead of real time, and can be moved forward.
+    """A clock that runs slightly ahead of real time and can be moved forward.
 
     Args:
         lead_seconds: The number of seconds by which the clock is ahead of this machine's clock.
@@ -49,7 +49,7 @@ class Clock:
         self.held: int | None = None
 
     def nanoseconds(self) -> int:
-        """Return the current time, which is never before an acknowledged commit."""
+        """Return the current time, which is never earlier than an acknowledged commit."""
         return max(time.monotonic_ns() + self._offset, self._last)
 
     def now(self) -> datetime:
@@ -57,14 +57,14 @@ class Clock:
         return datetime.fromtimestamp(self.nanoseconds() / SECOND, UTC)
 
     def read(self) -> int:
-        """Return the timestamp of a strong read. Every later commit has a later timestamp."""
+        """Return the timestamp for a strong read. Every later commit gets a later timestamp."""
         self._last = self.nanoseconds() // MICROSECOND * MICROSECOND
         return self._last
 
     def commit(self) -> int:
         """Return the next commit timestamp.
 
-        The timestamp is later than all earlier timestamps, unless a test holds timestamps at one value.
+        Each timestamp is later than all previous ones, unless a test holds timestamps at one value.
         """
         if self.held is not None:
             return self.held
@@ -79,7 +79,7 @@ class Clock:
     def crowd(self, seconds: float) -> None:
         """Move the clock forward by the given time, and stop it until real time has caught up.
 
-        Until then, successive commits are one tick apart.
+        Until then, successive commits are one microsecond apart.
         """
         ahead = self.nanoseconds() + round(seconds * SECOND)
         self._last = ahead // MICROSECOND * MICROSECOND

@@ -1,4 +1,4 @@
-"""Represents a database: its tables, its change streams, and the effect of a transaction on both."""
+"""Represents a database with its tables and change streams, and the effects of transactions on them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Write:
         kind: One of `insert`, `update`, `insert_or_update`, `replace` or `delete`.
         table: The table.
         columns: The names of columns; empty for a delete.
-        rows: Rows with a value for each column. For a delete, the keys, or None to delete every row.
+        rows: Rows with a value for each column. For a delete, the keys of the rows, or None to delete every
+        row.
     """
 
     kind: str
@@ -46,8 +47,9 @@ class Database:
         postgres: True for the PostgreSQL dialect.
         tables: Maps each name to its table.
         streams: Maps each name to its change stream.
-        statements: The DDL statements that created the database.
-        history: Every transaction, with its commit timestamp and its effects: table → key → effect.
+        statements: The DDL statements with which the database was created.
+        history: Every transaction, with its commit timestamp and its effects. The effects map each table and
+        key to the effect.
     """
 
     def __init__(self, name: str, *, postgres: bool, clock: Clock, habits: Habits) -> None:

@@ -1,4 +1,4 @@
-"""Parses the DDL of both dialects, as far as tests of change streams need it."""
+"""Parses the DDL of both dialects, to the extent that tests of change streams need."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CreateStream:
 
 @attrs.frozen
 class AlterStream:
-    """The statement ALTER CHANGE STREAM. A part that is None stays unchanged."""
+    """The statement ALTER CHANGE STREAM. A part that is None is not changed."""
 
     name: str
     watch: Watch | None
@@ -203,7 +203,7 @@ class _Parser:
 
 
 def _spelled(of: str) -> str:
-    """Return a type in the form of INFORMATION_SCHEMA."""
+    """Return a type in the form that INFORMATION_SCHEMA uses."""
     if "<" in of:
         return re.sub(r"\s+", "", of)
     of = re.sub(r"^varchar\b", "character varying", of, flags=re.IGNORECASE)
@@ -243,7 +243,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def parse(text: str, *, postgres: bool) -> Statement:
-    """Return the statement in a text.
+    """Parse a text, and return its statement.
 
     Raises:
         ServiceError: Raised if the emulator does not know the statement.

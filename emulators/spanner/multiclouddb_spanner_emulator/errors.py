@@ -1,4 +1,4 @@
-"""Defines the errors of Cloud Spanner in the form of the protocol."""
+"""Defines the errors of Cloud Spanner in the form that the protocol uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServiceError(Exception):
     Args:
         status: The status of the error, for example `UNAVAILABLE`.
         message: Its message.
-        retry_after: The number of seconds that the client should wait, or None to omit this detail.
+        retry_after: The number of seconds that the client should wait; None to omit this detail.
         resource: The kind and name of the missing resource, or None.
     """
 
@@ -76,7 +76,7 @@ def out_of_range(message: str) -> ServiceError:
 
 
 def unimplemented(what: str) -> ServiceError:
-    """Return an `UNIMPLEMENTED` error for a feature that the emulator lacks and the service may have."""
+    """Return an `UNIMPLEMENTED` error for a feature that the emulator lacks, but the service may have."""
     return ServiceError("UNIMPLEMENTED", f"The scripted server does not know {what}")
 
 

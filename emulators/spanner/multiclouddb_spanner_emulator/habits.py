@@ -1,4 +1,4 @@
-"""The settings of a scripted Cloud Spanner server: its behaviour when no fault is requested."""
+"""The settings of a scripted Cloud Spanner server. They define its behaviour when no fault is requested."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ __all__ = ["Habits"]
 
 @attrs.define
 class Habits:
-    """The settings of a server. Each setting may be changed at any time.
+    """The settings of a server. Each setting can be changed at any time.
 
     Attributes:
-        initial_partitions: The number of partitions of a new change stream.
-        moves_keys: True if each split, merge or move gives every key to another partition, as Google's
-            emulator does. In that case, the next change of a key may be in a partition that is not a
-            descendant of its previous partition.
+        initial_partitions: The number of partitions in a new change stream.
+        moves_keys: True if each split, merge or move may give any key to any new partition, as in Google's
+        emulator. In that case, the next change of a key may be in a partition that is not a descendant of the
+        key's previous partition.
         first_partition_only: True if all changes go to the oldest open partition.
         mods_per_record: The maximum number of mods in a data change record; None for no limit.
         sequence_step: The amount by which the record sequence of a transaction grows with each record.
-        children_per_record: The maximum number of children in a child partitions record; None for no maximum.
+        children_per_record: The maximum number of children in a child partitions record; None for no limit.
         repeat_children: The number of times that each child partitions record is sent.
         children_first: True if partitions and children are named in reverse order.
-        mixes_equal_timestamps: True if transactions with the same commit timestamp are sent in a different
-            order each time, and mixed. The records of each transaction stay in order.
+        mixes_equal_timestamps: True if transactions with the same commit timestamp are interleaved, and sent
+        in a different order each time. The records of each transaction stay in order.
         rows_per_message: The maximum number of rows in a message of an answer.
         chunk_characters: The number of characters of text after which a message ends, even inside a value.
         horizon_is_told: True if an error about retention contains the earliest timestamp.

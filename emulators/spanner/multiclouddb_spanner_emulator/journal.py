@@ -40,7 +40,7 @@ class Journal:
 
     Attributes:
         calls: All calls.
-        most_streams: The maximum number of change stream queries that ran at the same time.
+        most_streams: The highest number of change stream queries that ran at the same time.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class Partition:
         parents: The tokens of the partition's parents.
         end: The time at which the partition ended, or None.
         children: Its children.
-        hidden: True while the partition's end is not reported, so that a reader at the end waits.
+        hidden: True while the partition's end is not reported, so that readers at the end wait.
         log: The records of the partition, in order.
     """
 
@@ -47,7 +47,7 @@ class Partition:
         return any(low <= place < high for low, high in self.ranges)
 
     def lives_at(self, moment: int) -> bool:
-        """Return True if the partition accepts changes at a given time."""
+        """Return True if the partition accepts changes at the given time."""
         return self.start <= moment and (self.end is None or moment < self.end)
 
     def index(self, moment: int) -> int:
@@ -62,7 +62,7 @@ def new_token(stream: str, number: int) -> str:
 
 
 def place_of(text: str) -> int:
-    """Return the place of a key among all hashes."""
+    """Return the hash that a key has."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 

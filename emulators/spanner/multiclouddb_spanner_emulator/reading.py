@@ -102,11 +102,11 @@ class Reading:
         query: The checked arguments of the query.
         stream: The stream.
         clock: The server's clock.
-        changed: The condition that a thread must hold to read or change the server. Every change notifies the
-            condition.
-        is_active: A function that returns False if no client is listening any more.
-        mix: A random generator that mixes transactions with the same commit timestamp; None to keep their
-            order.
+        changed: The condition that a thread must hold while it reads or changes the server. Every change
+        notifies the condition.
+        is_active: A function that returns False if the client is no longer listening.
+        mix: A random generator, with which transactions that have the same commit timestamp are interleaved;
+        None to keep their order.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Reading:
                 return
 
     def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
-        """Return the records up to now, the index of the next record, and whether the answer ends."""
+        """Return the records up to now, the index of the next record, and True if the answer ends."""
         now, end = self._clock.nanoseconds(), self._query.end
         bound = now if end is None else min(now, end)
         stop = at
@@ -196,7 +196,7 @@ class Reading:
 
 
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
-    """Return the records, with transactions of the same commit timestamp mixed at random."""
+    """Return the records. Transactions with the same commit timestamp are interleaved at random."""
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}
         for record in same:

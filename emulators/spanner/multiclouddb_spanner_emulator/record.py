@@ -1,4 +1,4 @@
-"""Represents the records of a change stream in the forms of both dialects."""
+"""Represents the records of a change stream, in the forms that the two dialects use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dumped(value: Any) -> str:
 
 
 def to_value(value: Any) -> Value:
-    """Return a value in the form of the protocol, where whole numbers are texts."""
+    """Return a value in the form that the protocol uses, in which whole numbers are texts."""
     match value:
         case None:
             return Value(null_value=0)
@@ -57,7 +57,7 @@ class DataChange:
         transaction: The transaction's id.
         is_last: True for the last record of the transaction in its partition.
         table: The table.
-        columns: The reported columns, each with True if the column belongs to the key.
+        columns: The reported columns, each with True if the column belongs to the primary key.
         mods: The rows.
         mod_type: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type.
@@ -95,7 +95,7 @@ class DataChange:
         return [told], [], []
 
     def value(self) -> Value:
-        """Return the row as a value of GoogleSQL. The row is built only once."""
+        """Return the row as a value of GoogleSQL. The row is built only once, and then reused."""
         if self._value is None:
             self._value = _row(self)
         return self._value

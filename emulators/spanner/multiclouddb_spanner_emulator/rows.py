@@ -1,4 +1,4 @@
-"""Reads rows by key ranges, as of a time whose data the database still keeps."""
+"""Reads ranges of rows, as of a time whose data the database still keeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fields = list[tuple[str, dict[str, Any]]]
 def moment_of(world: World, request: Any) -> int:
     """Return the time as of which a request reads.
 
-    A read of a part (`PartitionRead`) belongs to a transaction, whose id contains the time.
+    A read of a part (`PartitionRead`) belongs to a transaction. The id of the transaction contains the time.
 
     Raises:
         ServiceError: Raised if the database no longer keeps data of that time.
@@ -48,7 +48,7 @@ def moment_of(world: World, request: Any) -> int:
 
 
 def rows_at(database: Database, request: Any, moment: int) -> tuple[Fields, Iterator[list[Value]]]:
-    """Return the columns of a read and its rows, in the order of the primary key.
+    """Return the columns and the rows of a read. The rows are in the order of the primary key.
 
     Args:
         database: The database.
@@ -95,7 +95,7 @@ def _is_in(table: Table, key: Sequence[Any], ranges: Sequence[Any]) -> bool:
 
 
 def _order(table: Table, values: Any) -> tuple[Any, ...]:
-    """Return a bound, which is a key or the first parts of a key."""
+    """Return a sort key for a bound, which is a key or the first parts of a key."""
     kinds = [value.WhichOneof("kind") for value in values.values]
     given = [
         None if kind == "null_value" else getattr(value, kind)

@@ -25,9 +25,9 @@ class Column:
         name: Its name.
         type: Its type.
         text: The type of the column, in the form of the DDL.
-        nullable: False for a column that is NOT NULL.
-        ordinal: The place of the column in the table, counted from 1. The place does not change when other
-            columns are dropped.
+        nullable: False if the column is declared NOT NULL.
+        ordinal: The place of the column in the table, counted from 1. This place does not change when other
+        columns are dropped.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Table:
         raise ServiceError("NOT_FOUND", f"Column not found in table {self.name}: {name}")
 
     def order(self, key: Key) -> tuple[Any, ...]:
-        """Return a key that sorts as the service orders the table's rows.
+        """Return a sort key that gives the order in which the service returns the table's rows.
 
         The method also works for a prefix of a key.
         """

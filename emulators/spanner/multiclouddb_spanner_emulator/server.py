@@ -52,7 +52,7 @@ class ScriptedSpanner:
     The server is a context manager, and several threads can use every method.
 
     Attributes:
-        habits: The settings of the server; they may be changed at any time.
+        habits: The settings of the server; they can be changed at any time.
         troubles: Failures on demand.
         journal: The received calls.
         clock: The server's clock.
@@ -61,11 +61,11 @@ class ScriptedSpanner:
     """
 
     def __init__(self, habits: Habits | None = None, lead_seconds: float = 0.005) -> None:
-        """Make a server that is not started yet.
+        """Make a server that has not been started yet.
 
         Args:
             habits: The settings.
-            lead_seconds: How far the server's clock is ahead of this machine's.
+            lead_seconds: The number of seconds by which the server's clock is ahead of this machine's clock.
         """
         self.habits = habits or Habits()
         self.host = ""
@@ -99,7 +99,7 @@ class ScriptedSpanner:
         """Return the open sessions."""
         return list(self._world.sessions)
 
-    # -- Its life
+    # -- Start and stop
 
     def start(self) -> None:
         """Listen on a free port. After `stop`, the server listens on the same port again."""
@@ -154,7 +154,7 @@ class ScriptedSpanner:
         self.commit(database, write, tag="RowDeletionPolicy", is_system=True)
 
     def poison(self, database: str, stream: str, table: str, *key: Any) -> None:
-        """Write a record whose values are not valid JSON to a change stream."""
+        """Write a record to a change stream. The values in the record are not valid JSON."""
         world = self._world
         with world.changed:
             found = self._database(database)
@@ -179,7 +179,7 @@ class ScriptedSpanner:
             self._world.changed.notify_all()
 
     def crowd(self, seconds: float = 0.1) -> None:
-        """For the given time, give commits and splits timestamps that are one microsecond apart."""
+        """For the given time, let the timestamps of commits and splits differ by only one microsecond."""
         with self._world.changed:
             self.clock.crowd(seconds)
             self._world.changed.notify_all()
@@ -195,9 +195,9 @@ class ScriptedSpanner:
 
     @contextmanager
     def one_commit_timestamp(self) -> Iterator[None]:
-        """Give every transaction inside the block the same commit timestamp.
+        """Inside the block, give every transaction the same commit timestamp.
 
-        No client may read during this block.
+        No client may read until the block has ended.
         """
         with self._world.changed:
             self.clock.held = self.clock.step()
@@ -247,13 +247,13 @@ class ScriptedSpanner:
         return self._world.reshape(tokens, count)
 
     def hide_end(self, token: str, *, hidden: bool = True) -> None:
-        """Hide the end of a partition, so that readers there wait for its children, or show it again."""
+        """Hide the end of a partition, so that readers there wait for its children, or show the end again."""
         with self._world.changed:
             self._world.stream_of(token).partitions[token].hidden = hidden
             self._world.changed.notify_all()
 
     def lose_sessions(self) -> None:
-        """Close all sessions; a later call that names one of them gets `NOT_FOUND`."""
+        """Close all sessions. A later call that names one of these sessions gets `NOT_FOUND`."""
         with self._world.changed:
             self._world.sessions.clear()
 

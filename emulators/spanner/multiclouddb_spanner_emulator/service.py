@@ -1,4 +1,4 @@
-"""Implements the Spanner service over gRPC, and as much of the two admin services as tests need."""
+"""Implements the Spanner service over gRPC, and those parts of the two admin services that tests need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOK_SECONDS: Final = 0.05
 
 
 class _StoppedError(Exception):
-    """Raised if no client is listening any more, or the server is stopping."""
+    """Raised if the client is no longer listening, or if the server is being stopped."""
 
 
 class _Service:
@@ -167,7 +167,7 @@ class _Service:
         yield from answered(self.world, database, request, call, is_active, meet)
 
     def partition_read(self, request: Any, call: Call) -> Any:
-        """Return parts in no particular order, like those of the service."""
+        """Return the parts of a read in no particular order, as the service does."""
         database = self.world.in_session(request.session)
         database.table(request.table)
         answer = types.PartitionResponse.pb()()

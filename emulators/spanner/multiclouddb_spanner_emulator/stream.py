@@ -1,4 +1,4 @@
-"""Represents a change stream: what it watches, its retention, and its partitions."""
+"""Represents a change stream: the tables and columns that it watches, its retention, and its partitions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ChangeStream:
         self._retention = _seconds(self.options.get("retention_period", "1d"))
 
     def set_watch(self, watch: Watch, moment: int) -> None:
-        """Watch something else from a given time on."""
+        """From a given time on, watch other tables or columns."""
         self.watch = watch
         self._watched.append((moment, watch))
 
@@ -85,11 +85,11 @@ class ChangeStream:
         return max(self.created, now - round(self._retention * SECOND))
 
     def excludes(self, kind: str) -> bool:
-        """Return True if changes of a kind are not reported."""
+        """Return True if the stream does not report changes of the given kind."""
         return self.options.get(f"exclude_{kind.lower()}", "").lower() == "true"
 
     def home(self, key: str) -> Partition:
-        """Return the partition of a key's next change."""
+        """Return the partition that receives a key's next change."""
         found = self.open
         if self._habits.first_partition_only:
             return found[0]
@@ -123,7 +123,7 @@ class ChangeStream:
         return [child.token for child in children]
 
     def root(self, moment: int) -> list[Children]:
-        """Return the answer to a query without a token: the partitions alive at its start, no parents."""
+        """Return the answer to a query without a token: the partitions alive at its start, with no parents."""
         alive = [each for each in self.partitions.values() if each.lives_at(moment)]
         if self._habits.children_first:
             alive.reverse()

@@ -1,4 +1,4 @@
-"""Injects faults on demand: a number of the next calls fail in a requested way."""
+"""Injects faults on demand: the given number of next calls fail in the requested way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fail:
 
 @attrs.frozen
 class Delay:
-    """The call continues after a delay."""
+    """The call continues only after a delay."""
 
     seconds: float
 
@@ -95,7 +95,7 @@ class Troubles:
     """The faults of a server. Each method adds one fault. Several threads can use this object.
 
     `after_rows` counts data change and child partitions records, not heartbeats. With None, the fault happens
-    before anything is sent. With 0, the fault happens when there is a first row that has not been sent yet.
+    before anything is sent. With 0, the fault happens when a first row exists but has not been sent yet.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Troubles:
         token: str | None = None,
         after_rows: int | None = None,
     ) -> Trouble:
-        """Do not answer until `Trouble.end`."""
+        """Do not answer until `Trouble.end` is called."""
         return self._add(Trouble(Hang(), method, token, after_rows, times))
 
     def act(
@@ -166,7 +166,7 @@ class Troubles:
             self._all.clear()
 
     def striking(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> list[Trouble]:
-        """Return the faults of a call at this point, in the order in which they were requested."""
+        """Return the faults that hit a call at this point, in the order in which they were requested."""
         with self._lock:
             return [trouble for trouble in self._all if trouble.strikes(methods, token, rows)]
 

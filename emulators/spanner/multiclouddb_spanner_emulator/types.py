@@ -1,4 +1,4 @@
-"""Handles column types and their values: from DDL, as JSON in a change record, and in the order of a key."""
+"""Handles column types: their form in DDL, their values as JSON in change records, and their sort order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multiclouddb_spanner_emulator.errors import ServiceError, unimplemented
 __all__ = ["COMMIT_TIMESTAMP", "ColumnType", "Json", "column_type", "json_value", "sort_key", "to_json"]
 
 Json: TypeAlias = Any
-"""A value in the form of the protocol: None, bool, float, text or a list."""
+"""A value in the form that the protocol uses: None, bool, float, text or a list."""
 
 COMMIT_TIMESTAMP: Final = "spanner.commit_timestamp()"
 _GOOGLE: Final = {
@@ -50,7 +50,7 @@ class ColumnType:
     element: ColumnType | None = None
 
     def described(self) -> dict[str, Any]:
-        """Return the type in the form of change records and result metadata."""
+        """Return the type in the form that change records and result metadata use."""
         found: dict[str, Any] = {"code": self.code}
         if self.element is not None:
             found["array_element_type"] = self.element.described()
@@ -60,7 +60,7 @@ class ColumnType:
 
 
 def column_type(text: str, *, postgres: bool) -> ColumnType:
-    """Return the type that DDL names."""
+    """Return the type for a type name in DDL."""
     bare = re.sub(r"\s*\([^)]*\)", "", text).strip()
     if postgres:
         if bare.endswith("[]"):
@@ -78,7 +78,7 @@ def column_type(text: str, *, postgres: bool) -> ColumnType:
 
 
 def to_json(value: Json, of: ColumnType, commit: int) -> Json:
-    """Return a value of a mutation, in the form in which the table stores it and a change record contains it.
+    """Convert a value of a mutation to the form that tables store and change records contain.
 
     Raises:
         ServiceError: Raised if the value does not have this type.
@@ -137,7 +137,7 @@ def _not(value: Json, of: ColumnType) -> ServiceError:
 
 
 def sort_key(value: Json, of: ColumnType) -> tuple[Any, ...]:
-    """Return a sort key for a value of this type: the service's order, with NULL first."""
+    """Return a sort key for a value of this type. It gives the service's order, with NULL first."""
     if value is None:
         return (0,)
     match of.code:

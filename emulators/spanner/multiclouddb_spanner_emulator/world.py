@@ -1,4 +1,4 @@
-"""Contains the state of a scripted server: instances, databases, sessions, transactions and the clock."""
+"""Holds the state of a scripted server: instances, databases, sessions, transactions and the clock."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _DATABASE: Final = re.compile(r"(projects/[^/]+/instances/[^/]+)/databases/([^/]
 
 
 class World:
-    """The state that the calls use. A thread that reads or changes the state must hold `changed`.
+    """The state that the calls use. A thread must hold `changed` while it reads or changes the state.
 
     Attributes:
         habits: The settings.
         troubles: Failures on demand.
         journal: The received calls.
         clock: The server's clock.
-        changed: A condition that is notified on every change.
+        changed: A condition that every change notifies.
         instances: The names of instances.
         databases: Maps each full name to its database.
         sessions: Maps the name of each session to True if the session is multiplexed.

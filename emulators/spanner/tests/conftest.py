@@ -15,7 +15,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect tests that need Google's emulator if it is not installed. No package registry offers it.
+    """Deselect tests that need Google's emulator if it is not installed.
 
     If CI is set, the emulator must be available; otherwise these tests fail.
     """

@@ -1,4 +1,4 @@
-"""Runs the vendor's client on any server, with the actions that every test needs."""
+"""Runs the vendor's client with any server, and offers the actions that all tests need."""
 
 import contextlib
 import itertools
@@ -63,7 +63,7 @@ def google_emulator(*flags):
 
 
 class Native:
-    """A database on a server, through the vendor's client.
+    """A database on a server, which is used through the vendor's client.
 
     Args:
         host: The host and port of the server.
@@ -120,7 +120,7 @@ class Native:
         return self.api.execute_streaming_sql(request=request, timeout=timeout)
 
     def ask(self, sql, params=None, **settings):
-        """Return the column names and the rows of an answer without chunks."""
+        """Return the column names and the rows of an answer that contains no chunked values."""
         messages = list(self.messages(sql, params, **settings))
         names = [field.name for field in messages[0].metadata.row_type.fields]
         values = [MessageToDict(value) for message in messages for value in message._pb.values]
@@ -150,7 +150,7 @@ class Native:
         return [row[2][0][2][0][0] for row in self.read(stream, start)]
 
     def everything(self, stream, start, end):
-        """Return the data of all partitions, in the order of commit."""
+        """Return the data of all partitions, in the order of their commits."""
         rows = [row for token in self.tokens(stream, start) for row in self.read(stream, start, end, token)]
         return sorted((row[0][0] for row in rows if row[0]), key=lambda told: (told[0], told[1]))
 
@@ -174,5 +174,5 @@ def later(moment, microseconds):
 
 
 def short(moment):
-    """Return a timestamp without trailing zeros, as in records."""
+    """Return a timestamp without trailing zeros, as records contain it."""
     return moment.rstrip("Z").rstrip("0").rstrip(".") + "Z" if "." in moment else moment

@@ -52,7 +52,8 @@ def keys(*values):
 
 
 def without_names(told):
-    """Return a data change record without its time and transaction id, which differ between servers."""
+    """Return a data change record without its time and transaction id, because they differ between
+    servers."""
     return told[1:2] + told[3:]
 
 
@@ -150,7 +151,7 @@ _seen = {}
 
 
 def _expected(name, told):
-    """Return the other server's answer to the same program. The first answer is kept for the comparison."""
+    """Return the other server's answer to the same program. The first server's answer is kept until then."""
     return _seen.setdefault(name, told)
 
 
@@ -313,7 +314,7 @@ def _insert(native, table, columns, rows):
 
 
 def _plain(native, status, message):
-    """Return the message without names, times and the position in a statement."""
+    """Return the message without names, times and positions in a statement."""
     text = MISSING.sub("", str(message).replace(native.database.name, "DATABASE"))
     text = re.sub(r", request_id = .*|\d{4}-\d\d-\d\dT[0-9:.]+|[A-Za-z0-9_-]{60,}", "", text)
     return status, text

@@ -1,4 +1,4 @@
-"""Tests behaviour that only the scripted server has, by means of the vendor's client."""
+"""Tests behaviour that only the scripted server has, through the vendor's client."""
 
 import threading
 import time

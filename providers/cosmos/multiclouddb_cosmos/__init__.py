@@ -1,6 +1,6 @@
 """The multiclouddb provider for Azure Cosmos DB.
 
-Applications need to import this package only to ask for a backfill:
+An application needs to import this package only if it requests a backfill:
 
     from multiclouddb_cosmos import CosmosOptions
 

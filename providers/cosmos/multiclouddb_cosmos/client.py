@@ -1,6 +1,6 @@
 """Makes the calls to one account.
 
-Each call is one request for a container, for its ranges, or for one page of one range.
+Each call requests one item: a container, the ranges of a container, or one page of one range.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Definition:
 
 @attrs.frozen
 class Answer:
-    """One page of the feed of a range.
+    """One page from the feed of a range.
 
     Attributes:
-        items: The items, unchanged from the service.
+        items: The items, unchanged, as the service returned them.
         etag: The LSN (logical sequence number) up to which the range was read.
         newest: The LSN of the partition's last change, or None if the service does not report this LSN.
-        nbytes: The number of bytes of the page.
-        charge: The request units that the page cost; None if unknown.
+        nbytes: The size of the page in bytes.
+        charge: The request units that the service charged for the page; None if unknown.
         requests: The number of requests that were made for the page.
     """
 
@@ -78,7 +78,7 @@ class Answer:
 
 
 class Calls:
-    """The calls to one account; several threads can use them.
+    """Makes the calls to one account. Several threads can use this object.
 
     Args:
         make: A function that makes the library's own client; it is called when the client is first needed.
@@ -107,7 +107,7 @@ class Calls:
             return self._client
 
     def close(self) -> None:
-        """Free the connections of a client that the library made."""
+        """Close the connections of the client, if the library made this client."""
         with self._lock:
             self._closed = True
             client = self._client if self._make is not None else None
@@ -116,7 +116,7 @@ class Calls:
             close_client(client)
 
     def container(self, address: ResourceAddress) -> ContainerProxy:
-        """Return the container object of azure-cosmos, without a request."""
+        """Return the container object of azure-cosmos, without sending a request."""
         if address.database is None or address.collection is None:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
@@ -146,7 +146,7 @@ class Calls:
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
         """Read the container's properties.
 
-        The call also makes azure-cosmos forget an older container with the same name.
+        The call also makes azure-cosmos forget an earlier container with the same name.
         """
         found = self.container(address).read(
             response_hook=lambda headers, _: self._hear(headers), **_limits(deadline)
@@ -159,7 +159,7 @@ class Calls:
         )
 
     def addresses(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the containers of a database, or of all databases of the account."""
+        """Return the containers of a database, or those of all databases in the account."""
         client = self._connected()
         names = [database]
         if database is None:
@@ -171,7 +171,7 @@ class Calls:
         ]
 
     def ranges(self, address: ResourceAddress) -> list[KeyRange]:
-        """Return the current ranges of all partitions, from the service."""
+        """Request the current ranges of all partitions from the service, and return them."""
         listed = self.container(address).read_feed_ranges(force_refresh=True)
         return [KeyRange(each["Range"]["min"], each["Range"]["max"]) for each in listed]
 
@@ -237,7 +237,7 @@ class Calls:
             raise recreated(address)
         if ranges_in(headers["etag"]) != [place]:
             raise MovedError
-        # An answer that is sent in chunks, for example by a proxy, does not state its length.
+        # If an answer is sent in chunks, for example by a proxy, it does not state its length.
         nbytes = seen.get("nbytes") or int(_number(headers.get("Content-Length")) or 0) if items else 0
         newest = _number(headers.get("lsn"))
         return Answer(items, _lsn(seen["etag"]), newest, nbytes, _charge(headers), requests)
@@ -245,7 +245,7 @@ class Calls:
     def _checked(
         self, address: ResourceAddress, pages: Any, seen: dict[str, Any]
     ) -> tuple[list[Any], Mapping[str, Any], int]:
-        """Return the same as `_page`, and check that the container is still the same.
+        """Return the result of `_page`, and check that the container was not replaced.
 
         Raises:
             ProviderFault: Raised if the container was deleted and created again.
@@ -264,13 +264,13 @@ class Calls:
             raise
 
     def _page(self, pages: Any, seen: dict[str, Any]) -> tuple[list[Any], Mapping[str, Any], int]:
-        """Return the items of one page, the body that contained them, and the number of requests."""
+        """Return the items of one page, the body of the answer, and the number of requests."""
         if self._transport is None:
             page = next(pages, None)
             return ([] if page is None else list(page)), seen["body"] or {}, 1
         with self._transport.watching() as watch:
             page = next(pages, None)
-        if not watch.requests:  # azure-cosmos has sent the request in another thread
+        if not watch.requests:  # azure-cosmos has sent the request from another thread
             return ([] if page is None else list(page)), seen["body"] or {}, 1
         if watch.body is None:
             return [], {}, watch.requests
@@ -286,7 +286,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     """
     found: Any
     try:
-        # A page consists of thousands of objects, and none of these objects can be garbage yet.
+        # The parser makes thousands of objects for a page, and none of these objects can be garbage yet.
         with collector_paused():
             found = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -310,7 +310,7 @@ def _limits(deadline: Deadline) -> dict[str, Any]:
 
 
 def _after(key: str) -> str:
-    """Return the effective partition key that directly follows the given one."""
+    """Return the effective partition key that directly follows the given key."""
     if key == LEAST:
         return "00"
     if key >= MOST:

@@ -1,4 +1,4 @@
-"""The configuration of a Cosmos DB account. The client is made from it."""
+"""The configuration of a Cosmos DB account. The provider makes its client from this configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multiclouddb_spi.connection import check_names, merged, parse_location, spl
 __all__ = ["KEY_VARIABLE", "CosmosConfig"]
 
 KEY_VARIABLE: Final = "AZURE_COSMOS_KEY"
-"""The environment variable with the account's key."""
+"""The environment variable that contains the account's key."""
 
 _OPTIONS: Final = ("credential", "tls", "url")
 _URL: Final = "write cosmos://ACCOUNT.documents.azure.com or cosmos://localhost:8081?tls=false"
@@ -29,9 +29,9 @@ class CosmosConfig:
     """The checked configuration of a client.
 
     Attributes:
-        host: The host of the account, with a port if there is one.
+        host: The host of the account, with the port if one is given.
         tls: False for an emulator without TLS.
-        credential: The application's own credential of azure-identity, or None.
+        credential: The application's own credential from azure-identity, or None.
     """
 
     host: str
@@ -43,7 +43,7 @@ class CosmosConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
         """
         return settled(_checked, cls, config)
 
@@ -54,12 +54,12 @@ class CosmosConfig:
 
     @property
     def is_local(self) -> bool:
-        """Return True for a server on this machine. Such a server has one region."""
+        """Return True if the server runs on this machine. A local server has only one region."""
         parts = split_url(self.endpoint)
         return not self.tls or (parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1"))
 
     def find_credential(self) -> Any:
-        """Return the credential that was passed, the key in the environment, or what azure-identity finds.
+        """Return the passed credential, the key in the environment, or what azure-identity finds.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the key in the environment is not valid.

@@ -37,7 +37,7 @@ BAD_REQUEST: Final = 400
 GONE: Final = 410
 TOO_MANY: Final = 429
 RECREATED: Final = 1024
-"""The substatus of a 400 answer if the request names an earlier container with the same name."""
+"""The substatus of a 400 answer to a request that names an earlier container with the same name."""
 
 _ENABLE: Final = (
     "enable continuous backup and then the account's setting enableAllVersionsAndDeletesChangeFeed, see "
@@ -59,10 +59,11 @@ _MERGE_ROW: Final = Row(
     "the service cannot read all versions after partitions were merged; use a container without merges",
 )
 
-# Status and substatus → the meaning. An entry without a substatus applies to all other substatuses.
+# Maps a status and a substatus to their meaning. An entry without a substatus applies to all substatuses that
+# have no entry.
 _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
     (400, None): _REFUSED,
-    # The text of such an error may quote the signed request.
+    # The text of this error may quote the signed request.
     (401, None): Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True),
     (403, None): _DENIED_ROW,
     (403, 3): UNAVAILABLE,
@@ -87,18 +88,18 @@ _STATUSES: Final[dict[tuple[int, int | None], Row]] = {
 
 
 def code_of(error: CosmosHttpResponseError) -> tuple[int, int]:
-    """Return the status and the substatus; a missing number becomes 0."""
+    """Return the status and the substatus; a missing number is returned as 0."""
     return int(error.status_code or 0), int(error.sub_status or 0)
 
 
 def is_disabled(error: CosmosHttpResponseError) -> bool:
-    """Return True if the account does not have the feed with all versions and deletes."""
+    """Return True if the account does not offer the feed with all versions and deletes."""
     text = _text(error)
     return error.status_code == BAD_REQUEST and "must be enabled" in text and "All Versions" in text
 
 
 def not_enabled() -> ProviderFault:
-    """Make the fault for an account that does not have the feed with all versions and deletes."""
+    """Make the fault for an account that does not offer the feed with all versions and deletes."""
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"the account has no change feed with all versions and deletes; {_ENABLE}",
@@ -106,7 +107,7 @@ def not_enabled() -> ProviderFault:
 
 
 def recreated(address: ResourceAddress) -> ProviderFault:
-    """Make the fault for a container that was replaced by another container of the same name."""
+    """Make the fault for a container that was replaced by another container with the same name."""
     return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"container {address.collection!r} was deleted and recreated; start again",
@@ -119,7 +120,7 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
 
     Args:
         error: The exception.
-        vendor_retried: True if the application's own client may already have retried.
+        vendor_retried: True if the application's own client may already have retried the call.
     """
     name = type(error).__name__
     match error:
@@ -148,7 +149,7 @@ def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
     status, substatus = code_of(error)
     text = _text(error)
     row = _STATUSES.get((status, substatus)) or _STATUSES.get((status, None)) or row_of_status(status)
-    if row is None:  # below 400 the answer is not from Cosmos DB, but for example from a proxy
+    if row is None:  # a status below 400 does not come from Cosmos DB, but for example from a proxy
         row = _NETWORK if status < BAD_REQUEST else Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
     if status >= 500 and _MERGED in text:
         row = _MERGE_ROW

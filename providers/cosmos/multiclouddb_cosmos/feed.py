@@ -1,4 +1,4 @@
-"""The change feed of one container, of one range of keys in it, or of one partition key."""
+"""The change feed of one container, of one range of its keys, or of one partition key."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CosmosFeed(Feed):
         self._learned: Resolution | None = None
 
     def for_one_call(self) -> CosmosFeed:
-        """Return a feed that reuses the results of earlier attempts of the same start."""
+        """Return a feed that reuses what earlier attempts to resolve the same start have found."""
         feed = copy(self)
         feed._learned = Resolution(self._source)
         return feed
@@ -64,7 +64,7 @@ class CosmosFeed(Feed):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Return the current end of each range."""
         source = self._source
-        if not isinstance(position, Now):  # for other starts, the engine calls `backfill`
+        if not isinstance(position, Now):  # the engine calls `backfill` for all other starts
             raise unsupported(f"{type(position).__name__} cannot be resolved", "start at Now()")
         source.check_same(deadline)
         wanted = source.current().cut(source.scope)
@@ -121,9 +121,10 @@ class CosmosFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """Compare the ranges in the token with a new listing.
+        """Compare the ranges in the token with a new listing of the ranges.
 
-        Reading an uncovered range starts at the oldest wanted change that is still available.
+        If a range is not covered by the token, reading it starts at the oldest wanted change that is still
+        available.
         """
         source = self._source
         missed = missed_ranges(source, tracked)
@@ -137,26 +138,28 @@ class CosmosFeed(Feed):
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
     ) -> ScanPlan | None:
-        """Plan the scan that emulates `Beginning()` and `AtTime(…)`; None if the range does not exist."""
+        """Plan the scan for `Beginning()` or `AtTime(…)`, or return None if the range does not exist."""
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
         return plan_scan(self._source, seeds, since) if seeds else None
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Take the next ranges from the plan of a scan, without a request."""
+        """Return the next ranges from the plan of a scan, without sending a request."""
         return cut_segments(cursor, count)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare LSNs, and within one LSN the library's own order.
+        """Compare the LSNs of two positions.
 
-        Positions of a scan can only be compared for equality.
+        If they are equal, compare the positions in the library's own order.
+
+        For positions of a scan, the only possible comparison is for equality.
         """
         if is_scan(a) or is_scan(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return the oldest position that the service accepts, for each range or for each of its parts."""
+        """Return the oldest position that the service accepts in each range, or in each part of the range."""
         source = self._source
         source.current()
         wanted = [each for each in map(range_of, partition_ids) if each is not None]

@@ -66,9 +66,9 @@ def _keys_of(items: Sequence[Item], view: View) -> list[dict[str, Any]]:
         try:
             currents = [item["current"] for item in items]
             values, ids = [each[name] for each in currents], [each["id"] for each in currents]
-        except (LookupError, TypeError):  # a delete has no document
+        except (LookupError, TypeError):  # a delete contains no document
             return [key_of(item, view) for item in items]
-        # Values other than text need more care.
+        # Values that are not text need more steps.
         if {*map(type, values), *map(type, ids)} == {str}:
             return [{name: value, "id": each} for value, each in zip(values, ids, strict=True)]
     return [key_of(item, view) for item in items]
@@ -98,7 +98,7 @@ def _event_ids(
             current = item["current"]
             found.append(f"{records.lsns[index]}:{kinds[index]}:{current['_rid']}:{current['_etag'][1:-1]}")
             continue
-        # Two deletes of the same key in one transaction differ only in their place in the transaction.
+        # Two deletes of the same key in one transaction differ only in their place within the transaction.
         place = records.number(index)
         text = f"{records.lsns[index]}:delete:{name_of(key)}:{data.get('previousImageLSN', '')}"
         found.append(f"{text}:{place}" if place else text)
@@ -106,7 +106,7 @@ def _event_ids(
 
 
 def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
-    """Convert seconds to times; items of the same second share one object."""
+    """Convert seconds to times; items with the same second share one object."""
     previous, moment, moments = None, None, []
     for data in datas:
         seconds = data["crts"]
@@ -169,7 +169,7 @@ def _texts(values: Sequence[Mapping[str, Any] | None]) -> list[bytes | None]:
     """Return the texts that `encode_json` writes."""
     try:
         texts = list(map(orjson.dumps, values))
-    except TypeError:  # an integer over 64 bits
+    except TypeError:  # an integer of more than 64 bits
         return [None if value is None else encode_json(value) for value in values]
     # A name that begins with $ is written in a different form.
     return [
@@ -209,7 +209,7 @@ class CosmosMapper(Mapper):
     """Maps the records of one range to events and to Arrow.
 
     Attributes:
-        view: The properties that all events of the range share.
+        view: The properties that are the same for all events of the range.
     """
 
     view: View

@@ -1,4 +1,4 @@
-"""Handles ranges that are split, and finds positions from which a range can be read."""
+"""Reads ranges that are split, and finds the oldest position from which a range can be read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def to_partition(place: KeyRange) -> Partition:
 def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> Drained:
     """Return how a range continues after it was split.
 
-    Each part starts at the position where the whole range stopped.
+    Each part starts at the position where reading of the whole range stopped.
     """
     cursor = cursor_of(place)
     return Drained(tuple(Child(each.partition_id, (parent.partition_id,), cursor) for each in pieces))
@@ -88,21 +88,21 @@ def pieces_after(
 
     Args:
         source: The feed.
-        seen: The ranges that were known before.
+        seen: The ranges that were known before the read.
         piece: The range.
         error: The error with which the read failed.
-        final: True to raise the error, because the range was already divided too often.
+        final: True to raise the error in any case, because the range has already been divided too often.
 
     Raises:
-        Exception: `error`, if the read failed for another reason or the service lists the same partitions as
-            before.
+        Exception: `error`, if the read failed for another reason, or if the service lists the same partitions
+        as before.
     """
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:
         raise error
     fresh = source.refreshed(seen)
     pieces = fresh.cut(piece)
-    # A range whose partition was merged now lies in another partition.
+    # If the partition of a range was merged, the range now lies in another partition.
     if final or (pieces == [piece] and fresh.holder(piece) == seen.holder(piece)):
         if moved:
             raise ProviderFault.of(
@@ -146,11 +146,11 @@ def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None
 
 
 def missed_ranges(source: Source, tracked: Mapping[str, Tracked]) -> list[KeyRange]:
-    """Return the ranges of the container that no range in a token overlaps."""
+    """Return the ranges of the container that do not overlap with any range in a token."""
     held = [each for each in map(range_of, tracked) if each is not None]
     return uncovered_parts(source.current().cut(source.scope), held)
 
 
 def seed_of(place: KeyRange, start: Place) -> Seed:
-    """Return a range to read, with its start position."""
+    """Return the seed of a range: the range to read and its start position."""
     return Seed(place.partition_id, (), cursor_of(start))

@@ -4,8 +4,8 @@
     [lsn, seconds]            the same, with a lower limit on the times of later changes
     [lsn, seconds, inner]     within one LSN: everything in it up to `inner` was read
 
-Several changes may have the same LSN, and the service does not order them. The library orders them by
-`inner`, a text that depends only on the change. Therefore `inner` keeps its meaning after a split.
+Several changes can have the same LSN, and the service does not order these changes. The library orders them
+by `inner`, a text that depends only on the change. Therefore `inner` keeps its meaning after a split.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Return a key that sorts like the positions in one range."""
+        """Return a sort key for the positions in one range."""
         return (self.lsn, "") if self.inner is None else (self.lsn - 1, self.inner)
 
     @property
@@ -57,10 +57,10 @@ def cursor_of(place: Place) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Return the position from its stored form; the inverse of `cursor_of`.
+    """Convert a stored position to a `Place`; the inverse of `cursor_of`.
 
     Raises:
-        InvalidCursor: Raised if this provider cannot have made the cursor.
+        InvalidCursor: Raised if the cursor cannot come from this provider.
     """
     match cursor:
         case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 2:

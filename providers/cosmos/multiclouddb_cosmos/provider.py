@@ -1,4 +1,4 @@
-"""The provider `cosmos`, for feeds of the containers in an Azure Cosmos DB account."""
+"""The provider `cosmos`, which reads the change feeds of containers in an Azure Cosmos DB account."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CAPABILITIES: Final = CapabilitySet(
         ),
     }
 )
-"""The capabilities of a container in an account that has the feed with all versions and deletes."""
+"""The capabilities of a container in an account that offers the feed with all versions and deletes."""
 
 
 class CosmosProvider(Provider):
@@ -79,7 +79,7 @@ class CosmosProvider(Provider):
         self._calls, self._vendor_retried = calls, vendor_retried
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a container whose account has the feed with all versions and deletes."""
+        """Return the capabilities of a container whose account offers all versions and deletes."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
@@ -87,7 +87,7 @@ class CosmosProvider(Provider):
         return CosmosFeed(Source.opened(self._calls, spec, deadline))
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the containers of a database, or of all databases of the account.
+        """Return the containers of a database, or those of all databases in the account.
 
         See `SupportsCollections`.
         """
@@ -98,20 +98,20 @@ class CosmosProvider(Provider):
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
-        """Free the connections of a client that the library made.
+        """Close the connections of the client, if the library made this client.
 
-        Running calls end after their read timeout of 10 s at the latest.
+        A running call ends at the latest after its read timeout of 10 s.
         """
         self._calls.close()
 
 
 class CosmosPlugin(ProviderPlugin):
-    """The plugin to which the provider's entry point refers."""
+    """The plugin that the provider's entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """Return the capabilities of a container whose account has the feed with all versions and deletes."""
+        """Return the capabilities of a container whose account offers all versions and deletes."""
         return CAPABILITIES
 
     def check(self, config: ClientConfig) -> None:

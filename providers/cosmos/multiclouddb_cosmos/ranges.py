@@ -1,6 +1,6 @@
-"""Ranges of effective partition keys. The library uses them as the partitions of Cosmos DB.
+"""Ranges of effective partition keys. The library uses these ranges as the partitions of Cosmos DB.
 
-A physical partition contains the items whose key hashes into its range. The id of a physical partition
+A physical partition contains the items whose keys hash into its range. The id of a physical partition
 changes at each split and merge, but a range keeps its meaning. Therefore a partition is named by its range,
 as hexadecimal text: `1FFF…-3FFF…`.
 """
@@ -45,7 +45,7 @@ class KeyRange:
 
 
 def range_of(partition_id: str) -> KeyRange | None:
-    """Return the range that an id names, or None if the id names no range."""
+    """Return the range that an id names, or None if the id does not name a range."""
     found = _FORM.fullmatch(partition_id)
     if found is None or found[1] >= found[2]:
         return None
@@ -64,7 +64,7 @@ class RangeMap:
         self._lows = [each.low for each in self.ranges]
 
     def cut(self, wanted: KeyRange) -> list[KeyRange]:
-        """Return `wanted`, divided at the boundaries of the physical partitions."""
+        """Divide `wanted` at the boundaries of the physical partitions, and return the parts."""
         first = max(0, bisect_right(self._lows, wanted.low) - 1)
         pieces = []
         for each in self.ranges[first:]:
@@ -76,16 +76,16 @@ class RangeMap:
         return pieces
 
     def holder(self, wanted: KeyRange) -> KeyRange:
-        """Return the physical partition in which a range begins."""
+        """Return the range of the physical partition in which a range begins."""
         return self.ranges[max(0, bisect_right(self._lows, wanted.low) - 1)]
 
 
 def uncovered_parts(wanted: Sequence[KeyRange], covered: Iterable[KeyRange]) -> list[KeyRange]:
-    """Return the parts of `wanted` that none of `covered` overlaps.
+    """Return the parts of `wanted` that do not overlap with any range in `covered`.
 
     Args:
-        wanted: Ranges that do not overlap.
-        covered: Ranges that may overlap.
+        wanted: Ranges that do not overlap each other.
+        covered: Ranges that may overlap each other.
     """
     done = sorted(covered)
     found = []

@@ -1,4 +1,4 @@
-"""Reads one range forward. Each fetch reads one page of each of its partitions."""
+"""Reads one range forward. Each fetch reads one page from each partition in the range."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ __all__ = ["CosmosReader"]
 _MOST_RECORDS: Final = 1000
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
-# A call costs azure-cosmos about two milliseconds, so with many idle ranges, each range is read less often.
+# A call through azure-cosmos takes about two milliseconds of CPU time. Therefore, if many ranges are idle,
+# each of them is read less often.
 _IDLE_CALLS_A_SECOND: Final = 100
 _PAUSES_A_CALL: Final = 4
 # The memory of a parsed item as a multiple of the size of its text.
@@ -34,13 +35,13 @@ _NONE: Final = Records([], [])
 
 @attrs.define(eq=False)
 class _Strand:
-    """A part of the range that lies in one partition.
+    """The part of a range that lies in one partition.
 
     Attributes:
         span: The part.
         place: The position up to which this part was fetched.
         records: The records that were fetched but not yet returned.
-        done: True if the part was read up to the bound of a bounded read.
+        done: True if this is a bounded read and the part was read up to the bound.
         quiet: True if the service's last answer said that there were no more changes.
     """
 
@@ -55,8 +56,8 @@ class CosmosReader(Reader):
     """Reads one range forward.
 
     After a split, the range has ended, and its parts continue at the position where reading stopped. Only a
-    read up to a bound continues in the parts, in the order of the whole range. Up to the bound, the parts
-    contain the same records as the whole range.
+    bounded read continues in the parts, and returns their records in the order of the whole range. Up to the
+    bound, the parts contain the same records as the whole range.
 
     Args:
         source: The objects that all readers of the feed share.
@@ -107,7 +108,7 @@ class CosmosReader(Reader):
         return self._taken(strands, max_records, begin)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends after its read timeout of 10 s at the latest."""
+        """Prevent further fetches. A running call ends at the latest after its read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class CosmosReader(Reader):
     # -- Strands
 
     def _opened(self) -> list[_Strand] | None:
-        """Return the parts to read, or None if the range has ended because of a split."""
+        """Return the parts to read, or None if a split has ended the range."""
         if self._strands is None:
             pieces = self._source.ranges().cut(self._span)
             if self._ends(pieces):
@@ -134,7 +135,7 @@ class CosmosReader(Reader):
     def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> bool:
         """Request one page of a part.
 
-        If the part was split, it is divided. Return True if the range has ended because of the split.
+        If the part was split, it is divided. Return True if the split has ended the range.
         """
         seen = self._source.ranges()
         self._requests += 1
@@ -157,7 +158,7 @@ class CosmosReader(Reader):
         if len(records):
             end = attrs.evolve(end, seconds=place_after(records, len(records)).seconds or end.seconds)
         if strand.place.inner is not None and end.lsn < strand.place.lsn:
-            end = strand.place  # the service has returned nothing of this LSN yet
+            end = strand.place  # the service has not yet returned any change with this LSN
         if self._until is not None:
             records, cut = _before(records, self._until)
             strand.done = cut or end.order >= self._until.order
@@ -173,10 +174,10 @@ class CosmosReader(Reader):
         if charge is not None:
             self._charge = (self._charge or 0.0) + charge
 
-    # -- What was fetched
+    # -- Fetched records
 
     def _taken(self, strands: list[_Strand], most: int, begin: Place) -> Batch:
-        """Return the records that are known to be next."""
+        """Return the records that are certain to come next."""
         if len(strands) == 1:
             (strand,) = strands
             records, strand.records = strand.records.part(0, most), strand.records.part(most)
@@ -228,7 +229,7 @@ class CosmosReader(Reader):
         )
 
     def _rename(self) -> None:
-        """Update the partition id in events, because a partition key may move to another partition."""
+        """Update the partition id in events, because a partition key can move to another partition."""
         shown = self._source.shown(self._span)
         if shown != self._shown:
             self._shown = shown
@@ -237,16 +238,16 @@ class CosmosReader(Reader):
     def _pause(self) -> float:
         """Return the pause before the next call to an idle range.
 
-        The pause grows after each call. With many ranges even the first pause is longer, because calls to
-        idle ranges would delay the calls to the other ranges. But every pause is much shorter than a call may
-        take: otherwise no call could ask all ranges, and no page would be idle.
+        The pause grows after each call. With many ranges, even the first pause is longer, because calls to
+        idle ranges would delay the calls to the other ranges. Every pause is much shorter than the time limit
+        of a call. Otherwise no call could ask all ranges, and no page would be idle.
         """
         shared = min(len(self._source.readers) / _IDLE_CALLS_A_SECOND, self._left / _PAUSES_A_CALL)
         return max(shared, min(_MOST_PAUSE, _FIRST_PAUSE * (1 << min(self._empty - 1, 8))))
 
 
 def _before(records: Records, until: Place) -> tuple[Records, bool]:
-    """Return the records up to a bound, and whether there are records after the bound."""
+    """Return the records up to a bound, and True if there are records after the bound."""
     for index in range(len(records)):
         lsn, inner = records.order(index)
         if is_after(lsn, inner, until):
@@ -275,13 +276,13 @@ def _merged(strands: list[_Strand], most: int) -> Records:
 
 
 def _first_left(strands: list[_Strand]) -> Records:
-    """Return the first records that were not yet returned."""
+    """Return the first of the records that were fetched but not yet returned."""
     left = [strand.records for strand in strands if len(strand.records)]
     return min(left, key=lambda each: each.order(0), default=_NONE)
 
 
 def _between(records: Records, rest: Records) -> Place:
-    """Return the position after the last of `records` and before the first of `rest`."""
+    """Return the position between the last record of `records` and the first record of `rest`."""
     last = place_after(records, len(records))
     if rest.lsns[0] != last.lsn:
         return last

@@ -1,4 +1,4 @@
-"""Sorts the items of a change feed into the library's order, with their keys and positions.
+"""Sorts the items of a change feed into the library's order, and derives their keys and positions.
 
 An item of the feed with all versions and deletes contains `current` (the document) and `metadata`. For a
 delete, only the metadata contains the key.
@@ -36,14 +36,15 @@ __all__ = [
 Item: TypeAlias = Mapping[str, Any]
 
 KINDS: Final = ("create", "replace", "delete")
-"""The types of changes, in the order in which they happen to a document."""
+"""The types of changes, in the order in which they can happen to a document."""
 _MOST_LSN: Final = 2**62 - 1
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_EXACT: Final = 2.0**53
 _DAMAGED: Final = "~"
 _NAMED: Final = 20
 _COMPARED: Final = 24
-"""The form of a place inside an LSN: 20 characters for the key, 4 for its change, then the previous version.
+"""The form of a place within an LSN: 20 characters for the key, 4 for the number of its change, then the
+previous version.
 """
 _ABSENT: Final = object()
 DAMAGED_ERRORS: Final = (
@@ -55,7 +56,7 @@ DAMAGED_ERRORS: Final = (
     RecursionError,
     OSError,
 )
-"""The exceptions that a damaged item causes."""
+"""The exceptions that a damaged item can cause."""
 
 
 @attrs.frozen
@@ -76,7 +77,7 @@ class View:
     with_new: bool = True
     native: bool = False
     names: tuple[str, ...] = attrs.field(init=False)
-    """The name of each component in the partition key."""
+    """The name of each component of the partition key."""
 
     @names.default
     def _names(self) -> tuple[str, ...]:
@@ -139,19 +140,19 @@ class Records:
         return order_key(self.lsns[index]) if self.orders is None else self.orders[index]
 
     def order(self, index: int) -> tuple[int, str]:
-        """Return a key that sorts like the records of one range."""
+        """Return a sort key for the records of one range."""
         return self.lsns[index], self.inner(index) or ""
 
 
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
-    """Return the items of a page in the library's order, without the items up to `place`.
+    """Return the items of a page in the library's order, except the items up to `place`.
 
-    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, such
-    an item is never mistaken for a delivered item, and a reader can skip it.
+    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, an
+    item without an LSN is never mistaken for a delivered item, and a reader can skip it.
 
     Args:
         items: A page of the range after `place.etag`.
-        place: The position at which reading began.
+        place: The position at which the read of this page began.
         view: The view that the events of the range share.
         placed: True to give every item its place within its LSN, even an item that is alone there.
     """
@@ -166,8 +167,8 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
     ordered = sorted(_placed(items, lsns, view), key=lambda each: each[:2])
     kept = [each for each in ordered if is_after(each[0], each[1], place)]
     if place.inner is not None and not any(each[:2] == (place.lsn, place.inner) for each in ordered):
-        # The service has sent the changes of one document in a different order this time, so all these
-        # changes are delivered again.
+        # Compared with the earlier read, the service has sent the changes of one document in a different
+        # order. Therefore all these changes are delivered again.
         kept = [
             each for each in ordered if is_after(each[0], each[1], place) or _is_same(each[0], each[1], place)
         ]
@@ -231,8 +232,8 @@ def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int
             told.update(_version_of(item).encode())
             inner = f"{name}{number:04d}{told.hexdigest()}" if len(chain) > 1 else f"{name}{number:04d}"
             last = number == len(chain) - 1
-            # The last change of a key in an LSN gets the LSN as its order key, like the latest version of the
-            # item.
+            # The last change of a key in an LSN gets the LSN as its order key. The latest version of the item
+            # gets the same order key in a scan.
             order = order_key(lsn) if last else f"{order_key(lsn - 1)}.{number:04d}"
             yield lsn, inner, order, item
 
@@ -250,7 +251,7 @@ def _chain(group: list[Any], lsn: int) -> list[Any]:
     """Sort the changes of one key in one LSN into a possible order of events.
 
     The service promises no order. A document that exists can be replaced or deleted; any other document can
-    be created. If the document existed before, its first change refers to an earlier LSN. If this rule does
+    be created. If the document existed before, its first change refers to an earlier LSN. If these rules do
     not determine the order, the changes stay in the order of the page.
     """
     if len(group) == 1:
@@ -341,7 +342,7 @@ def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, A
 
 
 def _exact(value: Any) -> Any:
-    """Write a number in a single form, because the service treats 1 and 1.0 as the same key."""
+    """Write equal numbers in the same form, because the service treats 1 and 1.0 as the same key."""
     if isinstance(value, Mapping | list):
         raise TypeError("a component of the key is an object")
     if type(value) is float and value.is_integer() and abs(value) < _MOST_EXACT:
@@ -361,7 +362,7 @@ def name_of(components: Mapping[str, Any]) -> str:
 
 
 def order_key(lsn: int) -> str:
-    """Return a text that sorts like the LSN."""
+    """Return a text for the LSN. These texts sort in the order of the LSNs."""
     return str(lsn).zfill(20)
 
 

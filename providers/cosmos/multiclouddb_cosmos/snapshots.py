@@ -3,11 +3,11 @@
 First, a scan records the position N of each range in the feed with all versions. Then the scan reads the feed
 of latest versions from the beginning. This feed contains every item once, at the place of its last change.
 Items that were changed after N are left out, because the stream contains their changes. Therefore a scan ends
-at N, no matter how much is written meanwhile.
+at N, no matter how much is written during the scan.
 
 A segment is a range, and its id names the range. The cursor of a segment is `[plan id, N, moment, since,
-lsn]`; a position within an LSN adds a sixth part. A plan's cursor is `[plan id, moment, since, [[range, N],
-…]]`.
+lsn]`; if the position lies within an LSN, the cursor has a sixth part. A plan's cursor is `[plan id, moment,
+since, [[range, N], …]]`.
 """
 
 from __future__ import annotations
@@ -78,21 +78,24 @@ class Scan:
 
     @property
     def cursor(self) -> Cursor:
-        """Return the position as a cursor, in the form that a token stores."""
+        """Return the position as a cursor, which is the form that a token stores."""
         found: list[Cursor] = [self.plan_id, self.bound, self.moment, self.since, self.place.lsn]
         return found if self.place.inner is None else [*found, self.place.inner]
 
 
 def is_scan(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a scan. A cursor of the stream begins with a number."""
+    """Return True if a cursor belongs to a scan.
+
+    A cursor of the change stream begins with a number instead.
+    """
     return isinstance(cursor, list) and bool(cursor) and isinstance(cursor[0], str)
 
 
 def scan_of(cursor: Cursor) -> Scan:
-    """Return the scan position from its stored form; the inverse of `Scan.cursor`.
+    """Convert a stored position to a `Scan`; the inverse of `Scan.cursor`.
 
     Raises:
-        InvalidCursor: Raised if this provider cannot have made the cursor.
+        InvalidCursor: Raised if the cursor cannot come from this provider.
     """
     match cursor:
         case [str() as plan_id, bound, moment, since, lsn, *inner] if (
@@ -120,7 +123,7 @@ def plan_scan(source: Source, seeds: Sequence[Seed], since: datetime | None) -> 
     Args:
         source: The feed.
         seeds: The start positions of the stream.
-        since: Only items that were changed at this time or later are read; None for all items.
+        since: If given, only items that were changed at or after this time are read.
     """
     moment = source.calls.now() or datetime.now(UTC)
     plan_id = secrets.token_hex(6)
@@ -132,7 +135,7 @@ def plan_scan(source: Source, seeds: Sequence[Seed], since: datetime | None) -> 
 
 
 def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-    """Take the first ranges from a plan.
+    """Take the next ranges from a plan.
 
     Raises:
         InvalidCursor: Raised if the cursor is not a plan.
@@ -178,7 +181,7 @@ class _RowMapper(CosmosMapper):
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
         """Map rows to events.
 
-        Each event shows a row that the snapshot found; its time is the time of the snapshot.
+        Each event shows a row that the snapshot found. The time of the event is the time of the snapshot.
         """
         moment = datetime.fromtimestamp(self.scan.moment, UTC)
         items = records.items[start:stop]
@@ -199,7 +202,7 @@ class _RowMapper(CosmosMapper):
 
 
 class ScanReader(Reader):
-    """Reads one segment, in the order of the last changes of its items.
+    """Reads one segment. The items are in the order of their last changes.
 
     Args:
         source: The feed.
@@ -243,7 +246,7 @@ class ScanReader(Reader):
         return self._batch(rows, begin, answer)
 
     def cancel(self) -> None:
-        """Prevent another fetch. A running call ends after its read timeout of 10 s at the latest."""
+        """Prevent further fetches. A running call ends at the latest after its read timeout of 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -281,8 +284,8 @@ class ScanReader(Reader):
         kept = [index for index in range(len(found)) if _is_wanted(found, index, scan)]
         self._rest = found.chosen(kept)
         reached = max(answer.etag, scan.place.etag)
-        # Another replica may lag behind. If a page contains no rows, only its LSN proves that no rows are
-        # left up to the bound.
+        # Another replica may lag behind, so a page without rows is no proof. Only the LSN of the page proves
+        # that no rows are left up to the bound.
         self._over = reached >= scan.bound or (not answer.items and (answer.newest or 0) >= scan.bound)
         self._next = Place(reached) if reached >= scan.place.lsn or scan.place.inner is None else scan.place
         if answer.items:
@@ -306,7 +309,7 @@ class ScanReader(Reader):
 
 
 def _metadata(item: Any) -> dict[str, Any]:
-    """Return an item of the feed of latest versions in the format of the feed with all versions."""
+    """Convert an item from the feed of latest versions to the format of the feed with all versions."""
     if not isinstance(item, dict):
         return {}
     return {"operationType": "create", "lsn": item.get("_lsn"), "crts": item.get("_ts")}

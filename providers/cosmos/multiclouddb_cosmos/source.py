@@ -34,7 +34,7 @@ class Source:
         wanted: The partition key of the feed, or its first components; empty for all keys.
         readers: The readers that are currently in use.
         item_bytes: The memory size of one item, measured on the last page; an estimate before the first page.
-            The service itself limits the bytes of a page.
+            The service itself limits the size of a page.
     """
 
     calls: Calls
@@ -70,7 +70,7 @@ class Source:
         return options if isinstance(options, CosmosOptions) else CosmosOptions()
 
     def view(self, partition_id: str) -> View:
-        """Return the properties that the events of a partition share.
+        """Return the properties that are the same for all events of a partition.
 
         Args:
             partition_id: The public id of the partition.
@@ -85,7 +85,7 @@ class Source:
         )
 
     def shown(self, span: KeyRange) -> KeyRange:
-        """Return the range whose id is shown in the events of `span`.
+        """Return the range whose id the events of `span` contain.
 
         For a feed of one partition key, this is the range of the partition that now contains the key.
         """
@@ -94,25 +94,28 @@ class Source:
     # -- Ranges
 
     def ranges(self) -> RangeMap:
-        """Return the ranges of the physical partitions, from the memory of this process."""
+        """Return the ranges of the physical partitions that this process has remembered."""
         found = self._map
         return found if found is not None else self.refreshed(None)
 
     def refreshed(self, seen: RangeMap | None) -> RangeMap:
-        """Return the ranges from a new listing, unless another thread has listed them since `seen`."""
+        """Return newly listed ranges.
+
+        If another thread has listed the ranges since `seen`, return its result.
+        """
         with self._lock:
             if self._map is None or self._map is seen:
                 self._map = RangeMap(self.calls.ranges(self.spec.address))
             return self._map
 
     def current(self) -> RangeMap:
-        """Return the ranges from a new listing."""
+        """List the ranges again, and return them."""
         return self.refreshed(self._map)
 
     # -- Pages
 
     def check_same(self, deadline: Deadline) -> None:
-        """Refuse to start in another container with the same name.
+        """Refuse a start if the container was replaced by another container with the same name.
 
         Raises:
             ProviderFault: `NOT_FOUND`; the caller must open the feed again.
@@ -126,8 +129,8 @@ class Source:
     def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
         """Return one page of all versions. If `etag` is None, reading begins at the current end.
 
-        The service returns the same status for an expired position and for a wrong request. If the service
-        accepts a read of the same range from its current end, then the position has expired.
+        The service returns the same status for an expired position and for a wrong request. The position has
+        expired if the service accepts a read of the same range from its current end.
 
         Raises:
             MovedError: Raised if the range now spans several partitions.
@@ -154,7 +157,8 @@ class Source:
             place: The range.
             etag: The LSN after which reading begins.
             limit: The maximum number of items.
-            since: Items that were changed before this second may be omitted; None for all items.
+            since: Items that were last changed before this second may be omitted; None means that no item is
+            omitted.
             deadline: The time limit.
         """
         return self.calls.read(

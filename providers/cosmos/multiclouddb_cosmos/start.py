@@ -21,18 +21,20 @@ _AT_A_TIME: Final = 16
 
 @attrs.define(eq=False)
 class Resolution:
-    """Collects the start positions in one call. A later attempt of the call reads only the missing positions.
+    """Collects the start positions during one call.
+
+    A later attempt of the call reads only the missing positions.
 
     Attributes:
         source: The feed.
-        found: The positions that were found so far.
+        found: The positions that have been found so far.
     """
 
     source: Source
     found: dict[KeyRange, Place] = attrs.field(factory=dict)
 
     def at_now(self, wanted: list[KeyRange], deadline: Deadline) -> dict[KeyRange, Place]:
-        """Return the end of each range, divided by the current partitions.
+        """Divide the ranges by the current partitions, and return the end of each part.
 
         Args:
             wanted: The ranges.
@@ -49,7 +51,7 @@ class Resolution:
         return self.each(wanted, end)
 
     def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
-        """Return a position in each range, divided by the current partitions.
+        """Divide the ranges by the current partitions, and return a position in each part.
 
         Args:
             wanted: The ranges.

@@ -1,6 +1,6 @@
-"""Makes a client of azure-cosmos with a transport that observes requests, and continuations of one range.
+"""Makes a client of azure-cosmos whose transport observes requests, and makes continuations of one range.
 
-azure-cosmos repeats retries of a page inside other retries, and some of its retries have no limit.
+azure-cosmos nests retries of a page inside other retries, and some of its retries have no limit.
 azure-cosmos cannot always resume from its own continuations, and it silently widens a range that spans
 several partitions. Therefore this provider passes only one range per call, and its transport ends a call at
 the first answer that only the provider can handle correctly.
@@ -60,13 +60,13 @@ _NO_ITEMS: Final = b'{"Documents":[]}'
 _PLAIN: Final = frozenset(
     {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
 )
-"""The arguments of a request that azure-cosmos makes."""
+"""The arguments of the requests that azure-cosmos makes."""
 _USUAL: Final = {name: default_headers()[name] for name in ("Accept-Encoding", "Connection")}
 _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """Raised if a range now spans several partitions, because azure-cosmos would read a wrong range."""
+    """Raised if a range now spans several partitions. In that case azure-cosmos would read a wrong range."""
 
 
 class _EndedError(Exception):
@@ -89,7 +89,7 @@ class Watch:
 
     Attributes:
         body: The page as the service sent it; None until a page is received.
-        answered: True after a page or an answer "nothing new" was received.
+        answered: True after the service has sent a page or the answer "nothing new".
         requests: The number of requests that were made.
     """
 
@@ -102,8 +102,8 @@ class _Session(requests.Session):
     """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
 
     By default, the library requests searches all environment variables for a proxy before each request. The
-    library requests also reads `.netrc`, whose authorization would replace the one that azure-cosmos has
-    made.
+    library requests also reads `.netrc`. An authorization from that file would replace the authorization that
+    azure-cosmos has made.
     """
 
     def __init__(self) -> None:
@@ -113,19 +113,18 @@ class _Session(requests.Session):
         self._urls: dict[str, str] = {}
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """Merge the settings as the library requests does, and remember the result."""
+        """Merge the settings in the same way as the library requests, and remember the result."""
         asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
         if asked not in self._settings:
             self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
         return dict(self._settings[asked])
 
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request as the library requests does, but send a plain read with fewer steps.
+        """Send a request in the same way as the library requests, but send a plain read with fewer steps.
 
         For each request, the library requests merges and checks settings, headers and cookies. These steps
         take a quarter of the CPU time of a call. A read of azure-cosmos needs none of these steps: the
-        headers are complete, and the service sets no cookies. A request that uses anything else is sent in
-        the usual way.
+        headers are complete, and the service sets no cookies. All other requests are sent in the usual way.
         """
         if method != "GET" or args or kwargs.keys() != _PLAIN or kwargs["data"] or kwargs["files"]:
             return super().request(method, url, *args, **kwargs)
@@ -136,15 +135,15 @@ class _Session(requests.Session):
         asked.method, asked.url = method, self._prepared(url)
         asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
         answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
-        # The whole body is read at once. The library would read it in steps of 10 KB, which takes as long as
-        # parsing the page.
+        # The whole body is read at once. The library requests would read the body in steps of 10 KB, which
+        # takes as long as parsing the page.
         answer._content = b"".join(answer.iter_content(None))
         return answer
 
     def _prepared(self, url: str) -> str:
-        """Return the URL in the form of the library requests.
+        """Return the URL in the form that the library requests uses.
 
-        It is remembered, because each container has only one URL.
+        The result is remembered, because each container has only one URL.
         """
         found = self._urls.get(url)
         if found is None:
@@ -158,7 +157,7 @@ class _Adapter(HTTPAdapter):
     """An adapter that reads no cookies from answers."""
 
     def build_response(self, req: Any, resp: Any) -> requests.Response:
-        """Return the answer, without its body."""
+        """Return the answer before its body is read."""
         answer = requests.Response()
         answer.status_code, answer.reason = resp.status, resp.reason
         answer.headers = CaseInsensitiveDict(resp.headers)
@@ -175,12 +174,12 @@ class _SameThread(Executor):
     """Runs the requests of an account with per-partition automatic failover in the calling thread.
 
     For such an account azure-cosmos sends each read in a separate thread, and sends a second read to another
-    region if the first read is slow. A `Watch` does not see other threads. So the first request runs in the
-    calling thread, and the others do not start.
+    region if the first read is slow. A `Watch` does not observe other threads. Therefore the first request
+    runs in the calling thread, and the other requests are not sent.
     """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the request for the first region, and cancel the others."""
+        """Run the request to the first region, and cancel the requests to other regions."""
         future: Future[Any] = Future()
         try:
             if kwargs.get("location_index"):
@@ -251,7 +250,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         if status < BAD_REQUEST:
             watch.answered = True
         if status == _OK:
-            # orjson parses it later, in a fifth of the time.
+            # orjson parses the page later, in a fifth of the time.
             watch.body = answer.body()
             answer.internal_response._content = _NO_ITEMS
         return answer
@@ -262,7 +261,7 @@ def _is_page(request: Any) -> bool:
 
 
 def _is_foreign(status: int) -> bool:
-    """Return True for a status that comes from a proxy and never from Cosmos DB, for example a redirect."""
+    """Return True if only a proxy can have sent this status, because Cosmos DB never does."""
     return status < _OK or (_MULTIPLE_CHOICES <= status < BAD_REQUEST and status != _NOT_MODIFIED)
 
 
@@ -277,7 +276,7 @@ def _substatus(answer: Any) -> int:
 
 
 def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
-    """Make a client; azure-cosmos requests the account's regions during this call.
+    """Make a client; azure-cosmos asks the service for the account's regions during this call.
 
     The client retries only in another region of the account.
 
@@ -296,7 +295,8 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
     client = CosmosClient(
         config.endpoint,
         config.find_credential(),
-        # The client sends no session tokens. With many partitions there would be many session tokens.
+        # The client sends no session tokens. With many partitions, each request would contain many session
+        # tokens.
         consistency_level="Eventual",
         connection_policy=policy,
         transport=transport,
@@ -325,7 +325,10 @@ def _no_retries() -> Any:
 
 
 def close_client(client: CosmosClient) -> None:
-    """Close a client that the library made, after the thread that checks the account's regions has ended."""
+    """Wait until the thread that checks the account's regions has ended.
+
+    Then close the library's own client.
+    """
     for thread in threading.enumerate():
         if thread.name == _THREAD:
             thread.join(0.5)
@@ -374,7 +377,7 @@ def start_of(since: int | None) -> dict[str, Any]:
 
 @cache
 def _takes_milliseconds() -> bool:
-    """Return True if this version of azure-cosmos reads times in milliseconds, as it writes them.
+    """Return True if this version of azure-cosmos expects times in milliseconds, as it writes them.
 
     Some versions of azure-cosmos expect seconds.
     """

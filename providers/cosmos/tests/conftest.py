@@ -15,7 +15,7 @@ def key(monkeypatch):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Make the reader poll idle ranges after a short pause, because calls to the emulator are cheap."""
+    """Make the reader poll idle ranges after only a short pause, because calls to the emulator are cheap."""
     monkeypatch.setattr("multiclouddb_cosmos.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_cosmos.reader._MOST_PAUSE", 0.02)
 

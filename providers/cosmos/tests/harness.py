@@ -1,4 +1,4 @@
-"""The conformance suite's harness for Cosmos DB, which uses the project's emulator."""
+"""The harness of the conformance suite for Cosmos DB. It uses the project's own emulator."""
 
 import threading
 from datetime import timedelta
@@ -53,9 +53,9 @@ class CosmosHarness(Harness):
     plugin = PLUGIN
     https = False
     can_merge = False  # the service refuses merges in combination with this feed
-    can_idle_moves = False  # each partition counts its own changes
+    can_idle_moves = False  # LSNs count the changes of one partition only
     can_keys_only = False
-    can_interleaved = False  # each row has the order_key of its last change
+    can_interleaved = False  # each row contains the order_key of the item's last change
     precision_seconds = 1
     rounding = timedelta(seconds=1)
     can_other_options = can_notices = can_late_children = False
@@ -145,7 +145,7 @@ class CosmosHarness(Harness):
         return CosmosOptions(backfill=True)
 
     def troubled(self, script, act):
-        """Return a client whose calls meet a fault. The fault ends when the client is closed."""
+        """Return a client whose calls are hit by a fault. The fault ends when the client is closed."""
         faults = self.server.faults
         match script:
             case Throttle(retry_after, times):

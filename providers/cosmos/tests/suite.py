@@ -1,9 +1,9 @@
 """The conformance suite, with replacements for the tests in which Cosmos DB behaves differently.
 
-`Beginning()` and `AtTime(…)` start a scan. The scan returns each item once in its current state, and omits
-items that are changed during the scan, because their changes come after the scan. After a split, the children
-contain all changes of the parent. So a parent ends where reading stopped. The remaining changes come through
-the children, and their events contain the ids of the children.
+`Beginning()` and `AtTime(…)` start a scan. The scan returns each item once, in its current state. The scan
+omits items that are changed during the scan, because the feed returns their changes after the scan. After a
+split, the children contain all changes of the parent. Therefore a parent ends where reading stopped. The
+children deliver the remaining changes, and the events of these changes contain the ids of the children.
 """
 
 from datetime import timedelta, timezone
@@ -31,7 +31,7 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 def unplaced(events):
-    """Map each event's id to the event, without the id of its partition."""
+    """Map each event's id to a copy of the event without its partition id."""
     return {event.event_id: attrs.evolve(event, partition_id="") for event in events}
 
 
@@ -92,7 +92,7 @@ class TestRetirement(us8.TestRetirement):
 
 
 class TestIdle(us8.TestIdle):
-    """Each partition counts its own changes.
+    """The LSNs of a partition count only the changes of that partition.
 
     An idle partition therefore keeps its position, and the position stays valid.
     """
@@ -232,8 +232,8 @@ class TestEveryStart(us8.TestEveryStart):
 
 class TestLoss(us8.TestLoss):
     def test_nothing_is_lost_from_the_beginning(self, collection):
-        """A scan delivers no past changes. The target equals the source even if the process is killed after
-        every page."""
+        """A scan delivers items instead of past changes. The target equals the source, even if the process is
+        killed after every page."""
         source, sink = Source(collection), Sink()
         source.fill(12)
         source.delete("k3")
@@ -253,7 +253,8 @@ class TestLoss(us8.TestLoss):
 
 class TestSnapshot(us8.TestSnapshot):
     def test_the_floor_lies_above_every_earlier_change(self, collection):
-        """Each partition counts its own changes, so every later change has a higher `order_key`."""
+        """The LSNs of a partition count only its own changes, so every later change has a higher
+        `order_key`."""
         collection.fill(5)
         earlier = collection.read(collection.begin, 5)
         floor = started_of(collection.page(Snapshot(SnapshotOrder.ORDERED))).floor

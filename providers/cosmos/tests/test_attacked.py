@@ -1,4 +1,5 @@
-"""Runs random histories with all faults at once: only the written changes arrive, in order for each key."""
+"""Runs random histories with all faults at once. Exactly the written changes must arrive, in order for each
+key."""
 
 import random
 from collections import defaultdict
@@ -36,7 +37,7 @@ def native(call, *arguments):
 
 
 class Life:
-    """Changes a container, and records which events must result from the changes."""
+    """Makes changes in a container, and records the events that must result from these changes."""
 
     def __init__(self, world, seed):
         self.world, self.dice = world, random.Random(seed)
@@ -69,7 +70,7 @@ class Life:
             self._note(key, item_id, deleted=True)
 
     def batch(self):
-        """All changes of the transaction share one LSN, even two changes of one item."""
+        """Write a transaction. All its changes have the same LSN, even if it changes an item twice."""
         key, operations = self.dice.choice(KEYS), []
         for number in range(self.dice.randint(2, 5)):
             self._note(key, f"b{number}")
@@ -105,7 +106,7 @@ class Life:
 
 
 class Reading:
-    """A consumer that may be killed after any page.
+    """A consumer that can be killed after any page.
 
     After a kill the consumer resumes from the last stored token.
     """
@@ -245,7 +246,7 @@ def test_partitions_read_alone_and_their_children_give_every_change(make_world, 
 
 @pytest.mark.parametrize("seed", range(30, 36))
 def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
-    """Rows, and then changes, are merged by key and `order_key`. The consumer is killed after any page."""
+    """Rows and then changes are merged by key and `order_key`. The consumer may be killed after any page."""
     life = Life(make_world(2), seed)
     for _ in range(STEPS):
         life.dice.choice([life.write, life.write, life.delete, life.batch])()
@@ -280,7 +281,7 @@ def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
 
 
 def test_the_truth_is_what_the_server_has(make_world):
-    """The recorded truth equals the contents of the container, read with azure-cosmos."""
+    """The recorded state equals the contents of the container, which are read with azure-cosmos."""
     life = Life(make_world(2), 99)
     for _ in range(STEPS):
         life.step()

@@ -1,4 +1,4 @@
-"""Tests the command line on Cosmos DB with real processes that are killed and started again."""
+"""Tests the command line with Cosmos DB, in real processes that are killed and started again."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def where(world):
 
 
 def test_killed_again_and_again_it_misses_nothing(world, where, tmp_path):
-    """The commands miss nothing while another process writes and a partition is split."""
+    """The commands miss no change while another process writes and a partition is split."""
     world.put("before")
     tail = Tail(*where, "--from", "now", "--checkpoint", tmp_path / "position")
     writer = Writer(lambda key: world.container.upsert_item({"id": key, "pk": key}), pause=0.01)

@@ -1,4 +1,4 @@
-"""Tests the options of the command line on the emulator of Cosmos DB."""
+"""Tests the command-line options with the emulator of Cosmos DB."""
 
 import pytest
 
@@ -16,7 +16,7 @@ class TestOptions(CommandOptions):
             lambda key: world.container.upsert_item({"id": key, "pk": key}),
             lambda key: world.container.delete_item(key, key),
             lambda key: {"pk": key, "id": key},
-            # The feed with all versions starts at now or at a token.
+            # The feed with all versions can start only at the current time or at a token.
             begin=("--from", f"@{position}"),
             can_start_at=False, has_old=False, option="backfill=true",
         )  # fmt: skip

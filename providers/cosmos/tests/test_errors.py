@@ -1,4 +1,4 @@
-"""Tests the category of each failure of azure-cosmos, with a table."""
+"""Tests the category of each failure of azure-cosmos. A table lists the expected categories."""
 
 import pytest
 from azure.core.exceptions import (

@@ -1,4 +1,5 @@
-"""Reads an account with per-partition failover, for which azure-cosmos sends reads in other threads."""
+"""Tests reads from an account with per-partition failover. For such an account, azure-cosmos sends reads in
+other threads."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -66,7 +67,7 @@ def ids(client, start, **request):
 @pytest.mark.parametrize("apart", [False, True], ids=["our executor", "another thread"])
 def test_every_change_comes(account, monkeypatch, apart):
     server, container = account
-    if apart:  # simulates a version of azure-cosmos that accepts no executor
+    if apart:  # simulates a version of azure-cosmos that does not accept an executor
         pool = ThreadPoolExecutor(2)
         monkeypatch.setattr(
             transport_module._SameThread, "submit", lambda self, fn, /, *a, **k: pool.submit(fn, *a, **k)

@@ -1,4 +1,5 @@
-"""Shows defects of azure-cosmos that lose events, repeat them or retry forever, and tests the guards."""
+"""Shows defects of azure-cosmos that lose events, repeat events or retry forever, and tests the guards
+against them."""
 
 import base64
 import json
@@ -30,7 +31,7 @@ NOW = {"Type": "Now"}
 
 
 def native_page(container, **where):
-    """Read one page only with azure-cosmos and its own continuation."""
+    """Read one page with azure-cosmos alone, from its own continuation."""
     seen = []
     pages = container.query_items_change_feed(**where, response_hook=lambda headers, _: seen.append(headers))
     return list(next(pages.by_page(), None) or []), seen[-1]["etag"]
@@ -99,7 +100,7 @@ class TestPartitionKeys:
 
 
 class TestWidening:
-    """A read of a range never reads outside the range."""
+    """A read of a range never returns changes from outside the range."""
 
     def test_azure_cosmos_widens_a_range_over_a_boundary(self, world):
         _, rid = moved(world)
@@ -131,10 +132,11 @@ class TestWidening:
 
 
 class TestRecreated:
-    """A container that was deleted and created again with the same name is another container."""
+    """A container that was deleted and created again under the same name is a different container."""
 
     def test_a_fresh_client_of_azure_cosmos_refuses_the_new_one(self, world):
-        """azure-cosmos refuses the new container only if its cache does not contain the old resource id."""
+        """azure-cosmos refuses a read of the new container only if its cache does not contain the old
+        resource id."""
         world.fill(10)
         _, token = native_page(world.container, start_time="Now", mode="AllVersionsAndDeletes")
         queue = json.loads(base64.b64decode(token))
@@ -177,7 +179,7 @@ def settle():
 
 
 class TestEndlessRetries:
-    """No answer of the service may make azure-cosmos repeat a request forever."""
+    """No answer from the service may make azure-cosmos repeat a request forever."""
 
     def test_azure_cosmos_multiplies_a_429(self, world):
         world.server.faults.add(Fail(429, 3200, 0.001), READ, times=None)
@@ -258,7 +260,7 @@ class TestEndlessRetries:
 
 
 class TestForeignAnswers:
-    """Cosmos DB does not send these statuses. A proxy between the client and the service may send them."""
+    """Cosmos DB never sends these statuses, but a proxy between the client and the service can send them."""
 
     @pytest.mark.parametrize("status", [202, 204, 206, 302, 307])
     def test_a_page_with_such_a_status_is_asked_for_again(self, world, status):
@@ -305,7 +307,7 @@ class TestSplitWhileReading:
         consumer = world.consumer()
         written = world.fill(40)
         world.split("0")
-        # azure-cosmos shares its map of ranges among all clients of an account in a process.
+        # In a process, all azure-cosmos clients of an account share one map of ranges.
         list(world.container.read_feed_ranges(force_refresh=True))
         consumer.until_idle()
         assert sorted(consumer.markers) == written

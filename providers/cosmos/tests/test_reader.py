@@ -55,7 +55,7 @@ def refused(call, category):
 
 
 class TestBounds:
-    """The range `(cursor, until]` returns the same events even after later splits and merges."""
+    """A read of the range `(cursor, until]` returns the same events, even after later splits and merges."""
 
     @pytest.mark.parametrize("size", [1, 3, 1000])
     def test_a_bounded_read_is_repeated_exactly_behind_splits_and_a_merge(self, make_world, size):
@@ -125,9 +125,9 @@ class TestBounds:
 
 
 class TestMerges:
-    """The service refuses merges in combination with this feed.
+    """The service does not allow merges in combination with this feed.
 
-    If a server allows both, the reader continues.
+    If a server allows the combination, the reader continues after a merge.
     """
 
     def test_old_ranges_go_on_inside_the_merged_partition(self, world):
@@ -197,7 +197,7 @@ class TestExpiry:
 
 
 class TestMode:
-    """Tests which settings the account needs, and which features the caller must opt into."""
+    """Tests which settings the account needs, and which behaviour the caller must opt into."""
 
     def test_an_account_without_the_mode(self, world):
         world.server.all_versions(False)
@@ -247,7 +247,8 @@ class TestMode:
 
 
 class TestPlans:
-    """A feed can be distributed to processes only if each token covers its own part of the changes."""
+    """A feed can be distributed to several processes only if each token covers its own part of the
+    changes."""
 
     def test_a_backfill_is_not_spread_over_processes(self, world):
         world.fill(5)
@@ -278,7 +279,7 @@ class TestPlans:
 
 
 class TestKeys:
-    """Tests partition keys of one level and of several levels."""
+    """Tests partition keys with one level and with several levels."""
 
     def test_prefixes_of_a_hierarchical_key(self, make_world):
         world = make_world(3, key=["/tenant", "/user", "/session"])

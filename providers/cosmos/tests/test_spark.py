@@ -1,4 +1,4 @@
-"""Tests that Spark reads a container during writes, and that the sink equals the source in the end."""
+"""Tests that Spark can read a container during writes, and that the sink equals the source at the end."""
 
 import os
 import random
@@ -39,7 +39,7 @@ def options_of(world, **options):
 
 
 def run(spark, world, folder, **options):
-    """Run a query that ends by itself. The next query continues where the previous query stopped."""
+    """Run a query that ends by itself. It continues where the previous query stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(world, **options))
@@ -61,7 +61,7 @@ def check(spark, world, folder):
 
 
 def check_rows(world, rows):
-    """Check the same of rows in their order."""
+    """Make the same checks for rows that are already in order."""
     assert len({row.event_id for row in rows}) == len(rows)
     last = {row.key: row for row in rows}
     held = [decode_json(row.new_item_state) for row in last.values() if row.type != "DELETE"]

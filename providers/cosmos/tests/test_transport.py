@@ -1,4 +1,5 @@
-"""Tests the transport of the library's client: a read takes fewer steps than usual, with the same result."""
+"""Tests the transport of the library's client. A read takes fewer steps than usual, but gives the same
+result."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def test_a_page_that_ends_early_is_an_error(server: Any) -> None:
 
 
 def test_a_redirect_is_an_error(server: Any) -> None:
-    """Cosmos DB sends no redirects, but a proxy in between may send them."""
+    """Cosmos DB never sends redirects, but a proxy between the client and the service can send them."""
     with pytest.raises(CosmosHttpResponseError) as caught:
         _read(f"{server[0]}/dbs/moved")
     assert classify(caught.value).message.startswith("Cosmos DB answered 302")
@@ -111,7 +112,7 @@ def test_a_cookie_is_not_sent_back(server: Any) -> None:
 
 
 def test_an_answer_without_a_length_counts_its_bytes(world: World, monkeypatch: pytest.MonkeyPatch):
-    """The limit in bytes also holds if a proxy divides answers into chunks."""
+    """The limit in bytes also applies if a proxy divides answers into chunks."""
     build = _Adapter.build_response
 
     def without_length(self: _Adapter, req: Any, resp: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Runs twenty tests of the conformance suite over TLS: those of continued reads and of splits."""
+"""Runs twenty tests of the conformance suite over TLS. These are the tests of continued reads and of
+splits."""
 
 import pytest
 

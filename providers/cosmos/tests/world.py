@@ -30,7 +30,7 @@ def soon(number=30.0):
 
 
 def seconds(number):
-    """Return options of a call that limit its seconds."""
+    """Return the options of a call that limit its duration to the given number of seconds."""
     return OperationOptions(timeout_seconds=number)
 
 
@@ -75,7 +75,8 @@ class World:
     # -- Writing
 
     def put(self, *keys, **fields):
-        """Write one item for each key, with a marker that counts up; return the markers."""
+        """Write one item for each key, and return the markers. Each item contains a marker, a number that
+        counts up."""
         markers = []
         for key in keys:
             self.written += 1
@@ -108,7 +109,7 @@ class World:
         self.server.trim(DATABASE, NAME)
 
     def requests(self, operation=READ):
-        """Return the result of each request so far, as (status, substatus)."""
+        """Return the result of each request that was made so far, as (status, substatus)."""
         return [(each.status, each.substatus) for each in self.server.journal.entries(operation)]
 
     # -- Reading
@@ -183,5 +184,5 @@ class Consumer:
 
 
 def markers(events):
-    """Return the markers of events, in order."""
+    """Return the markers that events contain, in the order of the events."""
     return [event.new_item_state["n"] for event in events if event.new_item_state is not None]

@@ -48,9 +48,9 @@ CREATE TABLE checkpoints (
 class SqliteCheckpointStore:
     """Stores checkpoints by name in one SQLite file on a local disk; it implements `CheckpointStore`.
 
-    Several threads and processes may share the file. Each call opens the file, and flushes saved data to
-    disk. Only the owner of the file can read it, because a token may contain the key of a document. The file
-    must not be the file of an `EmbeddedStore`.
+    Several threads and processes can share the file. Each call opens the file, and each save flushes its data
+    to disk. Only the owner of the file can read it, because a token may contain the key of a document. The
+    path must not name the file of an `EmbeddedStore`.
 
     Args:
         path: The path of the file; the first `save` creates the file and its folder.
@@ -71,8 +71,8 @@ class SqliteCheckpointStore:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the file is damaged, empty, of another kind or of a newer
-                format version; `PERMANENT_FAILURE` if the file cannot be read; `TRANSIENT_FAILURE` if the
+            MulticloudDbError: `INVALID_REQUEST` if the file is damaged, empty, of another kind or in a newer
+            format version; `PERMANENT_FAILURE` if the file cannot be read; `TRANSIENT_FAILURE` if the
                 file stays locked. The message names the file.
         """
         check_name(name)
@@ -90,8 +90,8 @@ class SqliteCheckpointStore:
         Args:
             name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` returned; None means that no checkpoint may
-                exist yet.
+            expected: The version that `load` or the last `save` returned; None if no checkpoint with this
+            name may exist yet.
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker has written the checkpoint; the errors of `load`
@@ -144,8 +144,8 @@ class SqliteCheckpointStore:
                 self._make()
             with closing(connect(str(self._path), busy_seconds=_BUSY_SECONDS)) as connection:
                 _make_durable(connection)
-                # Text that is no longer UTF-8 does not match its checksum. SQLite's own error would quote the
-                # text.
+                # Damaged text may no longer be UTF-8. It is still returned, because its checksum then shows
+                # the damage, whereas SQLite's own error would quote the text.
                 connection.text_factory = _to_text
                 self._check(connection)
                 yield connection
@@ -165,9 +165,9 @@ class SqliteCheckpointStore:
             raise broken(self._path, verb, error, str(error), name, busy=busy) from error
 
     def _make(self) -> None:
-        """Create a complete file, unless another process has already created it.
+        """Create the file with all its contents, unless another process has already created it.
 
-        An empty file always means that the file is damaged.
+        Therefore an empty file is always a damaged file.
         """
         folder = self._path.parent
         make_folder(folder)
@@ -197,7 +197,7 @@ class SqliteCheckpointStore:
             raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
-        """Return the row of a name.
+        """Return the row of the checkpoint with this name.
 
         The caller holds a transaction, so that no other process changes the file.
         """
@@ -226,7 +226,7 @@ class SqliteCheckpointStore:
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise self._unusable(f"is damaged ({' '.join(found.split())})")
-            # A damaged name must not look like a checkpoint that was never saved.
+            # If its name is damaged, a checkpoint must not look as if it was never saved.
             for name, version, token, checksum in connection.execute("SELECT * FROM checkpoints"):
                 if not _matches(name, version, token, checksum):
                     raise self._unusable("is damaged (a checkpoint in it does not match its checksum)")
@@ -236,7 +236,7 @@ class SqliteCheckpointStore:
 
 
 def _make_durable(connection: sqlite3.Connection) -> None:
-    """Make each commit reach the disk before it returns, also on macOS."""
+    """Make each commit return only after its data has reached the disk, also on macOS."""
     connection.execute("PRAGMA synchronous = EXTRA")
     connection.execute("PRAGMA fullfsync = 1")
 
@@ -246,7 +246,10 @@ def _to_text(raw: bytes) -> str:
 
 
 def _matches(name: object, version: object, token: object, checksum: object) -> bool:
-    """Return True if a row is unchanged since it was written. Damage to the file can also change types."""
+    """Return True if a row is unchanged since it was written.
+
+    Damage to the file can also change the types of values.
+    """
     if not (isinstance(name, str) and isinstance(version, str) and isinstance(token, str)):
         return False
     return checksum == _checksum(name, version, token)

@@ -75,7 +75,7 @@ class EmbeddedConfig:
             profile: The profile to use if the connection does not name one.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
         """
         return settled(_checked, cls, config, path, profile)
 
@@ -101,7 +101,7 @@ def _find_profile(name: object) -> Profile:
 
 
 def _options(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options by name, including those in the URL."""
+    """Return the options by name, including the options in the URL."""
     check_names(connection, _OPTIONS)
     options = dict(connection)
     url = options.pop("url", None)
@@ -130,7 +130,8 @@ def check_path(field: str, path: object) -> str:
         path: The path, as text or as a path object.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`; `AUTHORIZATION_FAILED` if the folder may not be read.
+        MulticloudDbError: `INVALID_REQUEST`; `AUTHORIZATION_FAILED` if this process has no permission to read
+        the folder.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
         raise invalid_request(field, f"must be a path, not {type_name(path)}", "give the file of the store")

@@ -42,7 +42,7 @@ def _passing(why: str) -> Row:
     return Row(ErrorCategory.TRANSIENT_FAILURE, why)
 
 
-# Primary result code → its meaning.
+# Maps a primary result code to its meaning.
 _CODES: Final[dict[int, Row]] = {
     sqlite3.SQLITE_BUSY: _passing(f"another process holds the store; {_RETRY}"),
     sqlite3.SQLITE_LOCKED: _passing(f"another thread holds the store; {_RETRY}"),
@@ -71,7 +71,7 @@ def classify(error: Exception, path: str = "") -> Fault:
     Args:
         error: The exception.
         path: The path of the file, for the message. If SQLite does not report why it cannot open the file,
-            this function examines the file; without a path it is pure.
+        this function examines the file. Without a path, the function is pure.
     """
     match error:
         case sqlite3.Error():
@@ -119,12 +119,12 @@ def _unopened(path: str) -> Row:
 
 
 def failure(category: ErrorCategory, message: str) -> MulticloudDbError:
-    """Make the error for a problem that the store itself found."""
+    """Make the error for a problem that the store itself has detected."""
     return MulticloudDbError(message, ErrorDetail(category, provider=PROVIDER_ID))
 
 
 def missing_file(path: str) -> ProviderFault:
-    """Make the fault for a store that was not created yet."""
+    """Make the fault for a store that has not been created yet."""
     return ProviderFault.of(
         ErrorCategory.NOT_FOUND, f"there is no store at {path}; EmbeddedStore(path) creates it"
     )

@@ -61,12 +61,12 @@ class EmbeddedFeed(Feed):
         self._source, self._scope, self._store = source, source.scope, source.store
 
     def clock(self, deadline: Deadline) -> datetime:
-        """Return the store's time, which a commit would get now."""
+        """Return the store's time: the time that a commit would get now."""
         with self._store.reading(deadline) as connection:
             return from_micros(max(self._store.now(), read_head(connection)[1]))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Resolve a start. A partition that was split or merged can also be started."""
+        """Resolve a start. A feed can also start in a partition that was split or merged."""
         profile = self._store.profile
         check_start(profile, position, self.spec.options)
         with self._store.reading(deadline) as connection:
@@ -105,7 +105,7 @@ class EmbeddedFeed(Feed):
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Return the children of closed partitions. A reader has already named these children."""
+        """Return the children of closed partitions. Readers have already named these children."""
         found: dict[str, Outcome] = {}
         with self._store.reading(deadline) as connection:
             for name, cursor in awaiting.items():
@@ -118,7 +118,7 @@ class EmbeddedFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """Find missed partitions from their parents. The store knows every partition that ever existed."""
+        """Find missed partitions through their parents. The store knows every partition that ever existed."""
         with self._store.reading(deadline) as connection:
             family = read_family(connection, self._scope)
             listed = [to_partition(row) for row in family.all()]
@@ -127,7 +127,7 @@ class EmbeddedFeed(Feed):
         return family.missed(missed, where)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Return the last of the parents' ends, because all parents end where the child starts."""
+        """Return the latest of the parents' ends, because all parents end where the child starts."""
         return max(cursors, key=position_of)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -153,17 +153,17 @@ class EmbeddedFeed(Feed):
             return plan_scan(connection, self._scope, head, family.at(*head), segments)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Divide the plan into segments by counting rows."""
+        """Return the next segments of the plan, which are found by counting rows."""
         with self._store.reading(deadline) as connection:
             return cut(connection, self._scope, cursor, count)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return starts for the partitions that still have changes, and for the descendants of the others."""
+        """Return starts in the partitions that still have changes, and in the descendants of the others."""
         with self._store.reading(deadline) as connection:
             return read_family(connection, self._scope).oldest(partition_ids)
 
     def describe(self, cursor: Cursor) -> Position:
-        """Return a text such as `sequence 4711`, and a lower limit on the times of later changes."""
+        """Return a text such as `sequence 4711`, and a lower limit for the times of later changes."""
         return describe(cursor)
 
     def heads(
@@ -195,7 +195,7 @@ class EmbeddedFeed(Feed):
 def _place_at(
     connection: sqlite3.Connection, family: Family, utc: datetime, precision: int
 ) -> tuple[int, int]:
-    """Return the position before the first change at or after a time, which is rounded down."""
+    """Round a time down, and return the position before the first change at or after this time."""
     ts = max(0, to_micros(utc))
     if seq_before(connection, ts) < family.trimmed:
         raise expired(f"changes since {utc.isoformat()} were trimmed")

@@ -62,7 +62,7 @@ def cursor_of(seq: int, ts: int) -> Cursor:
 
 
 def position_of(cursor: Cursor) -> tuple[int, int]:
-    """Return the position from its stored form; the inverse of `cursor_of`.
+    """Convert a stored position back to its parts; the inverse of `cursor_of`.
 
     Raises:
         InvalidCursor: Raised if the value is not a valid cursor.
@@ -89,13 +89,13 @@ def describe(cursor: Cursor) -> Position:
 
 @attrs.frozen
 class View:
-    """The properties that all events of one partition share.
+    """The properties that are the same for all events of one partition.
 
     Attributes:
         address: The collection that contains the documents.
         partition_id: The public id of the partition.
         partition_components: The number of leading components of a key that form the partition key.
-        native: True if events include the row.
+        native: True if events include the row of the log.
         with_new: True if events include the new document.
         with_old: True if events include the old document.
     """
@@ -152,7 +152,7 @@ def _timestamps(times: Iterable[int]) -> list[datetime]:
 
 
 def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[Any]:
-    """Return the values of a column. All of them are None if the column was not read.
+    """Return the values of a column. If the column was not read, all values are None.
 
     Raises:
         ValueError: Raised if one of the values is not a JSON object.
@@ -166,7 +166,7 @@ def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[A
     values: list[Any] = orjson.loads(b"[%b]" % column.replace(_SEPARATOR, b","))
     if len(values) != stop - start:
         raise ValueError("not one value per row")
-    if b"$" in column and _TAGGED in column:  # searching for one byte is much faster
+    if b"$" in column and _TAGGED in column:  # searching for a single byte is much faster
         for index, text in enumerate(records.texts(name, start, stop)):
             if _TAGGED in text:
                 values[index] = decode_json(text)
@@ -189,7 +189,7 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map rows to Arrow. Stored texts are checked for completeness, but not parsed.
+    """Map rows to Arrow. Stored texts are not parsed. The mapping only checks that they are complete.
 
     Raises:
         RecordFault: Raised for the first row that is damaged.
@@ -310,7 +310,7 @@ class EmbeddedMapper(Mapper):
     """Maps the rows of one partition.
 
     Attributes:
-        view: The properties that all events of the partition share.
+        view: The properties that are the same for all events of the partition.
     """
 
     view: View
@@ -326,7 +326,7 @@ class EmbeddedMapper(Mapper):
     def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
         """Map rows to Arrow without parsing the documents.
 
-        The rows are mapped once; a part is a slice of them.
+        All rows are mapped once. A part is a slice of the result.
         """
         whole = records.arrow
         if whole is None and stop - start < records.count:

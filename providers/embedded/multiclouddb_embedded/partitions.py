@@ -53,11 +53,11 @@ __all__ = [
 
 @attrs.frozen
 class Standing:
-    """The newest changes of the store and of one partition at one point in time.
+    """The newest change of the store, and the state of one partition, both as of the same time.
 
     Attributes:
         head_seq: The sequence number of the store's last change.
-        head_ts: The time of the store's last commit. Later commits do not have an earlier time.
+        head_ts: The time of the store's last commit. No later commit has an earlier time.
         before: The sequence number of the store's last change before the requested time.
         row: The partition.
     """
@@ -69,7 +69,7 @@ class Standing:
 
     @property
     def end(self) -> tuple[int, int]:
-        """Return the position up to which the partition is complete, and its time."""
+        """Return the position up to which all changes of the partition are known, and its time."""
         if self.row.end_seq is None or self.row.end_ts is None:
             return self.head_seq, self.head_ts
         return self.row.end_seq, self.row.end_ts
@@ -88,7 +88,7 @@ _STANDING_WHOLE = _STANDING.format(partitions=WHOLE, parent="id")
 
 
 def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int]) -> Standing:
-    """Return the state of a partition, for a reader at a position.
+    """Return the state of a partition for a reader that is at the given position.
 
     Raises:
         ProviderFault: `NOT_FOUND`, `INVALID_REQUEST` for an unknown partition, or `CHECKPOINT_EXPIRED`.
@@ -157,8 +157,8 @@ def outcome_of(
 
     Args:
         connection: The connection, inside the snapshot of the file from which `row` was read.
-        scope: With a key, only the child that contains the key is returned, and only the parents that
-            contained the key.
+        scope: If the scope has a key, the function returns only the child that contains the key and the
+        parents that contained the key.
         row: The partition.
         position: The position at which reading ends; children are read only after this position.
     """
@@ -183,7 +183,7 @@ def outcome_of(
 
 
 def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
-    """Return the cursor to read a partition after a position, but not before the partition's own start."""
+    """Return the cursor after a position, or at the partition's start if this is later."""
     return cursor_of(max(seq, row.start_seq), max(ts, row.start_ts))
 
 
@@ -203,14 +203,15 @@ class Family:
     def all(self) -> list[PartitionRow]:
         """Return every partition, even if its changes were trimmed long ago.
 
-        A lagging reader must distinguish a parent that it will still read from one that no longer exists.
+        A reader that lags behind may still have to read a parent. It must distinguish this parent from a
+        parent that no longer exists.
         """
         return list(self._rows.values())
 
     def unread(self) -> list[PartitionRow]:
-        """Return the partitions that have unread changes, or may get changes later.
+        """Return the partitions that contain unread changes or may still receive changes.
 
-        The result includes an empty partition that lies between a parent with changes and waiting children.
+        The result includes an empty partition if its parent has changes and its children wait for the parent.
         """
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
@@ -223,7 +224,7 @@ class Family:
         return [self._oldest(row) for row in self.unread()]
 
     def at(self, seq: int, ts: int) -> list[Seed]:
-        """Return a start after a position in each partition that was open at that position."""
+        """For each partition that was open at a position, return a start after this position."""
         return [
             self._seed(row, seq, ts)
             for row in self._rows.values()
@@ -231,7 +232,7 @@ class Family:
         ]
 
     def one(self, name: str, position: tuple[int, int] | None) -> list[Seed]:
-        """Return a start in one partition, after a position or at its oldest change; [] if it is unknown."""
+        """Return a start in one partition, after a position or at the oldest change; [] if it is unknown."""
         row = self._rows.get(name)
         if row is None:
             return []
@@ -257,10 +258,10 @@ class Family:
         return [found[name] for name in self._rows if name in found]
 
     def missed(self, missed: Mapping[str, tuple[str, ...]], position: tuple[int, int]) -> list[Seed]:
-        """Return a start in each partition that an audit found, not before a position or the oldest change.
+        """Return a start in each missed partition, not before a position or the oldest change.
 
         Args:
-            missed: Maps each missed partition to those of its parents that were also missed.
+            missed: Maps each partition that an audit found to those of its parents that were also missed.
             position: Changes before this position are not needed.
         """
         seeds = [self._oldest(row) for name, row in self._rows.items() if name in missed]
@@ -306,7 +307,7 @@ def _rows(connection: sqlite3.Connection, scope: Scope) -> list[PartitionRow]:
 
 
 def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Return the number of the store's last change, and the time of its last commit."""
+    """Return the sequence number of the store's last change, and the time of the store's last commit."""
     seq, ts = connection.execute("SELECT head_seq, head_ts FROM store").fetchone()
     return seq, ts
 
@@ -327,11 +328,11 @@ def to_partition(row: PartitionRow) -> Partition:
 def find_head(
     connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int], most: int | None
 ) -> Head:
-    """Return the current end of a partition, or the position exactly `most` records after another.
+    """Return the current end of a partition, or the position `most` records after a given one.
 
     Raises:
         ProviderFault: Raised as by `standing`.
-        InvalidCursor: As `standing` does.
+        InvalidCursor: Raised as by `standing`.
     """
     state = standing(connection, scope, name, position)
     row, first = state.row, max(position[0], state.before)
@@ -346,7 +347,7 @@ def find_head(
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the following records. If `most` limits them, also return the last record's number and time."""
+    """Count the records that follow. If `most` limits them, also return the last record's number and time."""
     if scope.whole:
         return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:

@@ -1,10 +1,10 @@
 """Defines profiles, which make a store behave like one of the services when its feed is read.
 
-With `profile="dynamo"`, code that reads a store gets the same refusals as from DynamoDB, even on a laptop. A
-profile limits the requests that the store accepts. It changes neither the file nor the content of the log.
+With `profile="dynamo"`, a store on a laptop refuses the same requests as DynamoDB. A profile limits the
+requests that the store accepts. A profile changes neither the file nor the content of the log.
 
 Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
-`spanner`, `cosmos` or no profile is valid under the others, if the rest of the request is allowed there.
+`spanner`, `cosmos` or no profile is valid under the others, if these profiles allow the rest of the request.
 Under `mongo`, the whole collection is one partition, whereas the other profiles show the store's partitions.
 Therefore a token or partition id made under `mongo` is `INVALID_REQUEST` under the other profiles, and their
 tokens and ids are `INVALID_REQUEST` under `mongo`.
@@ -70,12 +70,12 @@ class Profile:
     """The limits of one profile.
 
     Attributes:
-        name: The value of `profile=`; empty for no limits.
+        name: The value of `profile=`; empty for the profile without limits.
         capabilities: The capabilities of the provider under this profile.
         precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded time may be
             early by less than this number, and is never late.
-        whole: True if a collection is shown as one partition, `0`, regardless of the store's splits and
-            merges.
+        whole: True if the collection is shown as a single partition with the id `0`, even if the store splits
+        and merges partitions.
     """
 
     name: str
@@ -218,7 +218,7 @@ def check_spec(profile: Profile, spec: FeedSpec) -> None:
     """Refuse a feed that the profile does not support, even if the engine's `gate` did not check it.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
     """
     match spec.scope:
         case EntireDatabase():
@@ -240,7 +240,7 @@ def check_start(profile: Profile, position: FeedStart, options: ProviderOptions 
     """Refuse a start that the profile does not support, or supports only with an option.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the way out.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
     """
     match position:
         case Beginning():

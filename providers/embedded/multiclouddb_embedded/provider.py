@@ -1,4 +1,4 @@
-"""The provider `embedded`, for feeds that read the log of an `EmbeddedStore`."""
+"""The provider `embedded`, whose feeds read the log of an `EmbeddedStore`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EmbeddedProvider(Provider):
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities that the profile allows.
 
-        Commands and scopes wider than a collection are never among them.
+        These capabilities never include commands, or scopes that are wider than a collection.
         """
         return self._store.profile.capabilities
 
@@ -85,10 +85,10 @@ class EmbeddedProvider(Provider):
 
 
 class EmbeddedPlugin(ProviderPlugin):
-    """The plugin to which the provider's entry point refers.
+    """The plugin that the provider's entry point names.
 
     Args:
-        profile: The profile of a store, used if the connection does not name one.
+        profile: The profile to use if the connection does not name one.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -99,7 +99,7 @@ class EmbeddedPlugin(ProviderPlugin):
     def capabilities(self) -> CapabilitySet:
         """Return the capabilities that the profile allows.
 
-        Commands and scopes wider than a collection are never among them.
+        These capabilities never include commands, or scopes that are wider than a collection.
         """
         return self._profile.capabilities
 
@@ -118,7 +118,8 @@ class EmbeddedPlugin(ProviderPlugin):
             config: The `connection` contains a `url` or a `path`; neither is needed if a store is passed.
                 `connection` may also contain a `profile`; a URL with a profile is
                 `embedded:///path/store.db?profile=dynamo`.
-            native_client: An open `EmbeddedStore`, whose clock is used and which is never closed.
+            native_client: An open `EmbeddedStore`. The provider uses the store's clock, and never closes the
+            store.
         """
         if native_client is not None:
             return _provider_of(config, native_client, self._profile)

@@ -24,9 +24,9 @@ from multiclouddb_spi import (
 __all__ = ["EmbeddedReader"]
 
 
-# Finds the last row to read: at least one row, and otherwise as many of the wanted rows as fit into the byte
-# limit. In most cases all wanted rows fit, and then only the last of them is examined. `before` is the number
-# of bytes of the partition before a row.
+# Finds the last row to read. A read returns at least one row, and otherwise as many of the wanted rows as fit
+# into the byte limit. In most cases all wanted rows fit. Then only the last wanted row is examined. `before`
+# is the total size in bytes of all rows that precede a row in the partition.
 _BEFORE: Final = "SELECT seq, volume - size AS before FROM log WHERE partition = :partition AND seq > :first"
 _BOUND: Final = f"""
 WITH first AS ({_BEFORE} ORDER BY seq LIMIT 1),
@@ -66,13 +66,13 @@ _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 class EmbeddedReader(Reader):
     """Reads one partition forward.
 
-    Each fetch is one read transaction. A fetch sees the store's last change, the partition and its rows at
-    one point in time. So a split cannot happen between the answers "no more changes" and "closed".
+    Each fetch is one read transaction. A fetch sees the store's last change, the partition and its rows as of
+    the same time. Therefore no split can happen between the answers "no more changes" and "closed".
 
     Args:
         source: The objects that all readers of the feed share.
         name: The partition.
-        view: The properties that all events of the partition share.
+        view: The properties that are the same for all events of the partition.
         position: The sequence number and time after which to read.
         until: The position after which to stop, or None.
     """
@@ -98,7 +98,7 @@ class EmbeddedReader(Reader):
         )
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """Fetch records. As long as there are none, check for commits every few milliseconds."""
+        """Fetch records. While there are no records, check for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
             version = self._source.store.monitor.version()
@@ -120,7 +120,7 @@ class EmbeddedReader(Reader):
         self._idle = None
 
     def _sleep(self, patience: Deadline) -> bool:
-        """Wait a moment; return False if the caller's time is over."""
+        """Wait a moment. Return False if the time limit of the caller has been reached."""
         left = patience.remaining()
         return left > 0 and not self._interrupt.cancelled.wait(min(self._source.options.poll_seconds, left))
 
@@ -182,7 +182,7 @@ class EmbeddedReader(Reader):
         return records, (last, last_ts) if more else None
 
     def _end(self, connection: sqlite3.Connection, state: Standing) -> tuple[tuple[int, int], Outcome]:
-        """Return the position if there are no more rows, and how the partition continues."""
+        """Return the position and the outcome of the partition for the case that there are no more rows."""
         seq, ts = self._position
         end_seq, end_ts = state.end
         if self._until is not None and self._until[0] <= end_seq:
@@ -191,7 +191,10 @@ class EmbeddedReader(Reader):
         return position, outcome_of(connection, self._source.scope, state.row, position)
 
     def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
-        """Return how long the position is kept. At the end of the log, no change can be removed yet."""
+        """Return how long the position stays valid.
+
+        At the end of the log, no later change can be removed yet.
+        """
         retention = self._source.scope.collection.retention
         if retention is None:
             return None
@@ -213,7 +216,7 @@ def _matching(records: Records, canonical: bytes, components: int) -> Records:
             names = list(decode_json(text).items())[:components]
             return MulticloudDbKey(dict(names), components).canonical() != canonical
         except (MulticloudDbError, AttributeError):
-            return False  # the row is damaged, so it must be reported and not skipped
+            return False  # the row is damaged, so it must not be skipped but reported
 
     others = [is_other(text) for text in records.texts("keys", 0, len(records))]
     if not any(others):

@@ -1,7 +1,7 @@
 """Stores rows of the log by column, as SQLite returns them.
 
-A whole batch is read in one step of SQLite, with one text per column. Reading row by row would take and
-release the interpreter's lock for each row. This would make a reader about a hundred times slower while
+SQLite returns a whole batch in one step, with one text per column. If rows were read one by one, each row
+would acquire and release the interpreter's lock. A reader would then be about a hundred times slower while
 another thread is busy.
 """
 
@@ -25,13 +25,14 @@ The texts contain this character only in escaped form.
 """
 
 ORDER_DIGITS: Final = 19
-"""The number of digits in the highest sequence number, so that texts sort like numbers."""
+"""The number of digits in the highest possible sequence number. Texts padded to this length sort like
+numbers."""
 
 Column: TypeAlias = Literal["keys", "docs", "olds"]
 
 
 class Records:
-    """Rows of one partition by column. Numbers are parsed only when they are needed.
+    """Rows of one partition, stored by column. Numbers are parsed only when they are needed.
 
     Args:
         count: The number of rows.
@@ -77,7 +78,7 @@ class Records:
         first, last = self.seqs_text.partition(",")[0], self.seqs_text.rpartition(",")[2]
         if len(first) < len(last):
             return [text.zfill(ORDER_DIGITS) for text in self.seqs_text.split(",")]
-        zeros = "0" * (ORDER_DIGITS - len(first))  # the numbers ascend, so all have the same length
+        zeros = "0" * (ORDER_DIGITS - len(first))  # the numbers ascend, so all texts have the same length
         return (zeros + self.seqs_text.replace(",", f",{zeros}")).split(",")
 
     @cached_property
@@ -92,7 +93,7 @@ class Records:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the rows in bytes, including numbers as Python integers."""
+        """Return the size of the rows in bytes, with their numbers counted as Python integers."""
         return len(self.keys) + len(self.docs or b"") + len(self.olds or b"") + 128 * self.count
 
     def column(self, name: Column) -> bytes | None:
@@ -101,7 +102,7 @@ class Records:
         return text
 
     def texts(self, name: Column, start: int, stop: int) -> list[bytes]:
-        """Return the JSON texts of a column that was read, from `start` to `stop`.
+        """Return the JSON texts of the rows from `start` to `stop`, for a column that was read.
 
         Raises:
             ValueError: Raised if the text of a row contains the separator.

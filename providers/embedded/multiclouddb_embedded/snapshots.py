@@ -1,8 +1,8 @@
 """Scans the documents of a collection for `Snapshot()`: the plan, its segments, and the reader of a segment.
 
-A segment is a range of the keys' canonical JSON, which is the order of the table `documents`. The last
-segment ends at the highest key that existed when the snapshot began. The scan therefore ends even if a
-collection grows at its end, and the stream contains the later changes.
+A segment is a range of keys. The keys are ordered by their canonical JSON, as in the table `documents`. The
+last segment ends at the highest key that existed when the snapshot began. Therefore the scan ends even if new
+keys are added at the end of the collection. The stream contains these later changes.
 
 The cursor of a plan is `[plan id, seq, µs, rows in a segment, number of the next segment, read after, end]`;
 the cursor of a segment is `[plan id, seq, µs, read after, end]`. Both bounds (`read after` and `end`) are
@@ -94,10 +94,11 @@ def plan_scan(
 
 
 def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
-    """Return the bounds of all keys with this partition key, or None for a whole collection."""
+    """Return the bounds of the keys with this partition key, or None for a whole collection."""
     if scope.key is None:
         return None
-    # After `[1,[["id","a"]` comes `]`, or `,` if the key has more components. Both sort before `^`.
+    # The next character after `[1,[["id","a"]` is `]`, or `,` if the key has more components. Both characters
+    # sort before `^`.
     start = scope.key[:-2]
     return start, start + b"^"
 
@@ -153,7 +154,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def _floor(seq: int) -> str:
-    """Return the floor, which lies after the change `seq` and before the next change."""
+    """Return the floor of the snapshot, which lies after the change `seq` and before the next change."""
     return f"{seq:0{ORDER_DIGITS}d}~"
 
 
@@ -230,11 +231,11 @@ def _values(texts: list[str]) -> list[Any]:
 class SegmentReader(Reader):
     """Reads the rows of one segment.
 
-    Each fetch is one read transaction, so its rows are from one point in time.
+    Each fetch is one read transaction, so all its rows are as of the same time.
 
     Args:
         source: The objects that all readers of the feed share.
-        view: The properties that all events of the segment share.
+        view: The properties that are the same for all events of the segment.
         cursor: The start position.
 
     Raises:

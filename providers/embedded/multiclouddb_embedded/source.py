@@ -41,7 +41,7 @@ class OpenStore:
 
     @contextmanager
     def reading(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """Provide a connection inside a read transaction.
+        """Provide a connection that is inside a read transaction.
 
         Raises:
             ProviderFault: `NOT_FOUND` if the file does not exist.
@@ -89,7 +89,7 @@ class Source:
 
     Attributes:
         store: The store.
-        spec: The spec of the feed.
+        spec: The specification of the feed.
         scope: The part of the collection that the feed covers.
     """
 

@@ -1,7 +1,7 @@
 """Shows a collection as one partition, with all changes in commit order.
 
 `profile="mongo"` uses this module. The store numbers the changes of all its partitions in one sequence, so a
-position in this sequence is also a position in the collection. A reader does not see splits and merges.
+position in this sequence is also a position in the collection. Splits and merges are invisible to a reader.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ FROM partitions
 WHERE collection = :collection AND (:hash IS NULL OR (low <= :hash AND :hash < high))
 GROUP BY collection
 )"""
-"""A query for a row like the rows of the table `partitions`; its `id` is the id of the collection.
+"""A query that returns a row in the form of the table `partitions`. The row's `id` is the id of the
+collection.
 
 The parameters are `:collection` and `:hash`, which may be null.
 """
 
-# These are like the reader's own statements, but `:partition` is the collection. A change that comes after
-# the `:most`th change of its partition cannot be among the first `:most` changes of the collection.
+# These statements resemble the reader's own statements, but here `:partition` is the id of the collection. A
+# change that comes after the `:most`th change of its partition cannot be among the first `:most` changes of
+# the collection.
 _PARTITIONS: Final = "SELECT id FROM partitions WHERE collection = :partition AND last_seq > :first"
 _REACH: Final = """
 SELECT min((
@@ -70,13 +72,13 @@ WHOLE_STATEMENTS: Final = (
 )
 """The statements that replace the reader's own statements.
 
-They find the last of the next rows (also for one `:hash`), return the rows by column, and show whether there
-are more rows.
+They find the last row to read (also for one `:hash`), return the rows by column, and show whether more rows
+follow.
 """
 
 
 def whole_row(connection: sqlite3.Connection, collection: int, number: int | None) -> PartitionRow | None:
-    """Return the partition that represents the whole collection, or the partitions that contain a hash."""
+    """Return one partition that represents the whole collection, or all partitions that contain a hash."""
     row = connection.execute(
         f"SELECT {PARTITION_COLUMNS} FROM {WHOLE}", {"collection": collection, "hash": number}
     ).fetchone()
@@ -86,7 +88,7 @@ def whole_row(connection: sqlite3.Connection, collection: int, number: int | Non
 def count_whole(
     connection: sqlite3.Connection, row: PartitionRow, number: int | None, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the following changes. If `most` limits them, also return the last change's number and time."""
+    """Count the changes that follow. If `most` limits them, also return the last one's number and time."""
     if number is not None:
         return _count_hash(connection, row, number, first, most)
     rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]

@@ -1,4 +1,4 @@
-"""Provides a store with its own clock, and a provider of this store that is used without the engine."""
+"""Provides a store with its own clock, and a provider for this store that is used without the engine."""
 
 import sqlite3
 from contextlib import closing
@@ -28,7 +28,7 @@ class Ticker:
 
 
 class World:
-    """One store and its provider, used without an engine."""
+    """One store and its provider, which is used without the engine."""
 
     def __init__(self, store, clock):
         self.store, self.clock, self.path = store, clock, store.path
@@ -70,7 +70,7 @@ class World:
         return events
 
     def sql(self, statement, *values):
-        """Run SQL on the file directly, which only a test may do."""
+        """Run SQL on the file directly. Only a test may do this."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             return connection.execute(statement, values).fetchall()
 

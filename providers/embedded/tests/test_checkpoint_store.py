@@ -1,4 +1,4 @@
-"""Tests the promises of every checkpoint store for one SQLite file."""
+"""Tests that `SqliteCheckpointStore` keeps the promises of every checkpoint store."""
 
 import pytest
 

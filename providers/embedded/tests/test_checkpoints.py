@@ -1,6 +1,6 @@
 """Tests behaviour that only `SqliteCheckpointStore` has.
 
-`test_checkpoint_store.py` tests the promises of every store.
+`test_checkpoint_store.py` tests the promises that all checkpoint stores make.
 """
 
 import sqlite3

@@ -1,4 +1,4 @@
-"""Tests the command line on the embedded store with real processes that are killed and started again."""
+"""Tests the command line with the embedded store, in real processes that are killed and started again."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def open_partitions(store):
 
 
 def test_a_tail_that_is_killed_again_and_again_misses_nothing(store, tmp_path):
-    """During writes, a split and a merge, the command is killed at once or in the middle of a page."""
+    """During writes, a split and a merge, the command is killed immediately or in the middle of a page."""
     tail = Tail(f"embedded://{store.path}", "orders", "--from", "now", "--checkpoint", tmp_path / "position")
     writer = Writer(lambda key: store.put("orders", key, {}), pause=0.003)
 

@@ -1,4 +1,4 @@
-"""Tests the options of the command line on the embedded store."""
+"""Tests the command-line options with the embedded store."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests disk failures of a store: each error is one line that names the file and the way out."""
+"""Tests disk failures of a store. Each error is one line that names the file and says what to do."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ INVALID = ErrorCategory.INVALID_REQUEST
 
 @contextmanager
 def unprivileged():
-    """Run as another user, because permission bits do not restrict root."""
+    """Run the test as another user, because permission bits do not restrict root."""
     if os.geteuid() != 0:
         yield
         return
@@ -259,7 +259,7 @@ class TestNoStore:
 
 
 class TestCannotOpen:
-    """Tests files that cannot be opened. SQLite reports the same code for all reasons."""
+    """Tests files that cannot be opened. SQLite reports the same code, whatever the reason."""
 
     def fault(self, path):
         error = sqlite3.OperationalError("unable to open database file")

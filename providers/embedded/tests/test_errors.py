@@ -31,7 +31,7 @@ CATEGORIES = {
     "SQLITE_CORRUPT": Category.PERMANENT_FAILURE,
     "SQLITE_FORMAT": Category.PERMANENT_FAILURE,
     "SQLITE_FULL": Category.PERMANENT_FAILURE,
-    # Mistakes of the library, not of the user: a wrong statement or a violated constraint.
+    # The library, not the user, has made these mistakes: a wrong statement or a violated constraint.
     "SQLITE_CONSTRAINT": Category.PERMANENT_FAILURE,
     "SQLITE_EMPTY": Category.PERMANENT_FAILURE,
     "SQLITE_ERROR": Category.PERMANENT_FAILURE,
@@ -52,7 +52,7 @@ def raised_code(code, name):
 
 
 def test_every_primary_code_is_in_the_table():
-    """SQLite numbers its primary codes from 1; Python has a constant for each of these codes."""
+    """SQLite numbers its primary codes from 1, and Python defines a constant for each of them."""
     by_code = {getattr(sqlite3, name): name for name in CATEGORIES}
     assert len(by_code) == len(CATEGORIES)
     assert set(by_code) == {*range(1, 29)}

@@ -115,7 +115,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def run(path):
-    """Run a script in its own process group. The group ends with the test."""
+    """Run a script in its own process group. The group is ended when the test ends."""
 
     def start(script, *, opened=True, seconds=120):
         program = PRELUDE + (OPENED if opened else "") + script
@@ -376,7 +376,7 @@ with EmbeddedStore(path) as other:
 """)
 
     def test_four_busy_readers_and_four_busy_writers(self, run, path):
-        """Every child reads everything, and both processes continue to work."""
+        """Every child reads all changes, and both parent and child continue to work."""
         told = run("""
 def read(thread, n):
     assert seen(client)[0] >= 1
@@ -447,7 +447,8 @@ provider.close()
 
 
 class TestRefused:
-    """Tests calls that SQLite cannot do in a child process: only the child is refused."""
+    """Tests calls for which SQLite cannot be used in a child process. Only the calls of the child are
+    refused."""
 
     LONG = """
 forking._PATIENCE_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""Tests that nothing is lost on the embedded store when a consumer is killed anywhere."""
+"""Tests that no change is lost if a consumer of the embedded store is killed at any point."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADDRESS = ResourceAddress("main", "items")
 
 
 class World:
-    """One collection in its own store, with native writes. It remembers the whole lineage."""
+    """One collection in its own store, with native writes. It remembers all partitions that ever existed."""
 
     def __init__(self, path: Path) -> None:
         self.store = EmbeddedStore(path, durable=False)
@@ -88,9 +88,9 @@ def world() -> Iterator[World]:
 def test_a_consumer_killed_after_every_step_loses_nothing(
     start: StartPosition, consumer: Consumer, size: int
 ) -> None:
-    """The script has splits, merges and a trim; the consumer is killed after each of its steps.
+    """The script contains splits, merges and a trim. The consumer is killed after each step of its own.
 
-    `TestLoss` of the suite uses other page sizes.
+    `TestLoss` in the conformance suite uses other page sizes.
     """
     report = LossOracle(
         world=world,

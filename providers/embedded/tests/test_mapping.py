@@ -1,4 +1,4 @@
-"""Tests that rows become events and Arrow rows with exactly the written values."""
+"""Tests that rows become events and Arrow rows that contain exactly the written values."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -85,7 +85,7 @@ def records(table, *, old=True):
 
 
 def same(a, b):
-    """Return True if both values are equal and have the same types; NaN equals NaN."""
+    """Return True if two values are equal and have the same types; NaN equals NaN."""
     return canonical_json(a) == canonical_json(b)
 
 
@@ -161,8 +161,8 @@ class TestEvents:
         }  # fmt: skip
 
     def test_values_are_the_caller_s_own(self):
-        """Mapping again must return new objects, because an application may change the objects that it
-        received.
+        """If rows are mapped again, the result must be new objects, because an application may change the
+        objects that it received.
         """
         made = records([({"id": 1}, {"n": [1]}, None, 1, 7)])
         to_events(made, 0, 1, VIEW)[0].new_item_state["n"].append(2)
@@ -216,7 +216,7 @@ class TestPositions:
         assert from_micros(to_micros(moment)) == moment
 
     def test_a_cursor_is_short(self):
-        """A cursor must be short, because a token may have at most 100 bytes for each partition."""
+        """A cursor must be short, because a token may contain at most 100 bytes for each partition."""
         assert len(orjson.dumps(cursor_of(10**12, to_micros(datetime(2100, 1, 1, tzinfo=UTC))))) <= 34
 
 

@@ -1,4 +1,4 @@
-"""Tests several processes on one file, and processes that are killed."""
+"""Tests several processes that use one file, and processes that are killed."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def finish(*processes):
 
 
 def follow(path, done):
-    """Read every event of the collection during writes, until `done` is set and nothing is left."""
+    """Read every event of the collection during writes, until `done` is set and no event is left."""
     events, position = [], Beginning()
     with connect(f"embedded://{path}") as client:
         while True:
@@ -147,7 +147,7 @@ def test_writers_lose_nothing_and_agree_on_one_order(store):
         assert [event.order_key for event in changes] == sorted(event.order_key for event in changes)
     assert len(sql(store.path, "SELECT 1 FROM partitions")) > 10
 
-    # Sequence numbers have no gaps and follow the commits, and the changes of a batch stay together.
+    # Sequence numbers have no gaps and follow the order of commits, and the changes of a batch stay together.
     log = sql(store.path, "SELECT seq, ts, doc FROM log ORDER BY seq")
     assert [seq for seq, _, _ in log] == list(range(1, total + 1))
     assert [ts for _, ts, _ in log] == sorted(ts for _, ts, _ in log)

@@ -1,4 +1,5 @@
-"""Tests profiles of the store: refused requests, precision, and MongoDB's one partition."""
+"""Tests profiles of the store: refused requests, precision, and the single partition of the MongoDB
+profile."""
 
 import pickle
 import random
@@ -508,7 +509,8 @@ class TestOnePartition:
         assert empty.watermark <= batch.events(0, 1)[0].timestamp == batch.watermark
 
     def test_nothing_is_lost_in_random_lives(self, items, store):
-        """Reads return exactly the log, through all splits and merges, in pages of any size."""
+        """Reads return exactly the changes in the log, through all splits and merges, in pages of any
+        size."""
         lots = random.Random(7)
         feed = items.feed()
         (seed,) = items.start(feed)
@@ -541,7 +543,7 @@ class TestOnePartition:
 class TestTokens:
     """Tests tokens.
 
-    Under every profile a position is a place in the log; MongoDB's profile changes the partition.
+    Under every profile, a position is a place in the log. Only MongoDB's profile shows other partitions.
     """
 
     def test_they_are_good_under_the_others_but_mongo(self, store, open_client):

@@ -1,4 +1,5 @@
-"""Tests promises that depend on one line of code each: durability, waking up, edges, pooled connections."""
+"""Tests promises that each depend on a single line of code: durability, waking up, edges, pooled
+connections."""
 
 import os
 import sqlite3
@@ -37,7 +38,7 @@ def refusal(call, *arguments, **options):
 
 
 class TestDurable:
-    """Tests durability, by checking the settings of a connection when it is closed."""
+    """Tests durability by checking the settings of a connection at the time it is closed."""
 
     @pytest.fixture
     def settings(self, monkeypatch):
@@ -222,7 +223,7 @@ class TestPool:
 
 
 class TestSurrogates:
-    """Tests text that cannot be stored in a file: it is refused, and the error names it."""
+    """Tests text that cannot be stored in a file. The text is refused, and the error names the text."""
 
     def test_every_name_of_a_store(self, store):
         store.create_collection("items")
@@ -283,7 +284,7 @@ class TestDamagedCheckpoints:
     def test_a_damaged_name_is_no_checkpoint_that_was_never_saved(self, store):
         """A damaged name is an error.
 
-        If it looked like a missing checkpoint, the reader would silently start again.
+        If the checkpoint seemed to be missing, the reader would silently start from the beginning.
         """
         whole = store.path.read_bytes()
         place = whole.index(b"orders")

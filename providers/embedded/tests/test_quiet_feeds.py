@@ -1,4 +1,4 @@
-"""Tests that an unchanged feed of many partitions is polled with one call, and that no change is missed."""
+"""Tests that one call polls an unchanged feed with many partitions, and that no change is missed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Consumer:
         return self.page
 
     def until_idle(self) -> None:
-        """Read until the feed is idle. An earlier call may have read some partitions ahead."""
+        """Read until the feed is idle. An earlier call may already have read ahead in some partitions."""
         while not self.next().idle:
             pass
 
@@ -144,7 +144,7 @@ def test_a_write_during_the_read_is_read_next(store: EmbeddedStore, consumer: Co
 
     def late(self: EmbeddedReader, *args: Any) -> Any:
         batch = fetch(self, *args)
-        if not written:  # this partition has already answered that it has no changes
+        if not written:  # this partition has already reported that it has no changes
             written.append(self._name)
             found = {row.partition_id: (row.low, row.high) for row in store.partitions("orders")}
             low, high = found[self._name]
@@ -239,7 +239,7 @@ def test_a_mark_that_fails_does_not_fail_the_page(consumer: Consumer, monkeypatc
 def test_a_mark_that_never_comes_does_not_block_the_feed(
     store: EmbeddedStore, consumer: Consumer, monkeypatch: Any
 ):
-    """Without an answer for the mark, the call still has most of its time for reading."""
+    """If the request for the mark gets no answer, the call still has most of its time left for reading."""
     token = consumer.until_quiet().continuation_token
 
     def hangs(self: EmbeddedFeed, deadline: Deadline) -> object:

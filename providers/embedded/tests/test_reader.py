@@ -50,7 +50,7 @@ from multiclouddb_spi import (
 
 
 def faulty(category, *words):
-    """Expect a fault of `category` whose message contains the given words."""
+    """Expect a fault with this category, whose message contains the given words."""
     match = ".*".join(map(re.escape, words)) or None
     return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
 
@@ -160,7 +160,7 @@ class TestFetch:
         assert len(batch) == 0
         assert feed.compare(seed.cursor, batch.cursor_after(0)) == -1
         assert batch.cursor_after(0)[0] == 12
-        # Changes of other collections that the position has passed do not matter here.
+        # The position has passed changes of other collections, but these changes do not matter here.
         items.store.put("items", 11, {"n": 11})
         assert numbers(items.drain(feed.open("p0", batch.cursor_after(0)))[0]) == [11]
 
@@ -304,7 +304,8 @@ class TestLineage:
 
     @pytest.mark.parametrize("seed", [7, 28])
     def test_a_far_behind_reader_meets_every_partition_once(self, world, seed):
-        """Empty partitions split and merge, so a parent may be found later than its merged child."""
+        """Empty partitions split and merge, so a reader may find a parent after it has found the merged
+        child."""
         world.store.create_collection("items", partitions=2)
         request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
         with connect(ClientConfig("embedded"), native_client=world.store) as client:
@@ -430,7 +431,8 @@ class TestExpiry:
             items.fetch(reader)
 
     def test_a_trim_in_the_middle_of_a_fetch_takes_nothing_from_it(self, items, monkeypatch):
-        """A trim during a fetch takes nothing from it: expiry and rows come from the same state."""
+        """A trim during a fetch does not remove rows from its result, because expiry and rows come from the
+        same state."""
 
         def trimmed_right_after(*arguments):
             state = standing(*arguments)
@@ -497,7 +499,8 @@ class TestExpiry:
         assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
 
     def test_oldest_of_one_that_lost_nothing_is_itself(self, world):
-        """A partition that lost nothing keeps its position. The engine asks about all partitions."""
+        """The engine asks for the oldest position of all partitions. A partition that lost nothing keeps its
+        position."""
         world.store.create_collection("items", partitions=1)
         world.store.split("items", "p0")
         assert ids(world.feed().oldest(["p0"], world.deadline())) == ["p0"]
@@ -640,10 +643,10 @@ class TestLogicalPartition:
             with pytest.raises(MulticloudDbError, match=words) as caught:
                 read(key)
             assert "begins with 'id', a str" in caught.value.message.partition("; ")[2]
-            # A value that does not exist yet is not a mistake.
+            # A value that no document has yet is not a mistake.
             assert read({"id": "o-2"}).events == ()
             assert read({"number": 7.5}).events == ()
-            # A position stays valid, even if documents were deleted since.
+            # A position stays valid, even if documents have been deleted since then.
             token = read({"number": -3}).continuation_token
             world.store.delete("orders", {"number": -3})
             read({"number": -3}, FromContinuationToken(token))
@@ -694,7 +697,7 @@ class TestWaiting:
 
             def write():
                 with EmbeddedStore(items.path, durable=False) as other:
-                    while reader._idle is None:  # the reader has read and found nothing
+                    while reader._idle is None:  # the reader has read once and found nothing
                         time.sleep(0.001)
                     other.put("items", 11, {"n": 11})
                     committed.append(time.monotonic())
@@ -790,7 +793,7 @@ class TestWaiting:
     def test_they_interrupt_a_statement_that_runs(self, items, end):
         feed = items.feed()
         reader = feed.open("p0", items.start(feed)[0].cursor)
-        # A view that takes minutes simulates a very slow disk for this test.
+        # To simulate a very slow disk, this test uses a view whose query takes minutes.
         items.sql("ALTER TABLE log RENAME TO rows")
         items.sql(
             "CREATE VIEW log AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1e9)"
@@ -810,7 +813,7 @@ class TestWaiting:
             time.sleep(0.001)
         asked = 0
         while thread.is_alive() and asked < 400:
-            # Interrupt again, because the statement may not have begun before.
+            # Interrupt again, because the statement may not have started before the first interrupt.
             (reader.cancel if end == "cancel" else items.provider.close)()
             asked += 1
             thread.join(0.05)
@@ -977,7 +980,7 @@ class TestPoison:
 
 
 def test_nothing_is_lost_in_random_lives(tmp_path, clock):
-    """Random writes, splits, merges and trims lose nothing. Readers stop and continue anywhere.
+    """Random writes, splits, merges and trims lose nothing. Readers stop and continue at any position.
 
     The changes of each key stay in order.
     """

@@ -44,7 +44,7 @@ def store(path):
 
 
 def write_for_a_while(path, seed, count):
-    """Write from another process: updates, deletes, keys that are created again, splits and merges."""
+    """Make changes from another process: updates, deletes, keys that are created again, splits and merges."""
     dice = random.Random(seed)
     with EmbeddedStore(path, durable=False) as store:
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Tests writes to a store, and writes that are refused before anything is stored."""
+"""Tests writes to a store, including writes that are refused before anything is stored."""
 
 import pickle
 import sqlite3
@@ -499,7 +499,8 @@ class TestFile:
         made[0].close()
 
     def test_it_tries_again_where_sqlite_gives_up_at_once(self):
-        """Without the retry, about one in fifty processes that create a store at the same time fails."""
+        """Without the retry, about one in fifty processes fails when several processes create a store at the
+        same time."""
 
         class Contended:
             def __init__(self):

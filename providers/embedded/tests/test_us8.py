@@ -55,7 +55,7 @@ class EmbeddedHarness(Harness):
 
 
 def under(name, **lacks):
-    """Return the harness of a profile, with the abilities of that service."""
+    """Return the harness for a profile, with the abilities of the service that it names."""
     profile = PROFILES[name]
     members = {
         "profile": name,

@@ -1,4 +1,4 @@
-"""Keeps the running call of a caller, and makes the error if no answer arrives in time."""
+"""Keeps the running call of a caller, and makes the error for an answer that does not arrive in time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CancelScope", "late"]
 
 
 class CancelScope:
-    """The running call of a caller; another thread can cancel it."""
+    """The running call of a caller, which another thread can cancel."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()

@@ -35,7 +35,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
 _DEFAULT_CAPTURE: Final = "OLD_AND_NEW_VALUES"
 _WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
-# With the last option, a writer can exclude a transaction from the stream.
+# The last option allows a writer to exclude a transaction from the stream.
 _EXCLUDES: Final = (
     "exclude_insert",
     "exclude_update",
@@ -87,18 +87,18 @@ def find(
         address: The table.
         configured: The change stream that the configuration names, or None.
         deadline: The time limit.
-        scope: Through it, another thread can cancel the call.
+        scope: An object through which another thread can cancel the call.
 
     Raises:
         ProviderFault: `NOT_FOUND` if the table or stream does not exist, `INVALID_REQUEST` if several streams
-            watch the table or the only stream leaves changes out, `UNSUPPORTED_CAPABILITY` for a stream in
+        watch the table or the only stream omits changes, `UNSUPPORTED_CAPABILITY` for a stream in
             the mode MUTABLE_KEY_RANGE.
     """
     table = str(address.collection)
     schema, _, name = table.rpartition(".")
     postgres = _is_postgres(client, deadline, scope)
     if postgres and schema == _PUBLIC:
-        table, schema = name, ""  # records name a table of the default schema without it
+        table, schema = name, ""  # records name a table in the default schema without its schema
     key_names = _key_names(client, schema, name, deadline, scope, postgres=postgres)
     if not key_names:
         raise _no_table(address)
@@ -119,7 +119,10 @@ def find(
 
 
 def table_names(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> list[str]:
-    """Return the tables of a database, with their schema unless it is the default one."""
+    """Return the names of the tables in a database.
+
+    A name contains the schema, unless this is the default schema.
+    """
     rows = client.rows(
         "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",
         2,
@@ -156,14 +159,14 @@ def is_whole(
     scope: CancelScope,
     at: int | None = None,
 ) -> bool | None:
-    """Return True if a change stream watches all columns of its table, None if it does not watch the table.
+    """Return True if a change stream watches all columns of its table, or None if it does not watch it.
 
     Args:
         client: The database.
         info: The table and the stream.
         deadline: The time limit.
-        scope: Through it, another thread can cancel the call.
-        at: The time of the answer, in microseconds since 1970; None for the present.
+        scope: An object through which another thread can cancel the call.
+        at: The time to which the answer refers, in microseconds since 1970; None for the present.
     """
     schema, _, name = info.table.rpartition(".")
     watching = _watching(client, schema, name, deadline, scope, postgres=info.postgres, at=at)
@@ -173,7 +176,7 @@ def is_whole(
 def retention_of(
     client: DatabaseClient, info: ChangeStreamInfo, deadline: Deadline, scope: CancelScope
 ) -> int:
-    """Return the seconds for which a change stream keeps changes now."""
+    """Return the current retention of a change stream, in seconds."""
     return _retention(_options(client, deadline, scope).get(info.stream, {}).get("retention_period", ""))
 
 
@@ -189,7 +192,7 @@ def columns_at(
         info: The table.
         at: The given time, in microseconds since 1970.
         deadline: The time limit.
-        scope: Through it, another thread can cancel the call.
+        scope: An object through which another thread can cancel the call.
     """
     schema, _, table = info.table.rpartition(".")
     rows = client.rows(
@@ -210,7 +213,7 @@ def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
     """Refuse a request for rows that the records of the stream do not contain.
 
     Raises:
-        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that names the statement to run.
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that contains the statement to run.
     """
     wanted: list[tuple[str, tuple[str, ...]]] = []
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE:

@@ -35,7 +35,7 @@ INT64: Final = int(TypeCode.INT64)
 STRING: Final = int(TypeCode.STRING)
 TIMESTAMP: Final = int(TypeCode.TIMESTAMP)
 
-# The service keeps a session for 28 days, and asks for a new session every week.
+# The service keeps a session for 28 days, and recommends a new session every week.
 _SESSION_SECONDS: Final = 20 * 3600
 _LOOK_SECONDS: Final = 0.1
 _DELETE_SECONDS: Final = 0.5
@@ -55,7 +55,7 @@ class Parameter:
 
 
 class Answer:
-    """The answer to a query, one message after another.
+    """The answer to a query, which arrives message by message.
 
     Args:
         client: The database.
@@ -118,13 +118,13 @@ class DatabaseClient:
         read_timestamp: bool = False,
         at: int | None = None,
     ) -> Answer:
-        """Start a single-use read, by default a strong read. The method waits only for a session.
+        """Start a single-use read, which is a strong read by default. The method waits only for a session.
 
         Args:
             sql: The query.
             parameters: Maps each name to its value.
             deadline: The time at which gRPC ends the call.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
             read_timestamp: True if the answer must contain the time of the read.
             at: The time of the data to read, in microseconds since 1970.
         """
@@ -150,7 +150,7 @@ class DatabaseClient:
         Args:
             request: A `ReadRequest` of protobuf that names no session.
             deadline: The time at which gRPC ends the call.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
         """
         request.session = self._open_session(deadline, scope)
         scope.check()
@@ -162,7 +162,7 @@ class DatabaseClient:
         Args:
             request: A `PartitionReadRequest` of protobuf that names no session.
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
         """
         request.session = self._open_session(deadline, scope)
         metadata = self._metadata("session", request.session)
@@ -191,7 +191,7 @@ class DatabaseClient:
         self, method: Callable[..., Any], request: Any, deadline: Deadline, scope: CancelScope
     ) -> Answer:
         session = request.session
-        # A call whose deadline has passed is also sent, because gRPC then raises its own error.
+        # A call is sent even if its deadline has passed, because gRPC then raises its own error.
         call = method(request, timeout=deadline.remaining(), metadata=self._metadata("session", session))
         self._begun(call)
         scope.take(call)
@@ -212,8 +212,8 @@ class DatabaseClient:
             sql: The query.
             columns: The number of columns in a row.
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
-            parameters: Name → value.
+            scope: An object through which another thread can cancel the call.
+            parameters: Maps each name to its value.
             at: As in `query`.
         """
         answer = self.query(sql, parameters or {}, deadline, scope, at=at)
@@ -287,7 +287,8 @@ class DatabaseClient:
     def _create(self, deadline: Deadline, scope: CancelScope) -> tuple[str, bool, float]:
         """Create a session.
 
-        If the server supports this, the session is multiplexed, so many queries can use it at the same time.
+        If the server supports multiplexed sessions, the session is multiplexed. Many queries can then use it
+        at the same time.
         """
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
@@ -298,7 +299,7 @@ class DatabaseClient:
     def _delete(self, session: str) -> None:
         """Delete a session, which the server would otherwise keep for an hour.
 
-        If the deletion fails, this does no harm.
+        A failed deletion does no harm.
         """
         request = DeleteSessionRequest.pb()(name=session)
         call = self._transport.delete_session.future(
@@ -317,7 +318,7 @@ class DatabaseClient:
             call.cancel()
 
     def _metadata(self, name: str, value: str) -> list[tuple[str, str]]:
-        # The library's own client also adds the second header, which the service uses for routing.
+        # Like the vendor's client, add the second header, which the service uses for routing.
         return [
             ("google-cloud-resource-prefix", self._name),
             ("x-goog-request-params", f"{name}={quote(value, safe='')}"),

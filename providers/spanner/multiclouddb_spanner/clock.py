@@ -1,4 +1,4 @@
-"""Reads the service's clock as rarely as possible."""
+"""Reads the service's clock with as few calls as possible."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["Clock"]
 
 _LOOK_SECONDS: Final = 0.1
 _KEPT_SECONDS: Final = 600.0
-# The factor by which the service's clock may run faster than this machine's clock, and the microseconds by
-# which commits may be ahead of it.
+# The factor by which the service's clock may run faster than this machine's clock, and the number of
+# microseconds by which commits may be ahead of the service's clock.
 _DRIFT: Final = 1.0001
 _AHEAD: Final = 5_000
 
@@ -32,8 +32,8 @@ class _Turn:
 class Clock:
     """The service's clock.
 
-    No commit that was acknowledged before a request is later than the answer. Threads that ask while a call
-    is running share the next call.
+    The answer to a request is not earlier than any commit that was acknowledged before the request. Threads
+    that ask while a call is running share the next call.
 
     Args:
         asked: A function that asks the service; it returns microseconds since 1970.
@@ -50,7 +50,7 @@ class Clock:
 
         Args:
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
         """
         with self._lock:
             turn, leads = self._waiting, self._waiting is None
@@ -94,7 +94,7 @@ class Clock:
         return found
 
     def passed(self) -> int:
-        """Return the latest time that the service's clock is known to have passed; 0 if none is known."""
+        """Return the latest time that the service's clock is known to have passed; 0 if unknown."""
         answer = self._answer
         return 0 if answer is None else answer[0]
 
@@ -103,7 +103,7 @@ class Clock:
 
         Return None if the last answer is too old. The answer of a call is the service's time at some point
         after the call was sent. This machine's clock stops while the machine sleeps. A caller that waits for
-        the returned time detects this.
+        the returned time detects this sleep.
         """
         answer = self._answer
         if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:

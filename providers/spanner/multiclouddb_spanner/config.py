@@ -1,4 +1,4 @@
-"""The configuration of a Spanner instance. The vendor's client is made from it."""
+"""The configuration of a Spanner instance. The provider makes the vendor's client from this configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _SECRET: Final = ("key", "secret", "token", "password", "credential")
 _CHAIN: Final = "credentials come from Google's own chain (gcloud auth application-default login)"
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-"""A pattern of the names that Spanner allows for a change stream. A query contains the name as text."""
+"""A pattern for the names that Spanner allows for a change stream. Queries contain the name as plain text, so
+it must be checked."""
 
 _PATTERNS: Final = {
     "project": (re.compile(r"[a-z][a-z0-9.:-]*", re.ASCII), "my-project"),
@@ -58,12 +59,12 @@ class SpannerConfig:
         """Check the `connection` of a client.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
+            MulticloudDbError: `INVALID_REQUEST`; the message names the option and says how to correct it.
         """
         return settled(_checked, cls, config)
 
     def client(self) -> Any:
-        """Make the vendor's client. The only I/O is the search for credentials."""
+        """Make the vendor's client. This does no I/O except the search for credentials."""
         if self.emulator_host is None:
             return spanner.Client(project=self.project, disable_builtin_metrics=True)
         return spanner.Client(

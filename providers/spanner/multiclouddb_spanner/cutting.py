@@ -1,9 +1,9 @@
 """Divides the keys of a table into segments, and makes the requests that read rows.
 
-For a small table, the keys are counted and divided evenly. A large table is divided where the service would
-divide a read: at the first key of each part. The parts themselves are bound to a transaction, but a segment
-must be valid for days. Therefore only the first keys of the parts are used. The ranges between any chosen
-keys contain every key exactly once.
+For a small table, the keys are counted and divided evenly. A large table is divided at the keys at which the
+service would divide a read, which are the first keys of the parts. The parts themselves are valid only within
+a transaction, but a segment must be valid for days. Therefore only the first keys of the parts are used.
+Whichever keys are chosen as bounds, the ranges between them contain every key exactly once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int
     request = ReadRequest.pb()(table=table, columns=columns, limit=limit)
     request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
     part = request.key_set.ranges.add()
-    # A key without parts matches every key, so as an included bound it does not limit the range.
+    # A key without parts matches every key. As an included bound, it therefore does not limit the range.
     start = part.start_open if after else part.start_closed
     start.SetInParent()
     start.extend(orjson.loads(after) if after else ())
@@ -68,15 +68,15 @@ def bounds_of(
     deadline: Deadline,
     scope: CancelScope,
 ) -> tuple[list[str], int | None]:
-    """Return the last key of each segment ("" for the last segment), and the number of rows if it is known.
+    """Return the last key of each segment ("" for the last one), and the number of rows if it is known.
 
     Args:
         client: The database.
         info: The table.
-        at: The time of the data that is scanned.
+        at: The time of the data to scan.
         segments: The number of segments that the application requests, or None.
         deadline: The time limit.
-        scope: Through it, another thread can cancel the call.
+        scope: An object through which another thread can cancel the call.
     """
     request = range_read(info.table, info.key_names, "", "", at, _SMALL + 1)
     keys = list(_keys(client, request, len(info.key_names), deadline, scope))
@@ -136,17 +136,17 @@ def _cuts(
             break
     if len(first) < 2:
         return []
-    # The service sorts the keys, because rows are returned in table order, whatever their keys are.
+    # The keys are sorted by the service, which returns rows in table order, whatever their keys are.
     request = ReadRequest.pb()(table=info.table, columns=info.key_names)
     request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
     for key in first:
         request.key_set.keys.add().extend(orjson.loads(key))
-    # Nothing lies before the first key.
+    # No row lies before the first key.
     return list(_keys(client, request, len(info.key_names), deadline, scope))[1:]
 
 
 def _thinned(items: Sequence[Any], most: int) -> list[Any]:
-    """Return at most the given number of items, evenly chosen."""
+    """Return at most the given number of items, chosen at even intervals."""
     if len(items) <= most:
         return list(items)
     return [items[number * len(items) // most] for number in range(most)]

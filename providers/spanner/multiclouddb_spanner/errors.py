@@ -99,7 +99,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
 }
 """Every status with which a call can end, except OK."""
 
-# Status and words of the error's text → the meaning.
+# Maps a status and words in the error's text to their meaning.
 _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
     (_Code.INVALID_ARGUMENT, "Table-valued function not found", _NO_STREAM),
     (_Code.INVALID_ARGUMENT, "read_json_", _NO_STREAM),
@@ -116,7 +116,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def status_of(error: BaseException) -> grpc.StatusCode | None:
-    """Return the status of a failed call; None for an error that no call raised."""
+    """Return the status of a failed call; None if the error does not come from a call."""
     if isinstance(error, GoogleAPICallError):
         status = error.grpc_status_code
         return status if isinstance(status, grpc.StatusCode) else None
@@ -161,7 +161,7 @@ def is_lost_session(error: BaseException) -> bool:
 
 
 def is_lost_version(error: BaseException) -> bool:
-    """Return True if a read requests rows as of a time that the database no longer keeps."""
+    """Return True if a read requests rows as of a time whose data the database no longer keeps."""
     return status_of(error) is _Code.FAILED_PRECONDITION and "timestamp staleness" in text_of(error)
 
 

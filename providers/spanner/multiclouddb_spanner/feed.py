@@ -65,24 +65,26 @@ class SpannerFeed(Feed):
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Return the partitions that are alive at the start, each read from the start on.
+        """Return the partitions that are alive at the start. Each of them is read from the start on.
 
-        These partitions name their children later.
+        While these partitions are read, they name their children.
 
-        If a single partition is requested and it begins later, reading starts at its beginning.
+        If a single partition is requested and begins after the start, reading starts where the partition
+        begins.
         """
         now = self._now(deadline)
         at, names = now, None
         try:
             match position:
                 case Now():
-                    # Every acknowledged change is at or before this time; later changes are after it.
+                    # Every acknowledged change was made at or before this time. Every later change will be
+                    # made after this time.
                     place = Place.at(now, now + 1)
                 case AtTime(utc):
                     wanted = micros(utc)
                     at = min(now, wanted)
-                    # A partition that ends at this time may contain changes with this time, but is no longer
-                    # alive then.
+                    # A partition that ends at this time may contain changes that were made at this time, but
+                    # the partition is no longer alive then.
                     names = self._alive_before(at, deadline)
                     place = Place.at(at if names is None else at - 1, wanted)
                 case Beginning():
@@ -110,7 +112,7 @@ class SpannerFeed(Feed):
             return None
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
-        """Return the seed of a partition that is not alive at the start: it begins later or has ended."""
+        """Return the seed of a partition that is not alive at the start: it begins later, or has ended."""
         interval = self._source.interval(name, now, deadline, self._scope)
         if interval is None:
             raise ProviderFault.of(
@@ -125,7 +127,7 @@ class SpannerFeed(Feed):
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """Return the partitions that are alive now.
 
-        The service reports neither their parents nor partitions that have ended.
+        The service reports neither the parents of these partitions nor any partition that has ended.
         """
         names = self._listed(self._now(deadline), deadline)
         return [Partition(name, (), PartitionState.OPEN) for name in names]
@@ -133,7 +135,7 @@ class SpannerFeed(Feed):
     def longest_wait(self) -> float:
         """Return how long a query waits in the service until its window ends.
 
-        A long wait needs fewer queries and costs nothing.
+        With a long wait, fewer queries are needed. The wait itself costs nothing.
         """
         return 5.0
 
@@ -167,7 +169,7 @@ class SpannerFeed(Feed):
         return plan_scan(self._scans, seeds, segments, deadline, self._scope)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """Return the next segments. The plan contains their bounds."""
+        """Return the next segments, whose bounds the plan contains."""
         return cut(cursor, count)
 
     def heads(
@@ -175,11 +177,11 @@ class SpannerFeed(Feed):
     ) -> dict[str, Head]:
         """Return the current end of each partition that is alive now.
 
-        The service cannot count or limit records. Therefore a head with a limit on its records, and the end
-        of a partition, can only be found by reading, which the planner does. Without a limit, the partitions
-        are queried one after another for a change. After the first change is found, no other partition is
-        queried, because the step is then worth reading. The number of records in the other partitions stays
-        unknown.
+        The service cannot count or limit records. Therefore two things can be found only by reading, which
+        the planner does: a head with a limit on its records, and the end of a partition. Without a limit, the
+        partitions are queried one after another for a change. After the first change is found, no other
+        partition is queried, because it is then clear that the step must be read. The number of records in
+        the other partitions stays unknown.
         """
         if max_records is not None:
             return {}
@@ -197,7 +199,7 @@ class SpannerFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """Compare with the listing at a time up to which every partition of the token has been read.
+        """Compare the token with a listing for a time up to which all its partitions have been read.
 
         The service does not name parents. Therefore the method gives an answer only if all partitions of the
         token are alive at that time. In that case these partitions contain all keys, and any other live
@@ -222,7 +224,10 @@ class SpannerFeed(Feed):
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """Compare commit timestamps. If they are equal, compare which of their changes were delivered."""
+        """Compare commit timestamps.
+
+        If they are equal, compare the changes that were delivered at this timestamp.
+        """
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
@@ -233,8 +238,8 @@ class SpannerFeed(Feed):
         For a partition that no longer exists, the result is all partitions that are alive at the oldest
         readable time.
 
-        The service does not report which of them are descendants. Reading a partition that is not a
-        descendant repeats changes, but leaving out a descendant would lose changes.
+        The service does not report which of these partitions are descendants of the lost partition. Reading a
+        partition that is not a descendant repeats changes, but leaving out a descendant would lose changes.
         """
         return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._scope)
 
@@ -257,9 +262,10 @@ class SpannerFeed(Feed):
         return self._source.translated(error, at, deadline, CancelScope())
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
-        """Return True if there is a change between a position and the present time.
+        """Return True if there is a change after a position and up to the present time.
 
-        The service may send a whole window before the answer is cancelled, so a small window is read first.
+        The service may already have sent a whole window when the answer is cancelled. Therefore a small
+        window is read first.
         """
         start, length = place.cut.at, max(0, now - place.cut.at)
         for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):

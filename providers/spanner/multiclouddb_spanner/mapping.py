@@ -66,7 +66,7 @@ class Changes(Sequence[Change]):
 
 @attrs.frozen
 class View:
-    """The properties that all events of one partition share.
+    """The properties that are the same for all events of one partition.
 
     Attributes:
         address: The table.
@@ -88,12 +88,12 @@ class View:
 
 
 def has_new(record: DataRecord) -> bool:
-    """Return True if a record contains the whole new rows, or is a delete, which has no new row."""
+    """Return True if a record contains the whole new rows, or is a delete, for which no new row exists."""
     return record.kind != "UPDATE" or record.capture in _WITH_ROW
 
 
 def has_old(record: DataRecord) -> bool:
-    """Return True if a record contains the whole old rows, or is an insert, which has no old row."""
+    """Return True if a record contains the whole old rows, or is an insert, for which no old row exists."""
     if record.kind == "UPDATE":
         return record.capture == "NEW_ROW_AND_OLD_VALUES"
     return record.kind == "INSERT" or record.capture in _WITH_OLD
@@ -120,7 +120,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
 
 
 def _first_of(changes: Sequence[Change], index: int) -> int:
-    """Return the first of these changes in the same record.
+    """Return the first of the changes that are in the same record as the given one.
 
     Earlier changes of the record may already have been delivered.
     """
@@ -182,7 +182,7 @@ def _mods(changes: Iterable[Change]) -> Iterator[tuple[DataRecord, Mod]]:
 def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
     """Return the ids and the order keys of changes.
 
-    Commit timestamp, transaction, record and place together identify a change.
+    Together, the commit timestamp, transaction, record and place identify a change.
     """
     ids, orders = [], []
     previous: DataRecord | None = None
@@ -198,7 +198,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
 
 
 def _moments(changes: Iterable[Change]) -> list[datetime]:
-    """Return the times of changes. The changes of a record share one object."""
+    """Return the times of changes. The changes of a record share one time object."""
     previous: int | None = None
     moments: list[datetime] = []
     for record, _ in changes:
@@ -212,7 +212,8 @@ def _moments(changes: Iterable[Change]) -> list[datetime]:
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # The events are made by column, with one call per event and no call for data that the request leaves out.
+    # The events are made column by column. Each event needs only one call, and data that the request leaves
+    # out needs no call.
     ids, orders = _names(changes)
     mods = list(_mods(changes))
     keys = [_key(mod, view, record.shape.python) for record, mod in mods]
@@ -295,7 +296,7 @@ class SpannerMapper(Mapper):
     """Maps the changes of one partition.
 
     Attributes:
-        view: The properties that all events of the partition share.
+        view: The properties that are the same for all events of the partition.
     """
 
     view: View

@@ -1,4 +1,7 @@
-"""Finds start positions for partitions that no parent has named: missed or left after expiry."""
+"""Finds start positions for partitions that no parent has named.
+
+These partitions were missed, or are left after others have expired.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ _MOST_ANCESTORS: Final = 10_000
 def seeds_of_missed(
     source: Source, missed: Sequence[str], at: int, since: int, deadline: Deadline, scope: CancelScope
 ) -> list[Seed]:
-    """Return where to start the partitions that an audit found, and their ancestors since the feed started.
+    """Return start positions for the partitions that an audit found, and for their ancestors.
 
-    If a parent had been read, it would have named the missed partitions. So their ancestors were missed as
-    well.
+    Only ancestors since the start of the feed are included. If a parent had been read, it would have named
+    the missed partitions. Therefore the ancestors of missed partitions were missed as well.
 
     Args:
         source: The change stream.
@@ -31,7 +34,7 @@ def seeds_of_missed(
         at: A time at which the partitions are alive.
         since: Changes older than this time are not needed.
         deadline: The time limit.
-        scope: Through it, another thread can cancel the call.
+        scope: An object through which another thread can cancel the call.
     """
     now = source.client.now(deadline, scope)
     bound = max(since, source.earliest(now, deadline, scope))
@@ -51,7 +54,7 @@ def seeds_of_missed(
 def _parents(
     source: Source, name: str, begin: int, deadline: Deadline, scope: CancelScope
 ) -> tuple[str, ...]:
-    """Return the parents of a partition, from the record of a partition that ended where it started.
+    """Return the parents of a partition, as named by a partition that ended when this partition started.
 
     The result is empty if this record has expired.
     """
@@ -79,17 +82,17 @@ def _parents(
 def oldest_left(
     source: Source, names: Sequence[str], now: int, deadline: Deadline, scope: CancelScope
 ) -> list[Seed]:
-    """Return the positions from which partitions with expired positions can be read again.
+    """Return the positions from which partitions can be read again after their positions have expired.
 
     Args:
         source: The change stream.
         names: The partitions.
         now: The service's time.
         deadline: The time limit.
-        scope: Through it, another thread can cancel the call.
+        scope: An object through which another thread can cancel the call.
     """
     earliest, alive = source.oldest(now, deadline, scope)
-    # Later changes that expire before they are read form a new gap, which is reported.
+    # If later changes expire before they are read, this is a new gap, which is reported.
     start = cursor_of(Place.at(earliest))
     seeds = {name: Seed(name, (), start) for name in names if name in alive}
     gone = False

@@ -2,7 +2,7 @@
 
     [at]                    at a commit timestamp, before its changes
     [at, {name: mark}]      the same, after some of its changes (`multiclouddb_spi.cut`)
-    [at, since]             at a moment `at`; changes committed before `since` are not wanted
+    [at, since]             at the time `at`; changes committed before `since` are not wanted
 
 `at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps. The changes
 at one commit timestamp are identified by their transaction. The mark consists of the sequence of a record and
@@ -62,7 +62,7 @@ class Place:
 
     @property
     def first(self) -> int:
-        """Return a time; no change after this position was committed earlier."""
+        """Return a lower limit for the commit times of the changes after this position."""
         return max(self.cut.at, self.since)
 
 
@@ -72,7 +72,7 @@ def cursor_of(place: Place) -> Cursor:
 
 
 def place_of(cursor: Cursor) -> Place:
-    """Return the position from its stored form; the inverse of `cursor_of`.
+    """Convert a stored position to a `Place`; the inverse of `cursor_of`.
 
     Raises:
         InvalidCursor: Raised if the cursor is not a position in a change stream.
@@ -98,7 +98,7 @@ def _is_mark(mark: tuple[str | int, ...]) -> bool:
 def compare(a: Place, b: Place) -> int | None:
     """Return -1, 0 or 1 for two positions in one partition.
 
-    None within a commit if neither position covers the other.
+    Return None if both positions lie within the same commit and neither of them covers the other.
     """
     return _from(a).compare(_from(b))
 
@@ -114,16 +114,16 @@ def describe(place: Place) -> Position:
 
 @lru_cache(maxsize=1024)
 def _described(at: int, *, is_inside: bool) -> Position:
-    # Each page asks for the time of each partition, and most partitions have not moved.
+    # Each page requests the time of each partition, and the positions of most partitions have not moved.
     rest = ", after a part of what was committed then" if is_inside else ""
     return Position(f"commit timestamp {text_at(at)}{rest}", moment_of(at))
 
 
 def ordered(sequence: str) -> str:
-    """Return a record sequence as a text that sorts like the number.
+    """Convert the sequence of a record to a text that sorts like the number.
 
-    The service writes eight digits. A longer number gets a letter in front, because letters sort after
-    digits, and the letter grows with the number of digits.
+    The service writes eight digits. A longer number is prefixed with a letter, because letters sort after
+    digits. The more digits a number has, the later its letter is in the alphabet.
     """
     more = len(sequence) - _SEQUENCE_DIGITS
     if more <= 0:

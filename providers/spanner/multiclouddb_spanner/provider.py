@@ -1,4 +1,4 @@
-"""The provider `spanner`, for feeds that read the change streams of Cloud Spanner."""
+"""The provider `spanner`, whose feeds read the change streams of Cloud Spanner."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
 
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
 _NO_WIDER: Final = "read each table with EntireCollection(); one change stream may watch all of them"
-# The number of answers that may stay open between two reads, besides those in flight. A connection carries a
-# hundred streams.
+# The number of answers that may stay open between two reads. Running calls are not included. A connection
+# carries a hundred streams.
 _KEPT_ANSWERS: Final = 32
 
 CAPABILITIES: Final = CapabilitySet(
@@ -112,7 +112,7 @@ class SpannerProvider(Provider):
         return SpannerFeed(source, spec)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the tables of a database, or of all databases of the instance: see `SupportsCollections`."""
+        """Return the tables of a database, or of all databases (see `SupportsCollections`)."""
         names = self._database_names(deadline) if database is None else [database]
         return [
             ResourceAddress(name, table)
@@ -163,7 +163,7 @@ class SpannerProvider(Provider):
 
 
 class SpannerPlugin(ProviderPlugin):
-    """The plugin to which the provider's entry point refers."""
+    """The plugin that the provider's entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 

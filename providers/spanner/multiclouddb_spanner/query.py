@@ -15,7 +15,8 @@ from multiclouddb_spi import Deadline, collector_paused
 
 __all__ = ["Window", "begin_query", "list_partitions"]
 
-# The interval of the service's heartbeats. Windows end by themselves, so heartbeats are rarely needed.
+# The interval of the service's heartbeats. Windows end by themselves, so the provider rarely needs
+# heartbeats.
 _HEARTBEAT_MS: Final = "60000"
 
 
@@ -37,7 +38,7 @@ def begin_query(
         start: The time from which to read.
         end: The time up to which to read.
         deadline: The time at which gRPC ends the call.
-        scope: Through it, another thread can cancel the call.
+        scope: An object through which another thread can cancel the call.
     """
     values = [
         Parameter(TIMESTAMP, text_at(start)),
@@ -63,8 +64,8 @@ def list_partitions(
     """Return the tokens of the partitions that are alive at a given time.
 
     Raises:
-        Exception: The error that gRPC raised; `is_past` is True if the stream no longer keeps changes of that
-            time.
+        Exception: The error that gRPC raised. `is_past` returns True for this error if the stream no longer
+        keeps changes of that time.
     """
     answer = begin_query(client, info, None, at, None, deadline, scope)
     shapes = Shapes()
@@ -77,7 +78,7 @@ def list_partitions(
 
 
 def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:
-    """Return the items of one message. None of their many objects can be garbage yet."""
+    """Return the items of one message. Parsing makes many objects, none of which can be garbage yet."""
     with collector_paused():
         return list(parse_rows(rows, table, shapes))
 
@@ -90,8 +91,8 @@ class Window:
         table: The table whose changes are requested.
         shapes: The columns of the feed's records, with their converters.
         end: All changes up to this time are returned.
-        waits: The number of seconds that this time was ahead of the clock; 0.0 if it had passed.
-        current: True if this time is the answer that the service's clock gave for this read.
+        waits: The number of seconds by which `end` was ahead of the clock; 0.0 if `end` had passed.
+        current: True if `end` is the time that the service's clock returned for this read.
     """
 
     def __init__(
@@ -118,5 +119,5 @@ class Window:
         return next(self._messages, None)
 
     def cancel(self) -> None:
-        """End the call. A second call does nothing."""
+        """End the query. Calling this method again does nothing."""
         self._answer.cancel()

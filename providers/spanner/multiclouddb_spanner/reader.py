@@ -32,14 +32,15 @@ __all__ = ["SpannerReader"]
 
 _SECOND: Final = 1_000_000
 _WAIT: Final = 5 * _SECOND
-# How much of the past one query reads. Work is wasted if the service evaluates data that nobody reads.
+# The length of the past period that one query reads. If the service evaluates data that nobody reads, its
+# work is wasted.
 _SPAN: Final = 3600 * _SECOND
 _LEAST_SPAN: Final = _SECOND
 _MOST_SPAN: Final = 24 * 3600 * _SECOND
 _FEW: Final = 256
 _SPARE_SECONDS: Final = 0.25
-# Otherwise each small page of one partition would query all other partitions again. Therefore an idle
-# partition pauses for ten times the duration of its query.
+# An idle partition pauses for ten times the duration of its query. Otherwise each small page of one partition
+# would query all other partitions again.
 _LEAST_PAUSE: Final = 0.05
 _MOST_PAUSE: Final = 1.0
 _REST: Final = 10
@@ -50,7 +51,7 @@ class SpannerReader(Reader):
 
     Args:
         source: The objects that all readers of the feed share.
-        view: The properties that all events of the partition share.
+        view: The properties that are the same for all events of the partition.
         token: The partition.
         place: The position from which to read.
         until: The position after which to stop, or None.
@@ -78,7 +79,7 @@ class SpannerReader(Reader):
         self._window: Window | None = None
         self._kept = False
         # The state of the window: its start, the items that were received but not yet taken, and the number
-        # of changes that were taken from the first of them.
+        # of changes that were taken from the first of these items.
         self._from = place
         self._items: deque[Item] = deque()
         self._used = 0
@@ -134,7 +135,7 @@ class SpannerReader(Reader):
     # -- Windows
 
     def _check_window(self, wait: float, deadline: Deadline) -> None:
-        """End a window that this fetch cannot continue because it may last longer than the fetch."""
+        """End a window that may last longer than this fetch, because the fetch cannot continue it."""
         window = self._window
         if window is None:
             return
@@ -144,7 +145,7 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _end_window(self) -> None:
-        """End the window. Changes that were not taken are requested again later."""
+        """End the window. The changes that were not taken are requested again later."""
         window, self._window = self._window, None
         if window is not None:
             window.cancel()
@@ -156,7 +157,7 @@ class SpannerReader(Reader):
         self._used = 0
 
     def _keep_window(self) -> None:
-        """Keep a window with more changes open if a slot is free."""
+        """If a slot is free, keep a window open that contains more changes."""
         if self._window is None or self._kept:
             return
         self._kept = self._source.slots.take()
@@ -195,7 +196,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes. Return their size, and whether none is left."""
+        """Take the available changes. Return their size, and True if no change is left."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -212,7 +213,7 @@ class SpannerReader(Reader):
     def _take(
         self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
     ) -> int:
-        """Take as many of the received changes as there is room for; return their size."""
+        """Take as many of the received changes as the limits allow. Return the size of these changes."""
         nbytes = 0
         while self._items:
             item = self._items[0]
@@ -250,7 +251,7 @@ class SpannerReader(Reader):
         return nbytes
 
     def _move(self, taken: list[Change], begin: Place, at: int) -> None:
-        """Move the position to a time, because everything before that time was sent."""
+        """Move the position to a time, because all changes before that time were sent."""
         if not taken and self._place.cut.at < at:
             self._place = Place.at(at, self._since)
 
@@ -303,7 +304,7 @@ class SpannerReader(Reader):
         )
 
     def _checked(self, record: DataRecord, deadline: Deadline) -> DataRecord:
-        """Return a record that knows whether the stream watched all columns, if its rows are wanted."""
+        """If rows are wanted, add to the record whether the stream watched all columns."""
         view, shape = self._view, record.shape
         wanted = view.whole and (view.with_new or view.with_old) and (has_new(record) or has_old(record))
         if not (wanted and shape.whole) or self._source.watched_whole(record, deadline, self._scope):
@@ -319,7 +320,7 @@ class SpannerReader(Reader):
             self._place, self._outcome = self._bound, Reached()
             return None
         if children:
-            # The position stays: reading from it again gives the same children.
+            # The position does not move. If it is read again, the service names the same children again.
             self._outcome = Drained(children)
             return None
         if self._place.cut.at <= window.end:
@@ -360,7 +361,7 @@ def _from(place: Place) -> Cut:
 
 
 def _last_of(until: Cut) -> int:
-    """Return the last time with changes before a bound."""
+    """Return the latest time that can have changes before a bound."""
     return until.at if until.delivered else until.at - 1
 
 

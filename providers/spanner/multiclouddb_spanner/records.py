@@ -108,7 +108,7 @@ class DataRecord:
 
 @attrs.frozen
 class Heartbeat:
-    """A record which says that all changes up to a given time were sent.
+    """A record that confirms that all changes up to a given time were sent.
 
     Attributes:
         at: The given time, in microseconds since 1970.
@@ -119,7 +119,7 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """A record which says that the partition ends and is followed by these partitions.
+    """A record for the end of the partition. It names the partitions that follow.
 
     Attributes:
         at: The time at which the children start, in microseconds since 1970.
@@ -196,18 +196,18 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
 
 
 def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
-    """Return the undecoded rows of a query's answer, message by message.
+    """Return the rows of a query's answer without decoding them, message by message.
 
     Args:
         messages: The answer.
-        columns: The number of columns of a row.
+        columns: The number of columns in a row.
     """
     for values in values_of(messages, columns):
         yield [values[at : at + columns] for at in range(0, len(values), columns)]
 
 
 def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[list[Any]]:
-    """Return the undecoded values of whole rows, row after row, message by message.
+    """Return the values of whole rows without decoding them, row after row, message by message.
 
     A value that is divided at the end of a message continues at the beginning of the next.
 
@@ -235,7 +235,8 @@ def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[li
 def _merged(first: Any, second: Any) -> Any:
     """Join two texts, or two lists.
 
-    If lists are joined, the last element of one and the first element of the other are joined too.
+    If lists are joined, the last element of the first list and the first element of the second list are also
+    joined.
     """
     made = type(first)()
     if first.HasField("string_value"):
@@ -254,7 +255,7 @@ def _is_mergeable(first: Any, second: Any) -> bool:
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:
-    """Return the items in the rows of a change stream, without the changes of other tables.
+    """Return the items in the rows of a change stream, except changes of other tables.
 
     Args:
         rows: The rows of the answer; each has one column.

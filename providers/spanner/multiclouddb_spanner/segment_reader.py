@@ -44,7 +44,7 @@ Row: TypeAlias = Sequence[Any]
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Some rows. Their values are in one list, row after row, because a list for each row takes longer.
+    """Some rows. Their values are in one list, row after row, because separate lists would take longer.
 
     Attributes:
         values: Values of protobuf.
@@ -131,8 +131,8 @@ class _Mapper(Mapper):
     """Maps rows that were read as of the same time.
 
     Attributes:
-        view: The properties that all events of the segment share.
-        span: The segment. Its `after` has no meaning here.
+        view: The properties that are the same for all events of the segment.
+        span: The segment. The value of its `after` is not used here.
         columns: The columns of the rows.
     """
 
@@ -194,9 +194,9 @@ class SegmentReader(Reader):
     """Reads one segment forward with one read of its key range, which stays open between fetches.
 
     Args:
-        scans: The scans of the feed, which share information about the table.
-        view: The properties that all events of the segment share.
-        span: The segment, and the start position in it.
+        scans: The information about the table that the scans of the feed share.
+        view: The properties that are the same for all events of the segment.
+        span: The segment, with the position in it at which to start.
     """
 
     def __init__(self, scans: Scans, view: View, span: Span) -> None:
@@ -239,7 +239,8 @@ class SegmentReader(Reader):
             if not taken and not is_lost_version(error):
                 raise
             if not taken:
-                # Use another time. The stream also delivers the changes since the snapshot.
+                # Read at a later time. This is correct, because the stream also delivers the changes since
+                # the snapshot.
                 later = self._source.client.now(deadline, self._scope)
                 self._span = attrs.evolve(self._span, at=later)
         self._keep_answer()
@@ -259,8 +260,8 @@ class SegmentReader(Reader):
     def _look_at(self, *, whole: bool) -> None:
         """Check the stream.
 
-        If the stream does not watch all columns, its events contain no rows, and the rows of a scan contain
-        none either.
+        If the stream does not watch all columns, its events contain no rows. In that case the events of a
+        scan contain no rows either.
         """
         if whole != self._view.whole:
             self._end_answer()
@@ -296,14 +297,14 @@ class SegmentReader(Reader):
             self._source.slots.give()
 
     def _keep_answer(self) -> None:
-        """Keep an answer with more rows open, if a slot is free. The received rows are kept in any case."""
+        """If a slot is free, keep an answer with more rows open. The received rows are kept in any case."""
         if self._answer is not None and not self._kept:
             self._kept = self._source.slots.take()
             if not self._kept:
                 self._end_answer()
 
     def _take(self, taken: list[Any], max_records: int, max_bytes: int, deadline: Deadline) -> int:
-        """Take the values of as many rows as there is room for. Return their size."""
+        """Take the values of as many rows as the limits allow. Return the size of these values."""
         nbytes = number = 0
         while True:
             left = len(self._rows) - self._used

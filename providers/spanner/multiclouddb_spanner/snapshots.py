@@ -7,12 +7,13 @@ changes since T, so nothing is lost.
 
 A segment is a range of the primary key, in the order of the table. The first segment begins before every key,
 the last segment ends after every key, and each other segment begins where the previous one ends. The service
-does all comparisons for a range: keys of several columns, of any type, with NULL, and in descending order.
+makes all comparisons of keys. Therefore keys can have several columns, any types, NULL values and descending
+order.
 
 The cursor of a plan is `[plan id, T, number of the next segment, read after, [end of each segment]]`; the
 cursor of a segment is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is
-how much later than T the rows are read. Bounds are keys as JSON text, or "" for no bound. The end is
-included.
+the time from T to the time at which the rows are read. Bounds are keys as JSON text, or "" for no bound. The
+end is included.
 """
 
 from __future__ import annotations
@@ -59,15 +60,16 @@ _MOST: Final = 2**62
 _KEPT_SECONDS: Final = 0.5
 _LATELY_SECONDS: Final = 5.0
 _MOST_KNOWN: Final = 64
-# The distance from the edge of the stream's retention at which the stream's identity is checked.
+# The distance from the edge of the stream's retention at which it is checked whether the stream is still the
+# same.
 _MARGIN: Final = 120 * _SECOND
 
 
 def floor_of(at: int) -> str:
     """Return the `order_key` of rows at a given time.
 
-    This floor is greater than the `order_key` of every change up to this time, and less than that of every
-    later change.
+    This floor is greater than the `order_key` of every change up to this time, and less than the `order_key`
+    of every later change.
     """
     return f"{text_at(at)}|~"
 
@@ -105,7 +107,7 @@ def is_segment(cursor: Cursor) -> bool:
 
 
 def span_of(cursor: Cursor) -> Span:
-    """Return the segment from its stored form; the inverse of `Span.cursor`.
+    """Convert a stored position to a `Span`; the inverse of `Span.cursor`.
 
     Raises:
         InvalidCursor: Raised if the cursor does not belong to a segment.
@@ -128,7 +130,7 @@ def _is_key(text: str) -> bool:
 
 
 class Scans:
-    """Contains recent information about the table, which the scans of one feed share.
+    """Contains the recent information about the table that the scans of one feed share.
 
     Args:
         source: The table and its change stream.
@@ -147,15 +149,16 @@ class Scans:
     ) -> ChangeStreamInfo:
         """Check that the table and the change stream are still those of a snapshot.
 
-        A result that is half a second old is accepted.
+        A result that is up to half a second old is accepted.
 
-        Old rows of a dropped table can still be read, so reading does not show that the table was dropped.
+        Old rows of a dropped table can still be read, so a successful read does not prove that the table
+        exists.
 
         Args:
             began: The time of the snapshot.
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
-            lately: True to accept a result that is five seconds old.
+            scope: An object through which another thread can cancel the call.
+            lately: True to accept a result that is up to five seconds old.
 
         Raises:
             ProviderFault: Raised if the table or the stream was dropped or recreated, or the stream no longer
@@ -199,7 +202,7 @@ class Scans:
             at: The given time, in microseconds since 1970.
             whole: False to return only the key columns.
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
         """
         info = self.source.info
         if not whole:
@@ -227,9 +230,10 @@ def plan_scan(
         seeds: The start of the stream, from `Feed.start` with `Now()`.
         segments: The number of segments that the application requests, or None.
         deadline: The time limit.
-        scope: Through it, another thread can cancel the call.
+        scope: An object through which another thread can cancel the call.
     """
-    # `Now()` is directly after the time that was read, so the rows of that time and the stream meet there.
+    # `Now()` is directly after the time that was read. Therefore the stream starts exactly where the rows of
+    # that time end.
     began, source = place_of(seeds[0].cursor).first - 1, scans.source
     scans.check(began, deadline, scope)
     bounds, records = bounds_of(source.client, source.info, began, segments, deadline, scope)

@@ -30,13 +30,13 @@ from multiclouddb_spi import Deadline, ProviderFault, Reader
 __all__ = ["Slots", "Source"]
 
 _SECOND = 1_000_000
-# The permitted difference between the oldest readable time and now minus the retention period.
+# The permitted difference between the oldest readable time and the current time minus the retention period.
 _SLACK = 60 * _SECOND
-# The minimum distance between a start at the oldest change and the edge of retention. The edge moves while
-# the partitions are read for the first time, so the distance is also at least twice the time that the call
-# may take.
+# The minimum distance between a start at the oldest change and the edge of retention. The edge advances until
+# all partitions have been read for the first time. Therefore the distance is also at least twice the time
+# that the call may take.
 _MARGIN = 60 * _SECOND
-# How often the service is asked whether the stream still watches the table.
+# How often the provider asks the service whether the stream still watches the table.
 _CHECK_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 
@@ -44,8 +44,8 @@ _LOOK_SECONDS = 0.1
 class Slots:
     """Limits the number of answers that stay open between two reads.
 
-    Each open answer occupies a stream of the gRPC connection. A gRPC connection carries a hundred streams at
-    a time. The next stream would have to wait until another one ends.
+    Each open answer occupies a stream of the gRPC connection. A gRPC connection carries at most a hundred
+    streams at a time. Any further stream would have to wait until one of them ends.
 
     Args:
         most: The maximum number of open answers.
@@ -64,7 +64,7 @@ class Slots:
 
 
 class Source:
-    """One change stream, and the table whose changes are read from it.
+    """One change stream, and the table whose changes are read from the stream.
 
     Args:
         client: The database.
@@ -102,7 +102,7 @@ class Source:
             start: The time from which to read.
             end: The time up to which to read.
             deadline: The time at which gRPC ends the call.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
             waits: As in `Window`.
             current: As in `Window`.
         """
@@ -115,7 +115,7 @@ class Source:
         Args:
             now: The service's time.
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
         """
         bound = now - self.info.retention * _SECOND
         try:
@@ -131,12 +131,12 @@ class Source:
         """Return the oldest time at which a start can read every partition, and the partitions alive then.
 
         If retention determines this time, a margin is added, because the edge of retention moves. If the
-        creation of the stream determines it, nothing is left out.
+        creation of the stream determines this time, no margin is added, and no change is left out.
 
         Args:
             now: The service's time.
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
         """
         kept = self.info.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
@@ -147,7 +147,7 @@ class Source:
             except Exception as error:
                 if not is_past(error) or deadline.passed():
                     raise
-                # The retention period was made shorter.
+                # The retention period has been shortened.
                 named = earliest_of(error)
                 at = (at if named is None else micros_of(named, up=True)) + margin
 
@@ -167,8 +167,8 @@ class Source:
     def is_recreated(self, earliest: int, now: int) -> bool:
         """Return True if a position before the oldest time belongs to an earlier stream with the same name.
 
-        Normally, the oldest time is the current time minus the retention period. If it is later, the stream
-        was created at that time.
+        Normally, the oldest time is the current time minus the retention period. If the oldest time is later,
+        the stream was created at the oldest time.
         """
         return earliest > now - self.info.retention * _SECOND + _SLACK
 
@@ -179,14 +179,14 @@ class Source:
 
         The end of an open partition is the current time. Return None for a partition of another stream.
 
-        The service reports start and end if a partition is read at a time outside its lifetime. If the
-        service does not report them, the start is searched for within the retention of the stream.
+        If a partition is read at a time outside its lifetime, the service normally reports its start and end.
+        Otherwise this method searches for the start within the retention of the stream.
 
         Args:
             token: The partition.
             now: The service's time.
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
             alive_at: A time at which the partition was alive, or None. If the service does not report the
                 end of a partition, this time is returned as its end.
         """
@@ -232,9 +232,9 @@ class Source:
     def watched_whole(self, record: DataRecord, deadline: Deadline, scope: CancelScope) -> bool:
         """Return True if the stream watched all columns when a record was written.
 
-        The stream may be altered at any time, also to and fro. Therefore the service is asked for the schema
+        The stream may be altered at any time, also back and forth. Therefore the method requests the schema
         as of the commit timestamp, once for each set of columns. If the database no longer keeps the schema
-        of that time, the present schema decides.
+        of that time, the method uses the present schema.
         """
         shape = record.shape
         whole = self._whole.get(shape)
@@ -262,10 +262,10 @@ class Source:
     def check_watched(self, deadline: Deadline, scope: CancelScope) -> None:
         """Check, once a minute, that the stream still watches the table.
 
-        Otherwise the feed of a table that the stream no longer watches would look idle for ever.
+        Without this check, the feed of a table that the stream no longer watches would look idle forever.
 
         Raises:
-            ProviderFault: `NOT_FOUND` with a message that names the statement to run.
+            ProviderFault: `NOT_FOUND` with a message that contains the statement to run.
         """
         now = time.monotonic()
         if now - self._watched_at < _CHECK_SECONDS or not self._checking.acquire(blocking=False):
@@ -287,13 +287,13 @@ class Source:
     def translated(
         self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, token: str | None = None
     ) -> ProviderFault | None:
-        """Return the fault for an error of a read, or None if `classify` knows the meaning of the error.
+        """Return the fault for an error of a read, or None if `classify` can determine its meaning.
 
         Args:
             error: The error that gRPC raised.
             at: The time at which the read started.
             deadline: The time limit.
-            scope: Through it, another thread can cancel the call.
+            scope: An object through which another thread can cancel the call.
             token: The partition that the position belongs to; None for a start.
         """
         name = self.info.stream
@@ -323,7 +323,7 @@ class Source:
         self, error: Exception, at: int, deadline: Deadline, scope: CancelScope, *, resumes: bool
     ) -> ProviderFault:
         name = self.info.stream
-        # The period may have been changed since the stream was found.
+        # The retention period may have changed since the stream was found.
         self.info = attrs.evolve(self.info, retention=retention_of(self.client, self.info, deadline, scope))
         now = self.client.now(deadline, scope)
         named = earliest_of(error)

@@ -1,4 +1,4 @@
-"""Makes the DDL statements that messages name; pure."""
+"""Makes the DDL statements that messages contain. The functions are pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _UNQUOTED: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 
 
 def quoted(name: str, *, postgres: bool) -> str:
-    """Return a name as a statement contains it; the PostgreSQL dialect changes unquoted names to lower case.
+    """Return a name in the form for a statement.
+
+    The PostgreSQL dialect converts unquoted names to lower case, so it needs quotes.
 
     Args:
         name: The name of a change stream or table, with its schema if it has one.
@@ -31,7 +33,7 @@ def how_to_create(table: str, *, postgres: bool) -> str:
 
 
 def how_to_alter(stream: str, *, postgres: bool) -> str:
-    """Return the statement that makes a change stream contain whole rows."""
+    """Return the statement that makes a change stream record whole rows."""
     word = "SET" if postgres else "SET OPTIONS"
     return f"ALTER CHANGE STREAM {quoted(stream, postgres=postgres)} {word} {_WHOLE_ROWS}"
 

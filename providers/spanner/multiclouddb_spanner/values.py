@@ -1,9 +1,9 @@
 """Converts Spanner's values to Python values and to the library's JSON. The functions are pure.
 
-In a change record, a value is JSON in the service's own format: INT64 and NUMERIC are texts, BYTES is base64,
-and JSON is a text that must be parsed again. In Python these values are `int`, `Decimal`, `bytes` and so on.
-TIMESTAMP, DATE and INTERVAL stay texts, because a timestamp has nine decimal digits and a datetime has only
-six.
+In a change record, a value is JSON in the service's own format: INT64 and NUMERIC values are texts, BYTES
+values are base64, and JSON values are texts that must be parsed again. In Python these values are `int`,
+`Decimal`, `bytes` and so on. TIMESTAMP, DATE and INTERVAL stay texts, because a timestamp has nine decimal
+digits and a datetime has only six.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_DIGITS: Final = 150_000  # a numeric of PostgreSQL may have 147,455 digits
 
 
 def converter(kind: Mapping[str, Any]) -> Converter | None:
-    """Return a function that converts a column's value to a Python value, or None if this is not needed.
+    """Return a function that converts a column's value to a Python value, or None if no conversion is needed.
 
     Args:
         kind: The column's type, in the form of the record: `{"code": "ARRAY", "array_element_type": {…}}`.
@@ -64,9 +64,10 @@ def _each(element: Converter) -> Converter:
 
 
 def _is_null(value: Any, element: Converter) -> bool:
-    """Return True for a null.
+    """Return True if a value is null.
 
-    The emulator writes a null inside an array as the text NULL, which is not a value of these types.
+    The emulator writes a null within an array as the text NULL. This text is not a value of any of these
+    types.
     """
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 
@@ -78,14 +79,14 @@ def _integer(raw: Any) -> int:
 
 
 def integers(texts: Sequence[str]) -> list[int]:
-    """Convert a column of INT64 without nulls."""
+    """Convert an INT64 column that contains no nulls."""
     if max(map(len, texts), default=0) > _MOST_INTEGER:
         raise TypeError("not an integer's text")
     return list(map(int, texts))
 
 
 def _float(raw: Any) -> float:
-    # NaN and the infinities are sent as texts.
+    # The service sends NaN and the infinities as texts.
     if type(raw) is bool or not isinstance(raw, int | float | str):
         raise TypeError("not a number")
     return float(raw)
@@ -134,7 +135,7 @@ _PYTHON: Final[Mapping[str, Converter | None]] = {
 
 def _json_float(raw: Any) -> JsonValue:
     number = _float(raw)
-    # The difference is 0 only if the value is finite.
+    # A value minus itself is 0 only if the value is finite.
     if number - number == 0:
         return number
     value: JsonValue = orjson.loads(encode_json(number))

@@ -1,4 +1,4 @@
-"""Provides emulators for the tests of this provider, shared by the tests of a worker."""
+"""Provides emulators for the tests of this provider. All tests of a worker share them."""
 
 import os
 
@@ -19,7 +19,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect tests that need Google's emulator if it is not installed. No package registry offers it.
+    """Deselect tests that need Google's emulator if it is not installed.
 
     If CI is set, the emulator must be available; otherwise these tests fail.
     """

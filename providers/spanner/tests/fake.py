@@ -24,7 +24,7 @@ ORIGIN = 1_700_000_000_000_000
 
 
 def record(at, transaction, sequence, mods, *, kind="INSERT", capture="NEW_ROW", shape=SHAPE):
-    """Make a record whose changes have keys that show their position."""
+    """Make a record. The key of each change shows the position of the change."""
     at += ORIGIN
     made = [Mod(f'{{"id":"{at}-{transaction}-{sequence}-{nth}"}}', '{"n":"1"}', "{}") for nth in range(mods)]
     text = text_at(at)
@@ -35,7 +35,7 @@ def record(at, transaction, sequence, mods, *, kind="INSERT", capture="NEW_ROW",
 
 @attrs.define
 class FakeClock:
-    """The service's clock, which the test sets."""
+    """The service's clock, whose time the test sets."""
 
     time: int = 0
 

@@ -14,7 +14,7 @@ from multiclouddb_spanner.provider import CAPABILITIES, PLUGIN
 
 from .servers.emulator import HASTY, RESTLESS, STILL, shared
 
-# Maps each field to the type of its column. All other fields of a document are in a separate column.
+# Maps each field to the type of its column. All other fields of a document share one further column.
 COLUMNS = {
     "n": "INT64", "number": "INT64", "probe": "INT64", "kept": "STRING(MAX)", "text": "STRING(MAX)",
     "list": "JSON", "added": "JSON", "of_bool": "BOOL", "of_bytes": "BYTES(MAX)", "of_decimal": "NUMERIC",
@@ -32,12 +32,12 @@ def columns_of(fields):
 
 
 def plain(value):
-    """Return a number in Spanner's form, because Spanner returns 1.50 as 1.5."""
+    """Return a number in the form that Spanner returns: 1.50 becomes 1.5."""
     return value.normalize() if isinstance(value, Decimal) else value
 
 
 def native(name, value):
-    """Return a value as the vendor's library writes it."""
+    """Return a value in the form in which the vendor's library writes it."""
     if value is not None and COLUMNS.get(name) == "JSON":
         return json.dumps(value)
     return base64.b64encode(value) if isinstance(value, bytes) else value
@@ -46,7 +46,7 @@ def native(name, value):
 class SpannerHarness(Harness):
     """A harness with Google's emulator.
 
-    The tests of a worker share it, but each test has its own database.
+    The tests of a worker share the emulator, but each test has its own database.
     """
 
     capabilities = CAPABILITIES
@@ -108,7 +108,7 @@ class RestlessHarness(SpannerHarness):
     """A harness with the emulator's default settings: partitions live for 20 to 40 seconds."""
 
     flags = RESTLESS
-    can_still = can_key_order = False  # the changes of a key go to any partition
+    can_still = can_key_order = False  # the changes of a key can go to any partition
 
 
 class HastyHarness(SpannerHarness):

@@ -1,10 +1,10 @@
-"""Runs a consumer that reads a few pages in each of many processes.
+"""Runs a consumer in many processes, each of which reads a few pages.
 
     python lives.py URL DATABASE TABLE FOLDER PAGES SIZE
 
 The program forks a process for each run of the consumer. A run continues from the token in FOLDER, appends
-what it reads to FOLDER/events, and then stores its token. The program ends when FOLDER/stop exists and a run
-was idle.
+what it reads to FOLDER/events, and then stores its token. The program ends after an idle run, if FOLDER/stop
+exists.
 """
 
 import json
@@ -17,7 +17,7 @@ from multiclouddb_spanner.provider import PLUGIN  # noqa: F401 - so that no life
 
 
 def live(url, address, folder, pages, size):
-    """Run the consumer once. Return 0 if it was idle at its end."""
+    """Run the consumer once. Return 0 if the consumer was idle at the end."""
     position, idle = folder / "token", False
     start = FromContinuationToken(position.read_text()) if position.exists() else Beginning()
     with connect(url) as client, (folder / "events").open("a") as out:

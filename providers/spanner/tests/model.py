@@ -1,6 +1,6 @@
 """A change stream service in memory that answers the provider's calls.
 
-The model is written only from the service's documented rules. The model has no running clock: its time
+The model is based only on the service's documented rules. The model's clock does not run by itself. Its time
 moves when the script says so, and at each request for the time. Random numbers decide what the service does
 not specify: where an answer is cut, the order of transactions with one commit timestamp, the time of a
 heartbeat, how often children are named, and which call fails.
@@ -52,7 +52,7 @@ class WireError(grpc.RpcError):
 
 @attrs.frozen
 class Change:
-    """One changed row that the script has committed."""
+    """The change of one row, which the script has committed."""
 
     at: int
     transaction: str
@@ -69,7 +69,7 @@ class Change:
 
 @attrs.define
 class Partition:
-    """One partition: its slots of keys, its lifetime, and its records."""
+    """One partition, with its slots of keys, its lifetime, and its records."""
 
     token: str
     start: int
@@ -116,7 +116,7 @@ class Model:
         for share in shares:
             self._add(ORIGIN, share, ())
 
-    # -- Actions of the script
+    # -- The script's actions
 
     def commit(self, *steps):
         """Commit some transactions, often with one commit timestamp.
@@ -238,7 +238,7 @@ class Model:
     def _reach(self, at):
         """Wait until the model's time reaches the end of a read.
 
-        After this, no change is committed at or before that time.
+        After this wait, no change can be committed at or before that time.
         """
         self.now = max(self.now, at)
         self.read = max(self.read, at)
@@ -256,7 +256,8 @@ class Model:
         return found
 
     def _heartbeats(self, start, last):
-        """Return heartbeats. They may be late, which means older than records that were already sent."""
+        """Return heartbeats. They may be late: their times may be earlier than those of records that were
+        already sent."""
         if last < start or self.dice.random() < 0.6:
             return []
         moments = [self.dice.choice([last, start, self.dice.randint(start, last)]) for _ in range(2)]
@@ -340,7 +341,7 @@ def to_value(value):
 
 
 def halved(value, dice):
-    """Divide a value into two parts that a client joins by the protocol's rules for chunks."""
+    """Divide a value into two parts. A client joins them by the protocol's rules for chunks."""
     if value.HasField("string_value"):
         at = dice.randint(0, len(value.string_value))
         return Value(string_value=value.string_value[:at]), Value(string_value=value.string_value[at:])
@@ -382,7 +383,7 @@ class Answer:
 
 
 class Made:
-    """A gRPC call with one answer."""
+    """A gRPC call that has a single answer."""
 
     def __init__(self, value):
         self._value = value
@@ -450,6 +451,6 @@ class ModelPlugin(SpannerPlugin):
         self.model = model
 
     def open(self, config, native_client, observer):
-        """Open a client of the provider. Attempts follow each other without pauses."""
+        """Open a client of the provider. The client repeats failed attempts without a pause."""
         provider = ModelProvider(self.model, SpannerConfig.from_client(config))
         return Engine(provider, config, observer, pause=lambda seconds: None)

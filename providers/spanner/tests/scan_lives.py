@@ -2,8 +2,9 @@
 
     python scan_lives.py URL DATABASE TABLE ORDER
 
-The program merges rows and changes by key and `order_key`. The program prints "scanned" when the scan is
-over, and continues until it is told to stop and is idle. Then it prints the number of processes and the rows.
+The program merges rows and changes by key and `order_key`. When the scan is over, the program prints
+"scanned". After the program has been told to stop, it continues until it is idle. Then it prints the number
+of processes and the rows.
 """
 
 import json
@@ -28,7 +29,7 @@ from multiclouddb_spanner.provider import PLUGIN  # noqa: F401 - so that no life
 
 
 def live(url, address, order, state):
-    """Run the consumer once: read a page of one row during the scan, and larger pages after it."""
+    """Run the consumer once: read a page of one row during the scan, and a larger page after the scan."""
     token, sink, scanned = pickle.loads(state.read_bytes()) if state.exists() else (None, Sink(), False)
     start = Snapshot(SnapshotOrder(order), segments=3) if token is None else FromContinuationToken(token)
     with connect(url) as client:

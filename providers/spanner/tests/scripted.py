@@ -1,4 +1,4 @@
-"""Provides the scripted server for the tests of this provider: a database, and failures on the network."""
+"""Provides the scripted server for the tests of this provider, with a database and network failures."""
 
 import base64
 import itertools
@@ -33,7 +33,7 @@ COUNTER = itertools.count()
 
 
 def wire(name, value):
-    """Return a value in the form of the protocol."""
+    """Return a value in the form that the protocol uses."""
     if value is None or isinstance(value, bool):
         return value
     if COLUMNS.get(name) == "JSON":
@@ -85,7 +85,7 @@ class ScriptedHarness(Harness):
     rounding = timedelta(microseconds=1)
     can_read_past_trim = False  # a position before the earliest timestamp is always refused
     can_keys_only = can_notices = can_other_options = can_secrets = False
-    can_late_children = False  # a partition ends only when its children are named
+    can_late_children = False  # for a reader, a partition ends only when its children are named
     can_fork = False  # a gRPC server in the same process does not survive a fork
     value_types = frozenset(VALUES) - {"integer over 64 bit", "datetime", "uuid", "set"}
     key_types = SpannerHarness.key_types
@@ -143,7 +143,7 @@ class ScriptedHarness(Harness):
         return f"{address.collection}_stream"
 
     def trim(self, address):
-        """Let a day and an hour pass."""
+        """Move the clock forward by a day and an hour."""
         self.server.advance(25 * 3600)
 
     def expire(self, address, key):
@@ -164,7 +164,7 @@ class ScriptedHarness(Harness):
         return self.server.journal.open_streams
 
     def troubled(self, script, act):
-        """Return a client whose calls meet a fault. The fault ends when the client is closed."""
+        """Return a client whose calls are hit by a fault. The fault ends when the client is closed."""
         client = self.connect()
         close = client.close
 
@@ -214,9 +214,9 @@ class ScriptedHarness(Harness):
 
 
 class NastyHarness(ScriptedHarness):
-    """A server that sends values in chunks and a record for each mod, and names children in a difficult way.
+    """A server that sends values in chunks, sends a record for each mod, and names children awkwardly.
 
-    It names each child separately, in reverse order, and twice.
+    The server names each child in a separate record, in reverse order, and twice.
     """
 
     habits = (
@@ -226,7 +226,7 @@ class NastyHarness(ScriptedHarness):
 
 
 class MovesKeysHarness(ScriptedHarness):
-    """A server on which each split and merge moves every key to any partition."""
+    """A server on which each split and merge can move any key to any partition."""
 
     habits = (("moves_keys", True),)
     can_key_order = False

@@ -7,9 +7,11 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 
 class TestLoss(us8.TestLoss):
-    """The test writes the changes of a script one after another, and checks that they come in this order."""
+    """The test writes the changes of a script one after another, and checks that they arrive in this
+    order."""
 
     @pytest.fixture
     def harness_class(self, harness_class):
-        """Spanner orders the changes of a transaction by type and by key, not in the order of writing."""
+        """Spanner orders the changes of a transaction by type and key, not in the order in which they were
+        written."""
         return type("OneByOne", (harness_class,), {"can_batch": False})

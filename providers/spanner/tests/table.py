@@ -1,4 +1,4 @@
-"""Provides a table for the tests, and native writes to it."""
+"""Provides a table for the tests, with methods that write to it natively."""
 
 import threading
 
@@ -16,7 +16,7 @@ class Table:
         key: The primary key of the table.
         capture: The value capture type of the stream; None means the default.
         dialect: The dialect of the database, GoogleSQL by default.
-        watch: The tables and columns that the stream watches; by default the table.
+        watch: The tables and columns that the stream watches; by default, all of this table.
         streams: The names of the streams.
     """
 
@@ -41,7 +41,7 @@ class Table:
 
     @property
     def where(self):
-        """Return the table's address as an argument of the command line."""
+        """Return the table's address as command-line arguments."""
         return f"{self.database.database_id}/{self.name}"
 
     def ddl(self, *statements):

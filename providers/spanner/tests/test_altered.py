@@ -1,4 +1,4 @@
-"""Tests change streams that are altered to watch other columns while they are read: no row is partial."""
+"""Tests change streams that are altered to watch other columns while they are read. No row may be partial."""
 
 import pytest
 from google.cloud.spanner_admin_database_v1 import DatabaseDialect
@@ -97,7 +97,7 @@ class TestColumns:
             assert states(items.drain(token)) == [row("a", 1), None, row("a", 3)]
 
     def test_a_schema_that_the_database_no_longer_keeps(self):
-        """The database keeps an hour of its schema; for an older record, the present schema decides."""
+        """The database keeps old schemas for an hour. For an older record, the present schema is used."""
         with feed(initial_partitions=1) as items:
             token = items.token()
             put(items, "a", 1)

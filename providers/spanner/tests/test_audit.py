@@ -1,4 +1,4 @@
-"""Tests that an audit finds a partition that a start has left out, even after the partition has ended."""
+"""Tests that an audit finds a partition that a start has omitted, even after the partition has ended."""
 
 import attrs
 import pytest
@@ -32,7 +32,7 @@ def test_what_a_start_left_out_is_read_late_and_whole(flags):
     keys = {f"k{number}" for number in range(40)}
     for key in sorted(keys):
         table.put([key, 1, ""])
-    if flags is HASTY:  # until the partition that was left out has ended
+    if flags is HASTY:  # until the partition that was omitted has ended
         with open_client(PLUGIN, config) as client:
             before = set(client.list_physical_partitions(here))
             wait_until(lambda: before.isdisjoint(client.list_physical_partitions(here)), 30)

@@ -1,4 +1,5 @@
-"""Tests that a token of a start at the beginning is like every other token: expiry is reported as a loss."""
+"""Tests that a token from a start at the beginning behaves like any other token: expiry is reported as a
+loss."""
 
 import pytest
 
@@ -11,7 +12,7 @@ from .test_scripted_attacks import DAY, feed, numbers
 
 
 def key_of(partition):
-    """Return a key whose changes go to the first or the second of two partitions."""
+    """Return a key whose changes go to the given one of two partitions."""
     return next(
         key
         for key in (f"k{number}" for number in range(1000))

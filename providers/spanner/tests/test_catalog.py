@@ -1,4 +1,5 @@
-"""Tests how the stream of a table is found in the catalogue, including cases that no emulator produces."""
+"""Tests how the stream of a table is found in the catalogue. Some of the cases cannot occur on an
+emulator."""
 
 import attrs
 import pytest
@@ -18,7 +19,7 @@ class FakeClient:
     Args:
         tables: The rows: stream, schema, table, and whether the stream watches all columns.
         options: The rows: stream, option, value.
-        streams: The rows: stream, and whether it watches everything.
+        streams: The rows: stream, and whether the stream watches everything.
         dialect: The dialect of the database.
         keys: The rows: schema, table, column.
     """

@@ -1,4 +1,4 @@
-"""Tests the command line on Spanner with real processes that are killed and started again."""
+"""Tests the command line with Spanner, in real processes that are killed and started again."""
 
 import re
 
@@ -28,13 +28,13 @@ def orders(emulator):
 
 @pytest.fixture
 def where(emulator, orders):
-    """Return the server and the table, as arguments of the commands."""
+    """Return the server and the table as arguments for the commands."""
     return emulator.url, orders.where
 
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, orders, where, tmp_path):
-        """The commands miss nothing while another process writes and partitions split and merge."""
+        """The commands miss no change while another process writes and partitions split and merge."""
         orders.put(["before", 0, ""])
         tail = Tail(*where, "--from", "now", "--checkpoint", tmp_path / "position")
         writer = Writer(lambda key: orders.put([key, 0, "a document"]), pause=0.01)

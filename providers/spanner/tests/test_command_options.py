@@ -1,4 +1,4 @@
-"""Tests the options of the command line on Spanner's emulator."""
+"""Tests the command-line options with Spanner's emulator."""
 
 import pytest
 

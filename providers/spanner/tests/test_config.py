@@ -1,4 +1,4 @@
-"""Tests how the configuration names an instance, and the errors for wrong forms."""
+"""Tests the ways in which a configuration can name an instance, and the errors for invalid configurations."""
 
 import pytest
 from google.auth.credentials import AnonymousCredentials

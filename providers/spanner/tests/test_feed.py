@@ -1,4 +1,5 @@
-"""Tests calls of an opened feed that no page makes in a predictable order."""
+"""Tests calls of an opened feed that cannot be tested by reading pages, because pages make them in no fixed
+order."""
 
 from contextlib import contextmanager
 
@@ -41,7 +42,7 @@ class TestCompare:
 
 
 class TestNewerService:
-    """A service that has more fields than this version knows."""
+    """A service whose answers contain more fields than this version knows."""
 
     @pytest.mark.parametrize("more", [[], ["new"], ["new", [["x"]]]], ids=len)
     def test_a_record_with_further_fields_is_read(self, more):

@@ -1,4 +1,4 @@
-"""Tests bounded reads up to now: the service sends about as many rows as are delivered."""
+"""Tests bounded reads up to now. The service sends hardly more rows than are delivered."""
 
 import pytest
 
@@ -14,7 +14,8 @@ COUNT = 6000
 
 
 def planned(items):
-    """Return the ids of a batch by partition, and the number of rows that the service has sent."""
+    """Return the ids of the events in a batch, by partition, and the number of rows that the service has
+    sent."""
     provider = PLUGIN.connect(ClientConfig("spanner", {"url": items.scripted.url}), None)
     soon = Deadline.after(SOON)
     try:

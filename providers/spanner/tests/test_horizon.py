@@ -1,4 +1,4 @@
-"""Tests streams that are older than their retention: the oldest readable time advances all the time."""
+"""Tests streams that are older than their retention, so that the oldest readable time advances constantly."""
 
 from datetime import timedelta
 
@@ -108,7 +108,7 @@ class TestMoment:
 
 
 class TestPositions:
-    """Tests that a stored position and a requested time are never moved."""
+    """Tests that the provider never moves a stored position or a requested time."""
 
     def test_a_moment_before_the_oldest_change_is_told(self):
         with feed() as items:

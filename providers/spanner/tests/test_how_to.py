@@ -1,4 +1,4 @@
-"""Checks the page about Spanner on the emulator: its statements in both dialects, and its programs."""
+"""Checks the page about Spanner with the emulator: its statements in both dialects, and its programs."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ def statements(language):
 
 @pytest.fixture(params=["sql", "postgresql"])
 def shop(request, still, monkeypatch, tmp_path):
-    """Make the database of the page, in a new instance."""
+    """Make the database that the page uses, in a new instance."""
     monkeypatch.setenv("SPANNER_EMULATOR_HOST", still.host)
     monkeypatch.chdir(tmp_path)
     instance = spanner.Client("my-project").instance(
@@ -58,7 +58,7 @@ def test_from_an_empty_instance_to_the_first_event(shop):
     (printed,) = re.findall(r"^```text\n(.*?)^```$", PAGE[end:], re.DOTALL | re.MULTILINE)[:1]
     assert run("first.py") == printed
     assert run("own_client.py") == "3\n"
-    assert run("snapshot.py") == ""  # the row is gone
+    assert run("snapshot.py") == ""  # the row was deleted
     assert PROGRAMS.keys() == {"write.py", "first.py", "own_client.py", "snapshot.py"}
     for line in re.findall(r"^multiclouddb (.*)$", PAGE, re.MULTILINE):
         said(*line.split(), *(["--until-idle"] if line.startswith("tail") else []))

@@ -1,6 +1,6 @@
-"""Tests that nothing is lost and nothing comes twice during writes, while partitions move, split and merge.
+"""Tests that each change arrives exactly once during writes, while partitions move, split and merge.
 
-MULTICLOUDDB_SPANNER_SECONDS sets the duration of the writing.
+MULTICLOUDDB_SPANNER_SECONDS sets how many seconds the test writes.
 """
 
 import itertools

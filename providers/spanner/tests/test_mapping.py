@@ -46,7 +46,7 @@ def shape_of(types):
 def changed(
     new, *, types=TYPES, old=None, keys=None, kind="INSERT", capture="NEW_ROW_AND_OLD_VALUES", view=VIEW
 ):
-    """Return the event of one change, and its Arrow row."""
+    """Return the event and the Arrow row for one change."""
     made = record(5, "t", 0, 1, kind=kind, capture=capture, shape=shape_of(types))
     texts = [orjson.dumps(each).decode() for each in (keys or {"id": "a"}, new or {}, old or {})]
     changes = Changes(Place(Cut(0)), [Change(attrs.evolve(made, mods=[Mod(*texts)]), 0)])

@@ -1,4 +1,4 @@
-"""Tests transactions with one commit timestamp, whose order may differ in each query."""
+"""Tests transactions with the same commit timestamp, whose order may differ in each query."""
 
 import json
 from collections import deque
@@ -14,13 +14,13 @@ SIZES = st.integers(1, 5)
 
 
 class MixedStream(FakeStream):
-    """A partition whose transactions of one commit timestamp come in another order with each query.
+    """A partition in which transactions with the same commit timestamp are ordered differently in each query.
 
     The records of a transaction stay in order.
 
     Args:
-        order: The order of the transactions, as numbers; None keeps the last order.
-        records: Its changes.
+        order: The order of the transactions, as numbers; None to keep the order of the last query.
+        records: The partition's changes.
         message: The number of records in a message.
     """
 
@@ -124,7 +124,7 @@ class TestMixedOrders:
 @example(1)
 @given(st.integers(1, 4))
 def test_a_record_that_began_on_the_page_before_leaves_the_marks_of_others(taken):
-    """The position after t1 and the rest of the partly delivered transaction t5 still contains t1's mark."""
+    """After t1 and the rest of the partly delivered transaction t5, the position still contains t1's mark."""
     records = [record(1, "t1", 0, 5), record(1, "t5", 0, 5)]
     turns = iter([1, 0] + [0] * 50)
     stream = MixedStream(lambda: next(turns), records, 1)

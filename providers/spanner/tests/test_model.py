@@ -1,6 +1,6 @@
-"""Runs the provider and the engine over a model of the service, for many pages: every token must stay valid.
+"""Runs the provider and the engine with a model of the service, for many pages. Every token must stay valid.
 
-MULTICLOUDDB_SPANNER_LIVES sets the number of such runs.
+MULTICLOUDDB_SPANNER_LIVES sets the number of runs.
 """
 
 import os
@@ -30,7 +30,7 @@ CONFIG = attrs.evolve(ClientConfig("spanner", {"url": "spanner://p/i"}), coverag
 
 
 class Consumer:
-    """An application that stores its token after each page and sometimes crashes."""
+    """An application that stores its token after each page, and sometimes crashes."""
 
     def __init__(self, model, start):
         self.model, self.start = model, start
@@ -65,7 +65,8 @@ class Consumer:
 
 
 def check(model, events, since):
-    """Check that each change since a time came once, in its partition's order, after the parents' changes."""
+    """Check that each change since a time came once, in its partition's order, and after its parents'
+    changes."""
     expected = {change.event_id: change for change in model.changes if change.at >= since}
     got = Counter(event.event_id for event in events)
     assert set(expected) - set(got) == set(), "lost"
@@ -87,7 +88,7 @@ def check(model, events, since):
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch):
-    """Make the reader query idle partitions again at once, because the model's time stands still."""
+    """Make the reader query idle partitions again immediately, because the model's time stands still."""
     monkeypatch.setattr("multiclouddb_spanner.reader._MOST_PAUSE", 0.0)
 
 

@@ -1,4 +1,5 @@
-"""Tests the programs of the page "Moving from Spanner's own query" on the emulator: both print the same."""
+"""Tests the programs of the page "Moving from Spanner's own query" with the emulator. Both programs must
+print the same."""
 
 import re
 import subprocess

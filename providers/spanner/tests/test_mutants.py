@@ -1,4 +1,5 @@
-"""Tests that the model finds defects: each defect fails a run that passes without it."""
+"""Tests that the model finds defects. With each of the defects, a run fails that passes without the
+defect."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests positions: their order, their form in a token, and times as texts."""
+"""Tests positions: their order, their form in a token, and the conversion of times to texts."""
 
 import itertools
 

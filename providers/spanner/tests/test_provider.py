@@ -1,4 +1,5 @@
-"""Tests feeds on Google's emulator: both dialects, streams of a table, starts, positions in a commit."""
+"""Tests feeds on Google's emulator: both dialects, the streams of a table, starts, positions within a
+commit."""
 
 import json
 import threading
@@ -44,7 +45,7 @@ def page(client, address, start, size=0, wait=0.0, **settings):
 
 
 def sessions_of(table):
-    """Return the sessions that the server has for a table's database."""
+    """Return the sessions that exist on the server for a table's database."""
     return list(table.database.spanner_api.list_sessions(database=table.database.name))
 
 
@@ -139,7 +140,8 @@ class TestFeed:
 
 
 class TestEveryPlace:
-    """Tests a feed that stops at every change of large transactions with changes of several types."""
+    """Tests a feed that stops at every change of large transactions, which contain changes of several
+    types."""
 
     @pytest.fixture
     def written(self, either):
@@ -167,7 +169,7 @@ class TestEveryPlace:
             feed = provider.open_feed(FeedSpec(here), deadline)
             batch = feed.open(seed.partition_id, seed.cursor).fetch(1000, 1 << 20, 0.0, deadline)
             everything += [event.event_id for event in batch.events(0, len(batch))]
-            for count in range(len(batch) + 1):  # the rest after each position in one answer
+            for count in range(len(batch) + 1):  # the changes after each position, in one answer
                 cursor = json.loads(json.dumps(batch.cursor_after(count)))
                 rest = feed.open(seed.partition_id, cursor).fetch(1000, 1 << 20, 0.0, deadline)
                 assert rest.events(0, len(rest)) == batch.events(count, len(batch))
@@ -177,7 +179,7 @@ class TestEveryPlace:
                 assert bounded.events(0, len(bounded)) == batch.events(0, count)
                 assert bounded.outcome == Reached()
             cursor = seed.cursor
-            while True:  # and also one by one
+            while True:  # and the same changes one by one
                 with_one = feed.open(seed.partition_id, cursor)
                 got = with_one.fetch(1, 1 << 20, 0.0, deadline)
                 with_one.close()

@@ -1,4 +1,4 @@
-"""Tests reads of one partition: nothing is lost or comes twice, wherever a page or a process ends."""
+"""Tests reads of one partition. Each change comes exactly once, wherever a page or a process ends."""
 
 import json
 import time
@@ -30,7 +30,7 @@ def stored(cursor):
 def logs(draw):
     """Generate commits, some with the same timestamp.
 
-    The records of transactions with the same timestamp are mixed.
+    The records of transactions with the same timestamp are interleaved.
     """
     found = []
     for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
@@ -45,7 +45,8 @@ def logs(draw):
 class TestEveryPlace:
     @given(logs(), st.integers(1, 5), st.integers(1, 4), st.lists(st.integers(0, 3)), st.booleans())
     def test_a_new_process_at_any_place_goes_on_exactly_there(self, records, most, message, taken, ends):
-        """A new process continues at the exact position. Each run delivers a part of the records and ends."""
+        """A new process continues at the exact position of the previous one. Each run delivers some of the
+        records."""
         stream = FakeStream(records, ends=62 if ends else None, message=message)
         stream.client.time = 70
         cursor, seen = BEGIN, []
@@ -262,7 +263,7 @@ class TestPauses:
 
 
 class Stopwatch:
-    """A clock that moves only when the test says so, ahead of the machine's clock."""
+    """A clock that moves only when the test says so. It is ahead of the machine's clock."""
 
     def __init__(self):
         self.now = time.monotonic() + 3600

@@ -58,7 +58,7 @@ class Feed:
         return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
     def tried(self, *arguments, **settings):
-        """Read a page. Return None if the call must be repeated."""
+        """Try to read a page. Return None if the call must be repeated."""
         try:
             return self.page(*arguments, **settings)
         except MulticloudDbError as error:
@@ -70,7 +70,7 @@ class Feed:
         return self.page(Now()).continuation_token
 
     def drain(self, start, size=0, *, fresh=False, **settings):
-        """Read every event up to the current end. With `fresh`, read each page with a new client."""
+        """Read every event up to the current end. If `fresh` is set, read each page with a new client."""
         events = []
         for _ in range(5000):
             page = self.page(start, size, **settings)
@@ -105,7 +105,7 @@ def numbers(events):
 
 
 def once(events, count):
-    """Check that the given number of events came, each once."""
+    """Check that the given number of events arrived, and that each event arrived once."""
     assert len({event.event_id for event in events}) == len(events) == count
 
 
@@ -174,7 +174,8 @@ class TestRetention:
 
 
 class TestClock:
-    """Tests a client that was suspended: `time.monotonic` stands still, but the service's time passes."""
+    """Tests a client that was suspended. In that case `time.monotonic` stands still, but the service's time
+    passes."""
 
     @pytest.mark.parametrize("slept", [60, 3600, 20 * 3600])
     def test_now_after_a_sleep_leaves_out_what_was(self, slept):
@@ -330,7 +331,7 @@ class TestTransactions:
     def test_one_key_changed_by_transactions_with_one_commit_timestamp(self, size):
         """Spanner itself never gives the same commit timestamp to two transactions on one row.
 
-        If the timestamps are equal nevertheless, the ids must differ.
+        If the timestamps are equal on the scripted server, the event ids must still differ.
         """
         with feed(initial_partitions=1) as items:
             token = items.token()
@@ -505,7 +506,7 @@ class TestPartitions:
 
     @pytest.mark.parametrize("multiplexed", [True, False])
     def test_no_session_and_no_stream_is_left(self, multiplexed):
-        """A multiplexed session cannot be deleted and costs nothing, so a client may keep one."""
+        """A multiplexed session cannot be deleted and costs nothing, so a client may leave one open."""
         with feed(initial_partitions=4, multiplexed=multiplexed) as items:
             token = items.token()
             items.fill(50)

@@ -1,4 +1,5 @@
-"""Tests that an audit finds the partitions that a start has left out, also those that have ended since."""
+"""Tests that an audit finds the partitions that a start has omitted, including those that have since
+ended."""
 
 import attrs
 import pytest
@@ -37,7 +38,8 @@ def left_out(items):
 
 
 def audited(items, token, count=COUNT):
-    """Read all that was written, with an audit at each page; return the events and the late partitions."""
+    """Read all changes, with an audit at each page. Return the events and the partitions that were found
+    late."""
     config = attrs.evolve(ClientConfig("spanner", {"url": items.scripted.url}), coverage_audit_seconds=0)
     events, late = [], []
     with open_client(PLUGIN, config) as client:
@@ -53,7 +55,7 @@ def audited(items, token, count=COUNT):
 
 
 def fill(items, part):
-    """Write a third of the changes, of ten keys."""
+    """Write a third of the changes. They belong to ten keys."""
     for number in range(part * 10, part * 10 + 10):
         items.put((f"k{number % 10}", number))
 
@@ -83,7 +85,7 @@ class TestAudit:
     def test_what_was_missed_is_found_through_its_ancestors(self, shape, told):
         """The partition that was missed has ended before the audit, so only its descendants are listed."""
         with feed(initial_partitions=3, life_is_told=told, horizon_is_told=told) as items:
-            items.server.advance(3600)  # what was written before the start is not needed
+            items.server.advance(3600)  # changes that were written before the start are not needed
             fill(items, 5)
             token = left_out(items)
             missed = items.open_partitions()[-1]
@@ -136,7 +138,7 @@ class TestAlone:
 
 
 def test_a_stored_position_in_a_partition_of_another_stream_is_told():
-    """The stream was recreated, and its oldest time does not tell so."""
+    """The stream was recreated, but its oldest time does not show this."""
     with feed(initial_partitions=1) as items:
         provider = PLUGIN.connect(ClientConfig("spanner", {"url": items.scripted.url}), None)
         try:
@@ -150,7 +152,7 @@ def test_a_stored_position_in_a_partition_of_another_stream_is_told():
 
 
 class FakeSource:
-    """Partitions whose lifetimes are given; `oldest` begins at ORIGIN."""
+    """A source of partitions with given lifetimes. The oldest readable time is ORIGIN."""
 
     def __init__(self, **lives):
         self.lives = lives
@@ -168,7 +170,7 @@ class TestOldest:
         return {seed.partition_id: seed for seed in found}
 
     def test_a_partition_that_ends_at_the_oldest_time_has_changes_of_that_time(self):
-        """Its last changes may have the commit timestamp at which it ends."""
+        """The last changes of a partition may have the commit timestamp at which the partition ends."""
         found = self.left(["a"], a=(ORIGIN - 5, ORIGIN), b=(ORIGIN, ORIGIN + 9))
         assert found == {"a": Seed("a", (), cursor_of(Place.at(ORIGIN)))}
 

@@ -1,4 +1,4 @@
-"""Tests edge cases of times and of partitions: adjacent microseconds, and many faults at once."""
+"""Tests edge cases: events in adjacent microseconds, and many faults at the same time."""
 
 import random
 import threading
@@ -86,7 +86,8 @@ class TestNeighbours:
 
 
 class TestMixed:
-    """Tests transactions with one commit timestamp whose order differs in each query."""
+    """Tests transactions that have the same commit timestamp and come in a different order with each
+    query."""
 
     @pytest.mark.parametrize(("size", "mods"), [(1, 1), (3, 2), (3, None), (0, 2)])
     def test_every_change_comes_once_and_is_the_same_each_time(self, size, mods):
@@ -103,7 +104,7 @@ class TestMixed:
 
 
 class TestBounded:
-    """Tests that a range from a cursor to a head contains the same events whenever it is read."""
+    """Tests that a range from a cursor to a head contains the same events, no matter when it is read."""
 
     @pytest.mark.parametrize("habits", [{}, {"mods_per_record": 1, "mixes_equal_timestamps": True}], ids=str)
     def test_a_range_is_the_same_after_splits_and_breaks(self, habits):
@@ -144,7 +145,7 @@ class TestBounded:
 def bounded(opened, name, cursor, until, size):
     """Return the ids of the events from a cursor to a bound.
 
-    An interrupted read continues at its position.
+    After an interruption, the read continues at the position that it has reached.
     """
     found = []
     reader = opened.open(name, cursor, until)
@@ -166,7 +167,7 @@ def bounded(opened, name, cursor, until, size):
 
 
 class TestStorms:
-    """Tests everything together: writes, splits, merges, broken streams, lost sessions, killed consumers."""
+    """Tests many events at once: writes, splits, merges, broken streams, lost sessions, killed consumers."""
 
     @pytest.mark.parametrize("seed", range(4))
     def test_nothing_is_lost_and_nothing_comes_twice(self, seed):

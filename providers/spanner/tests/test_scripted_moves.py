@@ -1,4 +1,4 @@
-"""Runs the suite's tests of splits and merges on a scripted server where each of them may move any key."""
+"""Runs the suite's tests of splits and merges on a scripted server. Each split or merge may move any key."""
 
 from .scripted import MovesKeysHarness
 from .suite import TestMerge, TestRetirement, TestSplit

@@ -27,7 +27,7 @@ READ = "StreamingRead"
 
 
 class Table:
-    """A table, its expected rows, and a target that reads the table."""
+    """A table, its expected rows, and a target that is filled by reading the table."""
 
     def __init__(self, scripted):
         self.scripted, self.server = scripted, scripted.server
@@ -55,7 +55,7 @@ class Table:
         return page.continuation_token
 
     def for_days(self, token):
-        """Read a page of two rows every five hours."""
+        """Read a page of two rows every five hours of the server's time."""
         for _ in range(30):
             self.server.advance(5 * HOUR)
             token = self.page(token, 2)

@@ -1,4 +1,4 @@
-"""Runs the whole conformance suite on the scripted server, with faults on the network."""
+"""Runs the whole conformance suite on the scripted server, with network faults."""
 
 import pytest
 

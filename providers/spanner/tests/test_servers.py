@@ -1,4 +1,5 @@
-"""Tests a killed, silent or missing server: an error with a category by the deadline, and little CPU time."""
+"""Tests a killed, silent or missing server. Calls must fail by the deadline with a category, and use little
+CPU time."""
 
 import signal
 import socket
@@ -50,7 +51,7 @@ def here(table):
 
 
 def failing(client, request, seconds, wait=0.0):
-    """Return the error of a read, its duration, and its share of a CPU."""
+    """Return the error of a read, the duration of the read, and its share of a CPU's time."""
     began, worked = time.monotonic(), time.process_time()
     with pytest.raises(MulticloudDbError) as caught:
         client.read_changes(request, OperationOptions(seconds, wait))
@@ -79,7 +80,7 @@ def test_a_server_that_is_gone_is_told_by_the_deadline_with_little_work(own, tab
 
 
 def test_a_wait_in_which_the_server_is_killed_is_not_idle(own, table, here, monkeypatch):
-    """The server is killed as soon as every partition has answered once."""
+    """The server is killed as soon as it has answered once for every partition."""
     answered, fetch = set(), SpannerReader.fetch
 
     def fetch_and_kill(reader, *args):

@@ -1,4 +1,5 @@
-"""Tests snapshots on Google's emulator: all types of keys and values, resumes, and concurrent changes."""
+"""Tests snapshots on Google's emulator: all types of keys and values, resumed scans, and concurrent
+changes."""
 
 import itertools
 import json
@@ -69,7 +70,7 @@ def provider(still):
 
 
 def planned(feed, segments, at_once=3):
-    """Return a plan and its segments. The segments are taken a few at a time."""
+    """Return a plan and its segments, which are taken from the plan a few at a time."""
     plan = feed.snapshot(segments, Deadline.after(60))
     found, rest = [], plan.cursor
     while rest is not None:
@@ -97,7 +98,7 @@ def rows_of(feed, segment, size):
 
 
 def texts(events):
-    """Return the events by key. NaN is replaced, because it is not equal to itself."""
+    """Return the events by key. NaN is replaced, because NaN is not equal to itself."""
     return [(event.event_id, event.key.canonical()) for event in events]
 
 
@@ -168,7 +169,7 @@ class TestRows:
         "id varchar, o bool, i bigint, f float8, r float4, n numeric, s varchar, y bytea, d date, "
         "t timestamptz, j jsonb, x bigint[], z varchar[]"
     )
-    # The emulator leaves out parts of a second in its change stream.
+    # The emulator's change stream omits fractions of a second.
     VALUES = (True, 2**62, 1.5, 0.25, "12.50", "\u00e9", b"AP8=", "2026-01-31", "2026-01-01T00:00:01Z")
 
     @pytest.mark.parametrize("dialect", ["googlesql", "postgresql"])
@@ -214,7 +215,8 @@ class TestRows:
 
 
 class TestDropped:
-    """The rows of a dropped table can still be read. Even so, the provider must detect the drop."""
+    """The rows of a dropped table can still be read. The provider must still detect that the table was
+    dropped."""
 
     @pytest.mark.parametrize("what", ["table", "stream", "recreated"])
     def test_it_is_told_and_never_the_end(self, made, still, what):

@@ -1,4 +1,4 @@
-"""Tests that Spark reads a table during writes: each change comes once, and the sink equals the table."""
+"""Tests that Spark can read a table during writes. Each change comes once, and the sink equals the table."""
 
 import os
 import random
@@ -39,7 +39,7 @@ def options_of(table, **options):
 
 
 def run(spark, table, folder, **options):
-    """Run a query that ends by itself. The next query continues where the previous query stopped."""
+    """Run a query that ends by itself. It continues where the previous query stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(table, **options))
@@ -61,7 +61,7 @@ def check(spark, table, folder):
 
 
 def check_rows(table, rows):
-    """Check the same of rows in their order."""
+    """Make the same checks for rows that are already in order."""
     here = ResourceAddress(table.database.database_id, table.name)
     with connect(table.emulator.url) as client:
         events = list(client.iterate_changes(ChangeFeedRequest(here, Beginning()), until_idle=True))

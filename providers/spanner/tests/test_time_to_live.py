@@ -1,4 +1,4 @@
-"""Tests which deletes are marked as deletes by a row deletion policy (time to live)."""
+"""Tests which deletes are marked as caused by a row deletion policy (time to live)."""
 
 import pytest
 
@@ -20,7 +20,8 @@ STATEMENTS = {
     ),
 }
 TAG = "RowDeletionPolicy"
-# Tag, whether it is a transaction of the service, and what a delete in it has in `by_expiry`.
+# Each entry contains a transaction's tag, whether the service itself made the transaction, and the value of
+# `by_expiry` for a delete in it.
 TRANSACTIONS = [
     pytest.param("", False, False, id="of a user"),
     pytest.param(TAG, False, False, id="of a user who chose the tag of the policy"),
@@ -50,7 +51,7 @@ def events_of(scripted):
 
 
 def arrow_of(scripted):
-    """Return the column `by_expiry` of all changes."""
+    """Return the Arrow column `by_expiry` for all changes."""
     provider = PLUGIN.connect(ClientConfig("spanner", {"url": scripted.url}), None)
     soon = Deadline.after(20)
     found = {}
@@ -76,7 +77,7 @@ def test_a_delete_is_marked_as_far_as_the_service_tells(scripted, tag, is_system
 
 
 def test_only_deletes_are_marked(scripted):
-    """The service also backfills columns, in transactions of its own."""
+    """The service also makes transactions of its own to backfill columns."""
     write(scripted, "insert", [["a", "1"]], TAG, True)
     write(scripted, "update", [["a", "2"]], TAG, True)
     assert [event.by_expiry for event in events_of(scripted)] == [False, False]

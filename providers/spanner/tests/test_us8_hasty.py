@@ -1,4 +1,5 @@
-"""Runs the suite's reading tests on Google's emulator at its fastest: partitions live for 3 to 6 seconds."""
+"""Runs the suite's reading tests on Google's emulator with its fastest settings: partitions live for 3 to 6
+s."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests what a team meets in production within its first week, on the scripted server."""
+"""Tests situations that a team meets within its first week in production, on the scripted server."""
 
 from datetime import timedelta
 from itertools import pairwise
@@ -26,7 +26,7 @@ def run(items, *statements):
 
 
 class TestSequence:
-    """A record sequence has eight digits, and more if a transaction is that large."""
+    """A record sequence has eight digits. In a very large transaction it has more."""
 
     @pytest.mark.parametrize("size", [1, 3, 0])
     def test_a_sequence_of_nine_digits_comes_after_one_of_eight(self, size):
@@ -72,7 +72,7 @@ class TestRetention:
 
 
 class TestUnwatched:
-    """A client that has been reading for long notices that its table is no longer watched."""
+    """A client that has been reading for a long time notices that its table is no longer watched."""
 
     @pytest.mark.parametrize("watch", ["DROP FOR ALL", "SET FOR other"])
     def test_a_stream_that_no_longer_watches_the_table_is_told(self, watch, monkeypatch):

@@ -16,7 +16,7 @@ _SCALARS: Final = 4
 
 
 def rank(value: Any) -> int:
-    """Return the rank of a value's type in a sort; 0 for `UNDEFINED`."""
+    """Return the rank of a value's type in the sort order; 0 for `UNDEFINED`."""
     return _RANKS.get(type(value), 0)
 
 

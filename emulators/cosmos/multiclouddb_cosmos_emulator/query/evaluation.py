@@ -37,7 +37,7 @@ Row: TypeAlias = Mapping[str, Any]
 Compiled: TypeAlias = Callable[[Row], Any]
 
 ROWS: Final = "#rows"
-"""The name under which the row of a group stores the rows of the group."""
+"""The name under which the row for a group stores all rows of the group."""
 
 _NUMBER, _TEXT = 3, 4
 
@@ -67,7 +67,8 @@ def _ordering(accepts: Callable[[int], bool]) -> Callable[[Any, Any], Any]:
 
 
 def _different(left: Any, right: Any) -> Any:
-    # For objects and arrays, inequality is not the opposite of equality, as the service's documentation says.
+    # According to the service's documentation, inequality is not the opposite of equality for objects and
+    # arrays.
     found = compare(left, right)
     return UNDEFINED if found is None else found != 0
 

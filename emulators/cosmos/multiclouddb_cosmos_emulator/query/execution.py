@@ -17,7 +17,7 @@ __all__ = ["Execution"]
 
 
 class Execution:
-    """A query with its parameters.
+    """A query, together with its parameters.
 
     Args:
         select: The query.
@@ -44,14 +44,14 @@ class Execution:
 
     @property
     def streams(self) -> bool:
-        """Return True if the results for a document do not depend on other documents."""
+        """Return True if the results for each document do not depend on other documents."""
         select = self.select
         whole = self._grouped or select.distinct or select.order or select.joins or select.source is None
         return not (whole or select.top is not None or select.limit is not None)
 
     @property
     def equalities(self) -> dict[tuple[str, ...], Any]:
-        """Map each path whose property must equal a value, because of the filter, to this value."""
+        """Map each path whose property must have a certain value because of the filter to this value."""
         source = self.select.source
         if source is None or source.path is not None:
             return {}
@@ -79,7 +79,7 @@ class Execution:
         return list(self._projected(self._rows([document])))
 
     def allows(self, document: Any) -> bool:
-        """Return True if the filter accepts a document."""
+        """Return True if a document meets the filter."""
         return any(True for _ in self._rows([document]))
 
     # -- Rows
@@ -114,7 +114,7 @@ class Execution:
     def _groups(self, rows: Iterable[Row]) -> Iterator[Row]:
         groups: dict[bytes, list[Row]] = {} if self._group else {b"": []}
         for row in rows:
-            # The values are in a list, so that undefined and null form different groups.
+            # The values are put in a list, so that undefined and null form different groups.
             key = canonical([[] if (v := term(row)) is UNDEFINED else [v] for term in self._group])
             groups.setdefault(key if self._group else b"", []).append(row)
         for members in groups.values():
@@ -122,7 +122,7 @@ class Execution:
 
     def _sorted(self, rows: Iterable[Row]) -> list[Row]:
         found = list(rows)
-        # Sorting is stable, so sort by the last term first.
+        # Sorting is stable, so the rows are sorted by the last term first.
         for term, descending in reversed(self._order):
             found.sort(key=_key(term), reverse=descending)
         return found
@@ -157,7 +157,7 @@ def _key(term: Compiled) -> Callable[[Row], Any]:
 
 
 def _names(path: Node | None, document: Any) -> dict[str, Any]:
-    """Return True if a path is relative to the document, whatever alias names the document."""
+    """Return True if a path is relative to the document, whichever alias the document has."""
     node: Any = path
     while hasattr(node, "base"):
         node = node.base

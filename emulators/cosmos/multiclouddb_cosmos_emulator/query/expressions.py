@@ -28,7 +28,7 @@ from multiclouddb_cosmos_emulator.values import UNDEFINED
 __all__ = ["expression", "listed"]
 
 _CONSTANTS: Final = {"NULL": None, "TRUE": True, "FALSE": False, "UNDEFINED": UNDEFINED}
-# From the weakest binding to the strongest; comparisons are separate.
+# The operators, from the weakest binding to the strongest. Comparisons are listed separately.
 _LEVELS: Final = (("|",), ("^",), ("&",), ("<<", ">>", ">>>"), ("||",), ("+", "-"), ("*", "/", "%"))
 _COMPARISONS: Final = ("=", "!=", "<>", "<", "<=", ">", ">=")
 
@@ -51,7 +51,7 @@ def _coalesced(words: Words) -> Node:
 
 
 def listed(words: Words, read: Callable[[Words], Node], end: str) -> tuple[Node, ...]:
-    """Parse expressions separated by commas, up to a closing sign, which is also read."""
+    """Parse expressions separated by commas. The closing sign after them is also read."""
     found: list[Node] = []
     if words.takes(end):
         return ()

@@ -21,7 +21,7 @@ _NUMBER, _TEXT, _ARRAY, _OBJECT, _BOOL = 3, 4, 5, 6, 2
 
 
 def _typed(wanted: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function for values of one type; for other types its result is undefined."""
+    """Make a function for values of one type. For values of other types, its result is undefined."""
 
     def call(*values: Any) -> Any:
         if any(rank(value) != wanted for value in values):
@@ -170,4 +170,4 @@ FUNCTIONS: Final[Mapping[str, tuple[Callable[..., Any], int, int]]] = {
     "TRUNC": (_typed(_NUMBER, math.trunc), 1, 1),
     "IIF": (_iif, 3, 3),
 }
-"""Maps each name to the function, with its minimum and maximum number of arguments."""
+"""Maps each name to the function and its minimum and maximum numbers of arguments."""

@@ -25,7 +25,7 @@ __all__ = ["parse"]
 
 @lru_cache(maxsize=1_000)
 def parse(text: str) -> Select:
-    """Parse a query into a tree. Raise the service's 400 error for a text that is not a query."""
+    """Parse a query into a tree. If the text is not a query, raise the service's 400 error."""
     words = Words(text)
     words.need("SELECT")
     distinct = words.takes("DISTINCT")

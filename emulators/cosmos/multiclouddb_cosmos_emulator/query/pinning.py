@@ -1,6 +1,6 @@
-"""Finds properties that a filter fixes to one value.
+"""Finds the properties that must have one certain value to meet a filter.
 
-If the filter fixes the partition key, reading one partition is enough.
+If the partition key is one of these properties, it is enough to read one partition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["equalities"]
 
 
 def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -> dict[tuple[str, ...], Any]:
-    """Map each path whose property must equal a value, because of the filter, to this value.
+    """Map each path whose property must have a certain value because of the filter to this value.
 
     Args:
         node: The filter.

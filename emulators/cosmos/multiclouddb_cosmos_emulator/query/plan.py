@@ -16,7 +16,7 @@ _FILTER: Final = "{documentdb-formattableorderbyquery-filter}"
 
 
 def needs_plan(select: Select) -> bool:
-    """Return True if the client must merge the results of the partitions."""
+    """Return True if the client must merge the results from several partitions."""
     bounded = select.top is not None or select.limit is not None
     return bool(select.order or select.distinct or select.group or select.aggregates or bounded)
 
@@ -78,7 +78,7 @@ def _listed(select: Select) -> str:
 
 
 def _aliased(column: Column) -> str:
-    # The expression's own name could be a keyword after AS.
+    # The expression's own name could be a keyword, which is not allowed after AS.
     own = column.name.startswith("$") or column.name == name_of(column.node)
     return column.text if own else f"{column.text} AS {column.name}"
 

@@ -50,12 +50,12 @@ class Token:
 
 
 def syntax_error(near: str, start: int, end: int) -> ServiceError:
-    """Return the service's answer to a text that is not a query."""
+    """Return the error that the service sends for a text that is not a query."""
     return query_error("SC1001", f"Syntax error, incorrect syntax near '{near}'.", start, end)
 
 
 def query_error(code: str, message: str, start: int = 0, end: int = 0) -> ServiceError:
-    """Return the service's answer to a query that cannot run."""
+    """Return the error that the service sends for a query that cannot run."""
     location = {"start": start, "end": end}
     error = {"severity": "Error", "location": location, "code": code, "message": message}
     return bad_request(orjson.dumps({"errors": [error]}).decode())
@@ -87,7 +87,7 @@ def tokens_of(text: str) -> list[Token]:
             value = int(word) if word.isdigit() else float(word)
         elif kind == "text":
             value = _unquoted(word)
-        # A keyword after a dot is the name of a property.
+        # After a dot, a keyword is the name of a property.
         elif kind == "name" and word.upper() in KEYWORDS and not (found and found[-1].text == "."):
             kind, word = "keyword", word.upper()
         found.append(Token(kind, word, start, place, value))

@@ -171,7 +171,7 @@ class Column:
 
 @attrs.frozen
 class Source:
-    """The clause `FROM alias` or `FROM alias IN path`; `path` is None for the documents themselves."""
+    """The clause `FROM alias` or `FROM alias IN path`; a `path` of None means the documents themselves."""
 
     alias: str
     path: Node | None = None
@@ -246,7 +246,7 @@ def aggregates_in(node: Any) -> list[str]:
 
 
 def name_of(node: Node) -> str | None:
-    """Return the name that an expression has without an alias, or None if it has no name."""
+    """Return the name of an expression that has no alias, or None if the expression has no name."""
     match node:
         case Name(name):
             return name

@@ -38,14 +38,14 @@ class Words:
         return token
 
     def takes(self, *texts: str) -> bool:
-        """Read some keywords or signs if they come next; return True if they were read."""
+        """If the given keywords or signs come next, read them and return True."""
         if not all(self._is(place, text) for place, text in enumerate(texts)):
             return False
         self._place += len(texts)
         return True
 
     def sees(self, *texts: str) -> bool:
-        """Return True if one of some keywords or signs comes next."""
+        """Return True if one of the given keywords or signs comes next."""
         return any(self._is(0, text) for text in texts)
 
     def need(self, text: str) -> None:
@@ -60,11 +60,11 @@ class Words:
         return self.take().text
 
     def error(self) -> ServiceError:
-        """Return the error for a next token that is not allowed here."""
+        """Return the error that the next token is not allowed here."""
         return syntax_error(self.next.text, self.next.start, self.next.end)
 
     def since(self, token: Token) -> str:
-        """Return the text that was read since a token, as written."""
+        """Return the text that has been read since a token, as written."""
         last = self._tokens[self._place - 1]
         return self._text[token.start : last.end]
 

@@ -1,4 +1,4 @@
-"""Represents puts and deletes, which are checked and encoded before anything is written."""
+"""Represents puts and deletes. They are checked and encoded before anything is written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KEY: Final = is_a(MulticloudDbKey, Mapping, *get_args(Scalar))
 
 @attrs.frozen
 class Put:
-    """Write a document. The change is a `CREATE` if no document has this key, else an `UPDATE`."""
+    """Write a document. The change is a `CREATE` if no document has this key, and otherwise an `UPDATE`."""
 
     key: Key = attrs.field(repr=shorten, validator=_KEY)
     """The key of the document."""
@@ -115,7 +115,7 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
 
 
 def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
-    """Return the key that the caller means, checked against the collection's partition key.
+    """Convert the caller's key to a `MulticloudDbKey`, and check it against the collection's partition key.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` with a message that names the mismatch.

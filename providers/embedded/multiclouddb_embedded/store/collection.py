@@ -38,13 +38,15 @@ MAIN: Final = "main"
 """The database to use if the caller does not name one."""
 
 Images: TypeAlias = Literal["keys", "new", "new_and_old"]
-"""The content of a change in the log: only the key, also the new document, or both documents."""
+"""What a change in the log contains: only the key, the key and the new document, or the key and both
+documents."""
 
 IMAGES: Final = get_args(Images)
 MAX_PARTITIONS: Final = 100_000
 
 _NUMBER: Final = [(b"-", b"-"), (b"0", b"9")]
-# The first character of a JSON value → the ranges of such characters for values of the same kind.
+# Maps the first character of a JSON value to the ranges of first characters that values of the same kind can
+# have.
 _KINDS: Final = dict.fromkeys((b"-", *(b"%d" % digit for digit in range(10))), _NUMBER) | {
     b"t": [(b"f", b"f"), (b"t", b"t")],
     b"f": [(b"f", b"f"), (b"t", b"t")],
@@ -57,10 +59,10 @@ class Collection:
     """A row of the table `collections`.
 
     Attributes:
-        id: The number of the collection in the file, which is never used again.
+        id: The number of the collection in the file. A number is never used again.
         database: The database of the collection.
         name: The name of the collection.
-        incarnation: An id that differs if the collection is deleted and created again under the same name.
+        incarnation: An id that changes if the collection is deleted and created again under the same name.
         images: The content of a change in the log.
         partition_key: The names of the components that form the partition key, or None for the first
             component with any name.
@@ -85,7 +87,7 @@ class Collection:
         return len(self.partition_key) if self.partition_key else 1
 
     def check_key(self, key: MulticloudDbKey) -> None:
-        """Refuse a key whose partition key is not the partition key of this collection.
+        """Refuse a key whose components do not form the partition key of this collection.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST`.
@@ -102,13 +104,13 @@ class Collection:
 
 
 def list_collections(connection: sqlite3.Connection, database: str | None) -> list[ResourceAddress]:
-    """Return the addresses of all collections, or of the collections of one database."""
+    """Return the addresses of all collections, or of the collections in one database."""
     rows = connection.execute("SELECT database, name FROM collections ORDER BY database, name").fetchall()
     return [ResourceAddress(*row) for row in rows if database is None or row[0] == database]
 
 
 def find_collection(connection: sqlite3.Connection, database: str, name: str) -> Collection:
-    """Return the collection with that name.
+    """Return the collection with the given name.
 
     Raises:
         ProviderFault: `NOT_FOUND` with a message that suggests the most similar name.
@@ -135,8 +137,8 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
 def check_kind(connection: sqlite3.Connection, collection: Collection, key: MulticloudDbKey) -> None:
     """Refuse a partition key whose names or types no document has; its feed would be empty without an error.
 
-    The names and the kinds of JSON values are compared with a document. Without documents, nothing is
-    refused.
+    The names of the components and the kinds of their JSON values are compared with those of a document. If
+    there are no documents, no key is refused.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`.
@@ -147,7 +149,8 @@ def check_kind(connection: sqlite3.Connection, collection: Collection, key: Mult
     if row is None:
         return
     ((name, value), *_) = key.components.items()
-    # The text up to the first character of the value, which shows its kind.
+    # The text up to and including the first character of the value, because this character shows the kind of
+    # the value.
     end = 1 + len(encode_json([key.partition_components, [[name]]])) - len("]]]")
     prefix = key.canonical()[: end + 1]
     kind = bytes(prefix[-1:])
@@ -185,7 +188,7 @@ def make_room(
     recreate: bool,
     exist_ok: bool,
 ) -> bool:
-    """Look up a collection with that name. Return True if it exists and is kept.
+    """Look up a collection with the given name. Return True if it exists and is kept.
 
     If the collection must be recreated, drop it and return False.
 
@@ -227,7 +230,7 @@ def check_shape(
     partition_key: Sequence[str] | None,
     retention: object,
 ) -> None:
-    """Refuse arguments with which no collection can be created.
+    """Refuse invalid arguments for the creation of a collection.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` with a message that names the argument.

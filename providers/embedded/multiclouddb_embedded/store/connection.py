@@ -23,17 +23,19 @@ __all__ = ["ConnectionPool", "Interrupt", "Monitor", "Version", "connect", "snap
 
 _READ_BUSY_SECONDS: Final = 0.8
 _READ_CACHE_KIB: Final = 4096
-# The lock is held only for microseconds, but a signal handler that forks may have interrupted its holder.
+# The lock is held only for microseconds, but a signal handler that forks may have interrupted the thread that
+# holds the lock.
 _LOCK_SECONDS: Final = 1.0
 
 Version: TypeAlias = tuple[Identity, int, int]
-"""The identity of the file, the connection that was asked, and SQLite's count of its commits."""
+"""The identity of the file, the connection that was queried, and SQLite's counter of commits on this
+connection."""
 
 
 def connect(
     path: str, *, create: bool = False, busy_seconds: float = _READ_BUSY_SECONDS
 ) -> sqlite3.Connection:
-    """Open a connection in autocommit mode. One thread may use it at a time.
+    """Open a connection in autocommit mode. Only one thread at a time may use the connection.
 
     Args:
         path: The absolute path of the file.
@@ -43,7 +45,7 @@ def connect(
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a file that was in use when this process was forked.
-        sqlite3.OperationalError: Raised if the file does not exist and `create` is not set.
+        sqlite3.OperationalError: Raised if the file does not exist and `create` is False.
     """
     check_inherited(path)
     return sqlite3.connect(
@@ -56,7 +58,7 @@ def connect(
 
 
 class Interrupt:
-    """Ends the statement that a reader runs. Any thread may use this object."""
+    """Ends the statement that a reader is running. Any thread may use this object."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -72,7 +74,7 @@ class Interrupt:
 
     @contextmanager
     def covers(self, connection: sqlite3.Connection) -> Iterator[None]:
-        """Allow statements of this connection to be ended inside the block.
+        """Inside the block, allow another thread to end the statements of this connection.
 
         Raises:
             ProviderFault: Raised if the reader was cancelled.
@@ -102,7 +104,7 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 class ConnectionPool(Holder):
     """Provides read connections of one provider, at most `size` at a time.
 
-    If the file was deleted and created again, the pool detects this when a connection is borrowed.
+    Each time a connection is borrowed, the pool checks whether the file was deleted and created again.
 
     Args:
         path: The store.
@@ -125,10 +127,11 @@ class ConnectionPool(Holder):
 
     @contextmanager
     def borrow(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """Provide one connection to the current file.
+        """Provide a connection to the file that now has this path.
 
         Raises:
-            ProviderFault: `TRANSIENT_FAILURE` if the pool is closed, or no connection became free in time.
+            ProviderFault: `TRANSIENT_FAILURE` if the pool is closed, or if no connection becomes free in
+            time.
             FileNotFoundError: Raised if the file no longer exists.
         """
         if not self._slots.acquire(timeout=deadline.remaining()):
@@ -203,7 +206,7 @@ class ConnectionPool(Holder):
 
 
 class Monitor(Holder):
-    """Reports whether any process has committed. All readers of a provider share its only connection.
+    """Reports whether any process has committed. It has one connection, which all readers share.
 
     Args:
         path: The store.

@@ -1,10 +1,10 @@
-"""Handles forks, so that no connection to SQLite gets into a child process.
+"""Handles forks, so that a child process never inherits a connection to SQLite.
 
 SQLite keeps a table of the file locks that its process holds. A child process inherits the table, but not the
-locks. So the child would write into files that the parent removes when the parent closes, and wait for locks
-that no process holds. A new connection in the child process uses the same table. So a fork waits until no
-thread uses SQLite, and idle connections are closed before the fork. Parent and child open the file again when
-they need the file.
+locks. Therefore the child could write into files that the parent removes when the parent closes its
+connections, and could wait for locks that no process holds. A new connection in the child process would use
+the same table. Therefore a fork waits until no thread is using SQLite, and idle connections are closed before
+the fork. Parent and child open the file again when they need it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ class Holder(ABC):
 
     @abstractmethod
     def let_go(self) -> None:
-        """Close every connection that no thread is using, without waiting. Called before a fork."""
+        """Close every connection that no thread is using, without waiting.
+
+        This method is called before a fork.
+        """
 
     @abstractmethod
     def begin_anew(self) -> list[object]:
-        """Make new locks in the child, and return the connections that the parent was still using.
+        """In the child, make new locks, and return the connections that the parent was still using.
 
-        The child never uses these connections. The connections are kept, because closing one could remove
-        locks that the parent needs.
+        The child never uses these connections. The connections are kept open, because closing a connection
+        could remove locks that the parent needs.
         """
 
 
@@ -58,7 +61,7 @@ class _Gate:
         self._begin({})
 
     def _begin(self, inside: dict[int, int]) -> None:
-        # Reentrant: a signal handler may fork.
+        # The lock is reentrant, because a signal handler may fork.
         self._changed = threading.Condition(threading.RLock())
         self._inside = inside
         self._forking: int | None = None
@@ -70,7 +73,7 @@ class _Gate:
 
     def enter(self) -> None:
         if self._pid != os.getpid():
-            self.after_in_child()  # The C library has forked, and Python did not report the fork.
+            self.after_in_child()  # C code has forked without the knowledge of Python.
         me = threading.get_ident()
         with self._changed:
             while self._forking not in (None, me) and me not in self._inside:
@@ -95,7 +98,7 @@ class _Gate:
             self._changed.wait_for(lambda: not self._inside.keys() - {me}, _PATIENCE_SECONDS)
             holders = list(self._holders)
         for holder in holders:
-            # The child detects a connection that cannot be closed.
+            # If a connection cannot be closed, the child detects this later.
             with suppress(Exception):
                 holder.let_go()
 
@@ -134,10 +137,10 @@ os.register_at_fork(
 
 @contextmanager
 def using_sqlite() -> Iterator[None]:
-    """Prevent forks inside the block, for a limited time. Wait while another thread forks.
+    """Prevent forks inside the block, for a limited time. Wait while another thread is forking.
 
     One thread may enter this block several times. A connection that is opened inside the block must be closed
-    there, or belong to a `Holder`.
+    before the block ends, or belong to a `Holder`.
     """
     _gate.enter()
     try:
@@ -161,13 +164,13 @@ def check_inherited(path: str) -> None:
     """Refuse a file that was open when this process was forked.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` with a message that names the way out.
+        MulticloudDbError: `INVALID_REQUEST` with a message that names an alternative.
     """
     _gate.check(path)
 
 
 def file_identity(path: str) -> Identity:
-    """Return the identity of a file. Another file with the same name has another identity.
+    """Return the identity of a file. A different file with the same name has a different identity.
 
     Raises:
         FileNotFoundError: Raised if the file does not exist.
@@ -177,7 +180,7 @@ def file_identity(path: str) -> Identity:
 
 
 def _identity_of(handle: int) -> Identity | None:
-    """Return the identity of the file behind a handle.
+    """Return the identity of the file that a handle refers to.
 
     Return None if the handle is closed or does not belong to a file.
     """

@@ -20,7 +20,7 @@ Hashes have 62 bits, so that the end also fits into SQLite's signed integers.
 def partition_identity(key: MulticloudDbKey) -> bytes:
     """Return the canonical JSON of a key's partition key.
 
-    The JSON is the same for all keys with that partition key.
+    The JSON is the same for all keys with the same partition key.
     """
     if len(key.components) > key.partition_components:
         key = MulticloudDbKey(key.partition_key, key.partition_components)
@@ -28,11 +28,11 @@ def partition_identity(key: MulticloudDbKey) -> bytes:
 
 
 def partition_hash(identity: bytes) -> int:
-    """Return the hash of a partition key, from its `partition_identity`."""
+    """Return the hash of a partition key, which is computed from its `partition_identity`."""
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 2
 
 
 def even_ranges(count: int) -> list[tuple[int, int]]:
-    """Return `count` adjacent ranges `[low, high)` of about the same size that cover every hash."""
+    """Return `count` adjacent ranges `[low, high)` of about equal size. Together they cover every hash."""
     bounds = [HASH_END * number // count for number in range(count + 1)]
     return list(pairwise(bounds))

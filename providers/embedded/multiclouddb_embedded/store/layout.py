@@ -1,4 +1,7 @@
-"""Defines partitions, which are ranges of hashes that split and merge, and the positions that they cover."""
+"""Defines partitions and the positions that they cover.
+
+A partition is a range of hashes, which can split and merge.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class PartitionRow:
         id: The number of the partition in the file.
         name: The id of the partition in the collection, for example `p0`.
         low: The first hash of the partition.
-        high: The hash after the last one in the partition.
+        high: The first hash after the partition.
         parents: The names of the partitions that this partition replaces.
         children: The names of the partitions that replace this partition.
         start_seq: The newest change of the store when the partition was made.
@@ -52,7 +55,7 @@ class PartitionRow:
         end_ts: The time at which the partition was closed.
         last_seq: The number of the partition's last change, or `start_seq`.
         written: The number of changes in the partition so far.
-        volume: The total bytes of all changes in the partition so far.
+        volume: The total size in bytes of all changes in the partition so far.
         removed: The number of changes that were trimmed.
         trimmed: The highest sequence number that was trimmed, or 0.
     """
@@ -80,11 +83,11 @@ class PartitionRow:
 
     @property
     def remaining(self) -> int:
-        """Return the number of changes that are still kept."""
+        """Return the number of changes that have not been trimmed."""
         return self.written - self.removed
 
     def holds(self, number: int | None) -> bool:
-        """Return True if the partition contains that hash. None matches any partition."""
+        """Return True if the partition contains the hash. Every partition contains the hash None."""
         return number is None or self.low <= number < self.high
 
 
@@ -109,7 +112,7 @@ def named_partitions(
 
 
 def open_partition(connection: sqlite3.Connection, collection: Collection, name: str) -> PartitionRow:
-    """Return an open partition that is to be split or merged.
+    """Return an open partition, which the caller will split or merge.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the partition was already split or merged.
@@ -143,7 +146,7 @@ def add_partitions(
     Args:
         connection: The connection, inside a write transaction.
         collection: The collection.
-        ranges: The hash range of each partition; together they equal the ranges of the parents.
+        ranges: The hash range of each partition; together they cover the same hashes as the parents.
         parents: The open partitions that this function closes; empty for the first partitions of a
             collection.
         start: The position at which the parents end and the new partitions start: a sequence number and its
@@ -173,10 +176,10 @@ def add_partitions(
 
 
 def native_id(partition_id: str, collection: Collection) -> str:
-    """Return the partition with an id, which is either `p0` or the public id that a client lists.
+    """Return the store's own id, such as `p0`, for an id that is either its own or a public one.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an id of another resource.
+        MulticloudDbError: `INVALID_REQUEST` for the id of another resource.
     """
     check_type("partition_id", partition_id, str)
     native = utf8("partition_id", partition_id).rpartition(":")[2]

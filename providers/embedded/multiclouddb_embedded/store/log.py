@@ -1,4 +1,4 @@
-"""Appends changes to the log, inside one write transaction."""
+"""Appends changes to the log within one write transaction."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _CREATE, _UPDATE, _DELETE = range(3)
 
 
 class Moment:
-    """The newest change of the store inside a write transaction.
+    """The newest change of the store within a write transaction.
 
     Attributes:
         seq: The number of the last change. Each further change adds 1.
-        ts: The time of this commit in microseconds since 1970, never before the time of the previous commit.
+        ts: The time of this commit in microseconds since 1970. It is never earlier than the time of the
+        previous commit.
     """
 
     __slots__ = ("seq", "ts")
@@ -75,7 +76,7 @@ class LogWriter:
     Args:
         connection: The connection, inside a `write_transaction`.
         collection: The collection.
-        moment: The newest change of the store, which is updated in place.
+        moment: The newest change of the store. This object is updated in place.
     """
 
     def __init__(self, connection: sqlite3.Connection, collection: Collection, moment: Moment) -> None:
@@ -109,7 +110,7 @@ class LogWriter:
         return CHANGE_TYPES[kind]
 
     def flush(self) -> None:
-        """Save the ends of the partitions. Called once, at the end."""
+        """Save the ends of the partitions. This method is called once, at the end of the transaction."""
         self._connection.executemany(
             "UPDATE partitions SET last_seq = ?, written = ?, volume = ? WHERE id = ?",
             [(tail.last_seq, tail.written, tail.volume, tail.id) for tail in self._tails],

@@ -1,4 +1,4 @@
-"""Removes old changes, but not the documents."""
+"""Removes old changes from the log. Documents are not removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_bounds", "count_bound", "ordinal_at", "seq_before", "trim_log"
 
 
 def check_bounds(max_age: object, max_count: object) -> None:
-    """Refuse bounds of the wrong type, and negative ones.
+    """Refuse bounds that have the wrong type or are negative.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`.
@@ -35,7 +35,7 @@ def seq_before(connection: sqlite3.Connection, ts: int) -> int:
 
 
 def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> int:
-    """Return how many changes the partition ever had up to and including a sequence number.
+    """Return how many changes the partition has ever had, up to and including a sequence number.
 
     The number is never less than the number of removed changes.
     """
@@ -50,7 +50,7 @@ def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> i
 def count_bound(
     connection: sqlite3.Connection, rows: Sequence[PartitionRow], keep: int, head_seq: int
 ) -> int:
-    """Return the sequence number up to which to trim so that at most `keep` changes are left in total."""
+    """Return the sequence number up to which changes must be trimmed to leave at most `keep` changes."""
     rows = [row for row in rows if row.remaining]
 
     def gone(seq: int) -> int:
@@ -87,7 +87,7 @@ def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int)
 def _forget_commits(connection: sqlite3.Connection) -> None:
     """Delete commit times that are no longer needed as start times of any collection.
 
-    The last of these times is kept, to show that any earlier time is older than the removed changes.
+    The last of these times is kept. It shows that any earlier time precedes the removed changes.
     """
     connection.execute(
         "DELETE FROM commits WHERE seq < (SELECT max(seq) FROM commits WHERE seq <= "

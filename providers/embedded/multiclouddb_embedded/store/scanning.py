@@ -16,11 +16,13 @@ _ROWS: Final = 500
 _KEPT_CHARACTERS: Final = 256 * 1024 * 1024
 
 Row = tuple[str, str]
-"""The key and the document, as JSON."""
+"""The key and the document, both as JSON."""
 
 
 class Scan(Holder):
-    """A cursor over the documents. A fork during the scan reads the remaining rows into memory.
+    """A cursor over the documents.
+
+    If the process forks during the scan, the remaining rows are first read into memory.
 
     Args:
         path: The store.
@@ -61,7 +63,7 @@ class Scan(Holder):
             self._drop()
 
     def let_go(self) -> None:
-        """Read the remaining rows if they are not too many, and close the connection."""
+        """Read the remaining rows, unless there are too many, and close the connection."""
         if self._connection is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -77,7 +79,7 @@ class Scan(Holder):
             self._lock.release()
 
     def begin_anew(self) -> list[object]:
-        """Keep only the rows in memory, after a fork without `let_go`."""
+        """After a fork without `let_go`, keep only the rows that are already in memory."""
         self._lock = threading.RLock()
         if self._connection is None:
             return []

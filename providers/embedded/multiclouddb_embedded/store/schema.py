@@ -15,8 +15,8 @@ __all__ = ["SCHEMA_VERSION", "check_store", "create_store", "enter_wal_mode"]
 SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x6D636462  # "mcdb"
 
-# Larger than SQLite's default of 4 KiB. Scans need a third less time per row, and documents of up to 4 KB
-# stay in their row.
+# The page size is larger than SQLite's default of 4 KiB. With this size, scans take a third less time per
+# row, and documents of up to 4 KB are stored in their row.
 _PAGE_BYTES: Final = 16384
 
 _TABLES: Final = """
@@ -89,7 +89,7 @@ CREATE TABLE commits (
 
 
 def create_store(connection: sqlite3.Connection, path: str, patience: float) -> None:
-    """Create the tables in an empty file. For an existing store, do nothing.
+    """Create the tables in an empty file. If the file is already a store, do nothing.
 
     Several processes may call this function at the same time.
 
@@ -99,7 +99,7 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
         patience: The number of seconds to wait for another process that also creates the store.
 
     Raises:
-        ProviderFault: Raised if the file is not empty and not a store.
+        ProviderFault: Raised if the file is not empty and is not a store.
     """
     if not _is_empty(connection, path):
         check_store(connection, path)
@@ -121,10 +121,10 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
 
 
 def check_store(connection: sqlite3.Connection, path: str) -> None:
-    """Refuse a file that is not a store, or that is a store of a later version.
+    """Refuse a file that is not a store, or is a store in a later format version.
 
     Raises:
-        ProviderFault: `NOT_FOUND` for an empty file, else `INVALID_REQUEST`.
+        ProviderFault: `NOT_FOUND` for an empty file, otherwise `INVALID_REQUEST`.
         sqlite3.DatabaseError: Raised if the file is not an SQLite file.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -154,14 +154,14 @@ def _is_empty(connection: sqlite3.Connection, path: str) -> bool:
 
 
 def enter_wal_mode(connection: sqlite3.Connection, patience: float) -> None:
-    """Switch to WAL mode, in which readers and a writer work at the same time.
+    """Switch to WAL mode, in which readers and a writer can work at the same time.
 
-    SQLite's own busy timeout does not always cover this change: if several processes do this at once, SQLite
-    may give up without waiting.
+    SQLite's own busy timeout does not always cover this switch. If several processes switch at the same time,
+    SQLite may give up without waiting.
 
     Args:
         connection: The connection, outside a transaction.
-        patience: The number of seconds for which to keep trying.
+        patience: The number of seconds for which to retry.
     """
     until = time.monotonic() + patience
     while True:

@@ -54,7 +54,7 @@ class Session(Holder):
             self._connection = self._open(create=True)
 
     def now(self) -> datetime:
-        """Return the time of the clock, in UTC."""
+        """Return the clock's time in UTC."""
         return to_utc("clock", self._clock())
 
     @contextmanager

@@ -66,19 +66,19 @@ class PartitionRange:
 class EmbeddedStore:
     """A document store with a change feed in one SQLite file, which is created if it does not exist.
 
-    The store writes; a client from `connect("embedded:///…")` reads the feed. Any number of stores in any
-    number of processes may have the same file open: writers wait for each other, and readers never wait. A
-    store is safe for several threads. Parent and child can continue after a fork, which waits up to ten
-    seconds for calls that run in other threads. If a call is still running then, or if the application has
-    its own SQLite connection to the file, the child is refused with `INVALID_REQUEST`.
+    The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any number of
+    stores in any number of processes can have the same file open. Writers wait for each other, and readers
+    never wait. Several threads can use a store. Parent and child can continue to use it after a fork. A fork
+    waits up to ten seconds for calls that are running in other threads. If a call is still running then, or
+    if the application has its own SQLite connection to the file, the child is refused with `INVALID_REQUEST`.
 
     Args:
         path: The path of the file; its folder must exist.
         clock: A function that returns the time of commits, for tests. The function's time may stand still or
             go back; the store's time never goes back.
-        durable: False lets the system decide when to sync commits to disk, which allows about 30 times as
-            many single writes per second. A crash of a process still loses nothing. A crash of the machine
-            may lose the last commits, even if readers have already seen them.
+        durable: If False, the operating system decides when to write commits to the disk. This allows about
+        30 times as many single writes per second. If a process crashes, nothing is lost. If the machine
+        crashes, the last commits may be lost, even if readers have already seen them.
         busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
@@ -132,7 +132,7 @@ class EmbeddedStore:
         Args:
             name: The name of the collection.
             partitions: The number of partitions at the start; their ids are `p0`, `p1`, ….
-            database: The database of the collection. A database need not be created.
+            database: The database of the collection. A database does not have to be created first.
             images: The content of a change in the log: `"keys"`, the `"new"` document, or `"new_and_old"`.
             partition_key: The names of the first components of every key that form the partition key; None
                 means the first component with any name.
@@ -188,7 +188,7 @@ class EmbeddedStore:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if a value has no JSON form or the document is larger than 16
-                MiB. Then nothing is written.
+                MiB. In that case nothing is written.
         """
         (kind,) = self._write("put", collection, [Put(key, document)], database)
         assert kind is not None
@@ -207,7 +207,9 @@ class EmbeddedStore:
         return self._write("delete", collection, [Delete(key)], database) != [None]
 
     def batch(self, collection: str, operations: Iterable[Operation], *, database: str = MAIN) -> int:
-        """Apply `Put` and `Delete` operations in order in one transaction: all of them or none.
+        """Apply `Put` and `Delete` operations in order, in one transaction.
+
+        Either all of them are applied or none.
 
         Args:
             collection: The name of the collection.
@@ -256,7 +258,7 @@ class EmbeddedStore:
                     yield MulticloudDbKey(decode_json(key), rows.partition_components), decode_json(doc)
 
     def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
-        """Return the open partitions in the order of their ranges. Adjacent partitions can be merged.
+        """Return the open partitions in the order of their ranges. Neighbours in this list can be merged.
 
         Args:
             collection: The name of the collection.

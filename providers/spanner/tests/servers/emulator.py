@@ -28,7 +28,7 @@ _running = {}
 
 
 def given():
-    """Return the host and port of an emulator that is already running, or None.
+    """Return the host and port of an emulator that is already running, or None if none was given.
 
     The tests assume that this emulator has its default settings.
     """
@@ -107,7 +107,7 @@ def free_port():
 
 
 def shared(flags=STILL):
-    """Return the emulator with these settings that the tests of a worker share."""
+    """Return the emulator with these settings, which all tests of a worker share."""
     if flags not in _running:
         _running[flags] = Emulator(flags)
     return _running[flags]
