@@ -1,4 +1,4 @@
-"""Tests a micro-batch that is larger than the driver accepts: the stream must not get stuck."""
+"""Tests a micro-batch that is larger than the driver accepts: the stream must still make progress."""
 
 import random
 from pathlib import Path
