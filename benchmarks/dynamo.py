@@ -21,8 +21,8 @@ __all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "on_client_core", "o
 ADDRESS: Final = ResourceAddress(collection="items")
 _BATCH: Final = 25  # the service's limit for BatchWriteItem
 _START_SECONDS: Final = 60.0
-# Unlike in the tests, the JVM also uses its better compiler: with a faster server, the client is measured
-# better.
+# Unlike in the tests, the JVM also uses its better compiler, because a faster server lets the rows measure
+# the client more precisely.
 _JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC")
 
 
@@ -118,7 +118,7 @@ def local(items: int) -> Iterator[Local]:
         yield Local(server, arn)
 
 
-# -- The scripted server has its own process, because in one process it and boto3 would wait for the same lock
+# -- The scripted server has its own process; otherwise the server and boto3 would wait for the same lock
 
 
 @attrs.frozen
@@ -160,7 +160,7 @@ class Scripted:
         return sum(call.records for call in self.ask("journal.calls", "GetRecords"))
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ScriptedStreams`, or of one of its attributes, such as `troubles.end`."""
+        """Call a method of `ScriptedStreams` or of one of its attributes, for example `troubles.end`."""
         self._pipe.send((method, arguments))
         return self._pipe.recv()
 
