@@ -35,7 +35,7 @@ def _read(sim: Any, latency: float) -> tuple[Done, int]:
     from multiclouddb_conformance.simulation import SimulationProvider
 
     class Distant(WrappedProvider):
-        """A provider whose answers arrive late, as over a network; the delay uses no CPU time and no locks."""
+        """A provider that answers late, as over a network; the delay uses no CPU time and no locks."""
 
         def fetch(self, reader: WrappedReader, *wishes: Any) -> Batch:
             if latency:
