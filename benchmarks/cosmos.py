@@ -83,7 +83,7 @@ def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str,
 
 @contextmanager
 def emulator(items: int) -> Iterator[tuple[str, str]]:
-    """Start an emulator whose container `CONTAINER` has this many items of 400 bytes.
+    """Start an emulator whose container `CONTAINER` contains this many items of 400 bytes.
 
     It yields the server's endpoint and key.
     """

@@ -63,7 +63,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
 
     Args:
         row: The row.
-        scale: The share of the work: 1 for a real run, less to check that the row works.
+        scale: The fraction of the work: 1 for a real run, less to check that the row works.
         on_pair: Called after each pair with the number of finished pairs and the number of all pairs.
 
     Raises:

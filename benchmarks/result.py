@@ -21,7 +21,7 @@ class Result:
         baseline: The value of the other side; None if there is no other side.
         ratio: The library's value divided by the baseline, or None.
         goal: The bound on the ratio; if there is no baseline, the bound on the value.
-        at_most: True if the bound is an upper one.
+        at_most: True if the bound is an upper bound.
         ok: True if the goal is met.
         reason: The reason why the goal is not met.
         failed: True if the row failed; then `reason` is the error.

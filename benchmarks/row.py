@@ -40,7 +40,7 @@ class Done:
         ids: Ids of the events that the side read, in any order, or the checksum of these ids. The ids are
             consumed after the clock has stopped.
         value: The figure of the side, if it is not `count` per second.
-        seconds: The wall time, if it is a computed ideal instead of the measured time.
+        seconds: The wall time, if a computed ideal replaces the measured time.
         cpu: The CPU seconds, if another process did the work.
         notes: Further figures; maps each name to a number in the row's unit.
     """
@@ -76,7 +76,7 @@ class Bench:
 
     Attributes:
         folder: The folder is empty at the start and removed at the end.
-        scale: The share of the work: 1 for a real run, less to check that a row works.
+        scale: The fraction of the work: 1 for a real run, less to check that a row works.
     """
 
     folder: Path

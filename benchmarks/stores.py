@@ -65,7 +65,7 @@ def grow(source: Path, path: Path, times: int) -> None:
         connection.execute(_BIG_CACHE)
         (head,) = connection.execute("SELECT head_seq FROM store").fetchone()
         (index,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'log_hash'").fetchone()
-        connection.execute("DROP INDEX log_hash")  # created again below, in a tenth of the time
+        connection.execute("DROP INDEX log_hash")  # creating it again below takes a tenth of the time
         for partition, written, volume in connection.execute("SELECT id, written, volume FROM partitions"):
             part = {"partition": partition, "written": written, "volume": volume, "head": head}
             for time in range(1, times):

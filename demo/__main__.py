@@ -96,7 +96,7 @@ class _Run:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all its children, and wait until it has ended."""
+    """Kill a process and all its children, and wait until the process has ended."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

@@ -133,7 +133,7 @@ def dynamo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
 
 @contextmanager
 def latency(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
-    """Start a replica set of one node; each run has its own collection, which its writer fills.
+    """Start a replica set of one node. Each run gets a new collection, which the writer of the run fills.
 
     Yields:
         A function that describes the work of a run.

@@ -1,4 +1,4 @@
-"""Reads many partitions; each read has a latency."""
+"""Reads many partitions; each read is delayed, as over a network."""
 
 from __future__ import annotations
 

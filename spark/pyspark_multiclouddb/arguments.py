@@ -13,7 +13,7 @@ __all__ = ["check_has", "check_merge", "check_rows"]
 
 
 def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
-    """Refuse an object without one of the attributes of Spark's own type that exist in all versions.
+    """Refuse an object without the given attribute, which Spark's own type has in every version.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`; the message names the argument.

@@ -35,8 +35,8 @@ _NAP_SECONDS: Final = 0.1
 # A position is checked for expiry at the first plan, and after a batch that took longer than this number of
 # seconds.
 _FRESH_SECONDS: Final = 60.0
-# After this number of seconds, a plan is made even if nothing has changed, so that audits that are due are
-# made, and positions that are due are checked.
+# After this number of seconds, a step is planned even if nothing has changed, because an audit or the saving
+# of a position may be due.
 _STILL_SECONDS: Final = 60.0
 
 

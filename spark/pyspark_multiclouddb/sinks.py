@@ -121,8 +121,8 @@ def merge_into_delta(
         table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
             time.
         app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
-            numbers begin again, so use another `app_id`. Otherwise the first batches are treated as replays
-            and left out. Must be None if `batch_id` is None, and only then.
+            numbering starts again, so use another `app_id`. Otherwise the first batches are treated as
+            replays and left out. Must be None if `batch_id` is None, and only then.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
         new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the

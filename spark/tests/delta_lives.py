@@ -12,7 +12,7 @@ FOLLOWER = runpy.run_path(str(Path(__file__).with_name("following.py")))["Follow
 
 
 def live(folder, options, put, delete):
-    """Kill the program once and run it again; then the table and its tombstones must be correct.
+    """Kill the program once and run it again; the table and its tombstones must match the collection.
 
     Args:
         folder: An empty folder.
