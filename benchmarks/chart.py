@@ -35,7 +35,7 @@ _WIDEST: Final = 1000.0
 
 
 def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
-    """Write a PNG with one bar per row: 1 is the goal, and more is better for every kind of goal."""
+    """Write a PNG with one bar per row. The value 1 is the goal, and a higher value is always better."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -47,7 +47,7 @@ def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
         figure, axes = plt.subplots(figsize=(5, 1.0 + 0.48 * len(results)), layout="constrained")
         _bars(axes, results, colors)
         for place, result in enumerate(results):
-            # Above the bar, not beside it: the chart is narrow enough for a phone.
+            # The text is above the bar instead of beside it, so that the chart is narrow enough for a phone.
             across = axes.get_yaxis_transform()
             axes.text(0.0, place - 0.34, rows[result.name].title, transform=across, va="center", fontsize=10)
         _frame(axes, results, colors)
@@ -84,7 +84,7 @@ def _frame(axes: Any, results: list[Result], colors: Theme) -> None:
     axes.set_yticks([])
     axes.set_ylim(len(results) - 0.4, -0.8)
     axes.set_xscale("log")
-    # Space for the text at the right of the bars.
+    # Space for the text to the right of the bars.
     axes.set_xlim(low, high * (high / low) ** 0.75)
     ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, ["goal" if tick == 1 else f"{tick:g} x" for tick in ticks])

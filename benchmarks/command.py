@@ -127,7 +127,7 @@ def _keep(kept: Record | None, results: Sequence[Result]) -> None:
     new = Record(setting(), dated)
     try:
         write_docs((kept or Record(new.setting)).merged(new, load_rows()))
-    except SettingError as error:  # a row failed: new rows would be mixed with an old row
+    except SettingError as error:  # a row failed, and new rows must not be mixed with its old result
         raise _refused(str(error)) from None
 
 

@@ -83,7 +83,7 @@ def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str,
 
 @contextmanager
 def emulator(items: int) -> Iterator[tuple[str, str]]:
-    """Start an emulator whose container `CONTAINER` has this many items of 400 bytes.
+    """Start an emulator whose container `CONTAINER` contains this many items of 400 bytes.
 
     It yields the server's endpoint and key.
     """
@@ -101,7 +101,7 @@ def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
         yield made
 
 
-# -- A client that needs almost no CPU time, because the rows measure the server
+# -- The rows measure the server, so this client needs almost no CPU time
 
 
 class Wire:
@@ -125,7 +125,7 @@ class Wire:
         self._socket.close()
 
     def request(self, path: str, kind: str, link: str, **headers: str) -> bytes:
-        """Return a GET request in the form that the SDK sends."""
+        """Return a signed GET request like those that the SDK sends."""
         text = f"get\n{kind}\n{link}\n{_DATE}\n\n"
         digest = base64.b64encode(hmac.new(self._key, text.encode(), hashlib.sha256).digest()).decode()
         given = {

@@ -29,7 +29,7 @@ def _serve(pipe: Connection, ranges: int) -> None:
     from multiclouddb_cosmos_emulator.writes import Transaction
 
     def fill(items: int) -> None:
-        # This uses the emulator's own transactions, because it would take minutes over HTTP.
+        # The emulator's own transactions write the items, because writing over HTTP would take minutes.
         with server._lock:
             container = server._container("shop", "orders")
             for number in range(items):
@@ -74,7 +74,7 @@ class Account:
 
         Args:
             name: The name of the command: `fill`, `delay` or `count`.
-            argument: The number of items, or of seconds.
+            argument: The number of items or seconds.
 
         Returns:
             The number of reads of the feed that the emulator has counted.
@@ -90,7 +90,7 @@ class Account:
         return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls=false"}, max_concurrency=concurrency)
 
     def container(self) -> Any:
-        """Return the container of an azure-cosmos client like the provider's, with another transport."""
+        """Return the container from an azure-cosmos client like the provider's, except for its transport."""
         from azure.cosmos import CosmosClient
 
         client = CosmosClient(
@@ -110,7 +110,7 @@ def start_by_hand(container: Any) -> str:
 
 
 def bare_loop(container: Any, continuation: str) -> int:
-    """Read everything with azure-cosmos, without building events; return the number of items."""
+    """Read everything with azure-cosmos without building events; return the number of items."""
     pages = container.query_items_change_feed(continuation=continuation, max_item_count=1000).by_page()
     count = 0
     for page in pages:

@@ -10,7 +10,7 @@ __all__ = ["cpu_of_descendants"]
 
 
 def cpu_of_descendants() -> float:
-    """Return the CPU seconds of all living descendants, and of the children that they have waited for.
+    """Return the CPU seconds of all running descendants, including their children that have ended.
 
     The result is 0 without `/proc`. For example, the JVM of a local Spark session is a descendant, and its
     children are Python workers. These processes stay alive between jobs.

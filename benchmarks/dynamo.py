@@ -21,8 +21,8 @@ __all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "on_client_core", "o
 ADDRESS: Final = ResourceAddress(collection="items")
 _BATCH: Final = 25  # the service's limit for BatchWriteItem
 _START_SECONDS: Final = 60.0
-# Unlike in the tests, the JVM also uses its better compiler: with a faster server, the client is measured
-# better.
+# Unlike in the tests, the JVM also uses its better compiler, because a faster server lets the rows measure
+# the client more precisely.
 _JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC")
 
 
@@ -39,7 +39,7 @@ def item(number: int) -> dict[str, dict[str, str]]:
 def on_core(place: int) -> Iterator[None]:
     """Run this thread, and the threads and processes that it starts inside the block, on one core.
 
-    The block changes nothing if a process cannot choose its core, or if the machine has only one core.
+    This has no effect if a process cannot choose its core, or if the machine has only one core.
     """
     if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield
@@ -118,7 +118,7 @@ def local(items: int) -> Iterator[Local]:
         yield Local(server, arn)
 
 
-# -- The scripted server has its own process, because in one process it and boto3 would wait for the same lock
+# -- The scripted server has its own process; otherwise the server and boto3 would wait for the same lock
 
 
 @attrs.frozen
@@ -160,7 +160,7 @@ class Scripted:
         return sum(call.records for call in self.ask("journal.calls", "GetRecords"))
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ScriptedStreams`, or of one of its attributes, such as `troubles.end`."""
+        """Call a method of `ScriptedStreams` or of one of its attributes, for example `troubles.end`."""
         self._pipe.send((method, arguments))
         return self._pipe.recv()
 

@@ -34,7 +34,7 @@ class Hops:
     Attributes:
         functions: The number of different functions.
         modules: The number of changes from one module to another.
-        frames: The depth of the deepest stack, in frames of the SPI.
+        frames: The number of SPI frames in the deepest stack.
     """
 
     functions: int

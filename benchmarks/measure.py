@@ -20,7 +20,7 @@ __all__ = ["Sample", "UnequalError", "checksum", "failure", "run_row", "turns"]
 
 
 class UnequalError(Exception):
-    """The two sides have not read the same events."""
+    """Raised if the two sides have not read the same events."""
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ def checksum(ids: Iterable[str] | int) -> int:
 
 
 def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
-    """For each pair, return True if the library's side runs first.
+    """Return a value for each pair: True if the library's side runs first.
 
     The order alternates, starting with the warm-up pair.
     """
@@ -63,7 +63,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
 
     Args:
         row: The row.
-        scale: The share of the work: 1 for a real run, less to check that the row works.
+        scale: The fraction of the work: 1 for a real run, less to check that the row works.
         on_pair: Called after each pair with the number of finished pairs and the number of all pairs.
 
     Raises:
@@ -104,7 +104,7 @@ def _pairs(row: Row, sides: Sides, on_pair: Callable[[int, int], None]) -> tuple
 
 
 def _sample(side: Side) -> Sample:
-    gc.collect()  # this side must not pay for the garbage of the other side
+    gc.collect()  # this side's time must not include the collection of the other side's garbage
     cpu, wall = time.process_time(), time.perf_counter()
     done = side()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -146,7 +146,7 @@ def _result(row: Row, ours: list[Sample], baseline: list[Sample]) -> Result:
 
 
 def _nobody(done: int, pairs: int) -> None:
-    """Ignore the progress."""
+    """Do nothing with the progress."""
 
 
 def _reason(row: Row, side: Side) -> str:

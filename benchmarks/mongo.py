@@ -49,7 +49,7 @@ class Backlog:
         return ClientConfig("mongo", {"url": self.url})
 
     def client(self) -> Any:
-        """Make a new PyMongo client that decodes times as aware datetimes, as the library's client does."""
+        """Make a new PyMongo client that decodes times as aware datetimes, like the library's client."""
         from pymongo import MongoClient
 
         return MongoClient(self.url, tz_aware=True)

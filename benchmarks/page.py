@@ -109,13 +109,14 @@ def _missed(shown: list[tuple[Row, Result]]) -> list[str]:
 
 
 def _described(row: Row, result: Result) -> str:
-    # The heading's anchor is the name, which the table links to.
+    # The table links to this heading, whose anchor is the name of the row.
     parts = [f"### {row.name}\n", f"{row.title}. {row.about}\n"]
     if row.against:
         parts.append(f"Baseline: {row.against}\n")
     if result.notes:
         notes = (f"{name} {figure(value, result.unit)}" for name, value in result.notes.items())
         parts.append(f"Additional figures: {'; '.join(notes)}.\n")
-    # `py`, not `python`: it is shown, not run; the benchmark itself runs it.
+    # The language is `py`, because tests run the blocks marked as `python`; the benchmark itself runs this
+    # code.
     parts += [f"```py\n{inspect.getsource(function).rstrip()}\n```\n" for function in row.shown]
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""Profiles a side that missed its goal, and says where its time goes."""
+"""Profiles a side that missed its goal, and shows which functions use its CPU time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN: Final = 5
 def where_time_goes(side: Callable[[], Any]) -> str:
     """Run a side once more under the profiler; return a sentence about its CPU time, without waits.
 
-    The profiler measures the calling thread and the threads that start in the meantime.
+    The profiler measures the calling thread and the threads that start during the run.
     """
     profiles = [cProfile.Profile(time.thread_time)]
 

@@ -14,7 +14,7 @@ __all__ = ["write_docs"]
 def write_docs(record: Record, root: Path = ROOT) -> None:
     """Write the record, its page and its charts."""
     record.write(root)
-    record = Record.read(root) or record  # with the figures as they are stored, with four digits
+    record = Record.read(root) or record  # with the figures as they are stored, rounded to four digits
     page = root / "reference" / "benchmarks.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(page_text(record), encoding="utf-8")

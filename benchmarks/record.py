@@ -23,7 +23,7 @@ _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
 
 
 class SettingError(Exception):
-    """Raised if a record must not be extended because its machine or versions differ."""
+    """Raised if a record must not be extended because the machine or the versions are different now."""
 
 
 @attrs.frozen
@@ -40,7 +40,7 @@ class Record:
 
     @classmethod
     def read(cls, root: Path = ROOT) -> Record | None:
-        """Return the stored record, if there is one."""
+        """Return the stored record, or None if there is none."""
         file = _file(root)
         if not file.exists():
             return None

@@ -20,8 +20,8 @@ class Result:
         value: The value of the library's side; None if the row failed.
         baseline: The value of the other side; None if there is no other side.
         ratio: The library's value divided by the baseline, or None.
-        goal: The bound on the ratio, or on the value if there is no baseline.
-        at_most: True if the bound is an upper one.
+        goal: The bound on the ratio; if there is no baseline, the bound on the value.
+        at_most: True if the bound is an upper bound.
         ok: True if the goal is met.
         reason: The reason why the goal is not met.
         failed: True if the row failed; then `reason` is the error.
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def score(self) -> float | None:
-        """Return 1 if the goal is just met, and more if it is exceeded, for upper and lower bounds."""
+        """Return 1 if the goal is just met, and a higher value if it is exceeded, for both kinds of bound."""
         if not self.achieved:
             return None
         return self.goal / self.achieved if self.at_most else self.achieved / self.goal

@@ -40,9 +40,9 @@ class Done:
         ids: Ids of the events that the side read, in any order, or the checksum of these ids. The ids are
             consumed after the clock has stopped.
         value: The figure of the side, if it is not `count` per second.
-        seconds: The wall time, if it is a computed ideal instead of the measured time.
+        seconds: The wall time, if a computed ideal replaces the measured time.
         cpu: The CPU seconds, if another process did the work.
-        notes: Further figures, as a mapping from name to number in the row's unit.
+        notes: Further figures; maps each name to a number in the row's unit.
     """
 
     count: int
@@ -76,7 +76,7 @@ class Bench:
 
     Attributes:
         folder: The folder is empty at the start and removed at the end.
-        scale: The share of the work: 1 for a real run, less to check that a row works.
+        scale: The fraction of the work: 1 for a real run, less to check that a row works.
     """
 
     folder: Path
@@ -94,8 +94,8 @@ class Row:
     Attributes:
         name: The name of the row for `--only`.
         title: The title of the row, for people.
-        goal: The bound on the ratio of the library to the baseline, or on the library's figure if there is no
-            baseline.
+        goal: The bound on the ratio of the library's figure to the baseline's; if there is no baseline, the
+            bound on the library's figure.
         about: The description of the measurement, in sentences.
         against: The description of the baseline, in sentences; empty if there is none.
         setup: The function that prepares both sides; the preparation is not timed.
@@ -130,7 +130,7 @@ _rows: dict[str, Row] = {}
 def row(
     name: str, **settings: Any
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
-    """Register a generator function as a row; it yields one `Sides`, and the settings are fields of `Row`."""
+    """Register a generator function as a row. It yields one `Sides`; the settings are fields of `Row`."""
 
     def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
         if name in _rows:

@@ -17,7 +17,7 @@ _PROVIDERS: Final = Path(__file__).parents[1] / "providers"
 
 @cache
 def server_module(provider: str, name: str) -> Any:
-    """Import a module of a provider's test servers, which are not an installed package."""
+    """Import a module from a provider's test servers, which are not part of an installed package."""
     spec = ModuleSpec(f"benchmarks_{provider}_servers", None, is_package=True)
     spec.submodule_search_locations = [str(_PROVIDERS / provider / "tests" / "servers")]
     sys.modules[spec.name] = module_from_spec(spec)

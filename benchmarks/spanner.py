@@ -59,7 +59,7 @@ class Backlog:
         return [child[0] for record in self.query(None) for part in record[2] for child in part[2]]
 
     def query(self, token: str | None, start: Any = None, end: Any = None) -> Iterator[Any]:
-        """Run the library's change stream query, for a partition's records or the list of partitions."""
+        """Run the library's change stream query for one partition's records or for the list of partitions."""
         from google.cloud.spanner_v1 import param_types
 
         sql = (
@@ -83,7 +83,7 @@ class Backlog:
 
 
 def _names_of(change_record: Any) -> list[str]:
-    """Return the names of the fields in a data change record, from the type of the query's column."""
+    """Read the names of the fields in a data change record from the type of the query's column."""
     data = change_record.array_element_type.struct_type.fields[0].type_
     return [field.name for field in data.array_element_type.struct_type.fields]
 

@@ -43,7 +43,7 @@ def fill(
     make: Callable[[int], dict[str, Any]] = document,
     batch: int = 5000,
 ) -> None:
-    """Create a store with `events` creates in `ADDRESS`, `batch` of them in each transaction."""
+    """Create a store with `events` creates in `ADDRESS`, with `batch` creates in each transaction."""
     from multiclouddb_embedded import EmbeddedStore, Put
 
     assert ADDRESS.collection is not None
@@ -65,7 +65,7 @@ def grow(source: Path, path: Path, times: int) -> None:
         connection.execute(_BIG_CACHE)
         (head,) = connection.execute("SELECT head_seq FROM store").fetchone()
         (index,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'log_hash'").fetchone()
-        connection.execute("DROP INDEX log_hash")  # created again below, in a tenth of the time
+        connection.execute("DROP INDEX log_hash")  # creating it again below takes a tenth of the time
         for partition, written, volume in connection.execute("SELECT id, written, volume FROM partitions"):
             part = {"partition": partition, "written": written, "volume": volume, "head": head}
             for time in range(1, times):
@@ -89,7 +89,7 @@ FROM log WHERE partition = :partition AND seq <= :head ORDER BY seq
 def pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], address: ResourceAddress, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Yield pages from the beginning, each from the token of the previous page, up to the first idle page."""
+    """Yield pages from the beginning to the first idle page; each read uses the previous page's token."""
     position: StartPosition = Beginning()
     while True:
         page = read(ChangeFeedRequest(address, position, max_page_size=max_page_size))

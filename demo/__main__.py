@@ -28,8 +28,10 @@ __all__ = ["main"]
 
 _POLL_SECONDS: Final = 0.2
 _KILL_AT: Final = 0.2
-"""The fraction of the work at which the pipeline is killed: in the middle of the rows that existed before the
-start."""
+"""The fraction of the work after which the pipeline is killed.
+
+At this point, the pipeline is reading the rows that existed before its start.
+"""
 _EVENTS_PER_ROW: Final = 2
 """The number of events per flight: a flight is created, then updated or deleted."""
 
@@ -40,13 +42,13 @@ class _Run:
     def __init__(self, places: Places, rows: int) -> None:
         self._places, self._rows = places, rows
         self._log = (places.root / "pipeline.log").open("ab")
-        # The first half of the flights exists already, with one row for each flight; rows are counted when
-        # they are written.
+        # The first half of the flights already exists, with one row for each flight. The count includes these
+        # rows from the time when they are written.
         self.total = rows // 2 + _EVENTS_PER_ROW * (rows - rows // 2)
         self.killed_at: float | None = None
 
     def run(self, progress: Progress) -> None:
-        """Start both, kill the pipeline once, and wait for the end of both."""
+        """Start the writer and the pipeline, kill the pipeline once, and wait until both have ended."""
         written = progress.add_task("written to the store", total=self.total)
         merged = progress.add_task("merged into the table", total=self.total)
         writer = self._start("demo.writer", str(self._rows))
@@ -94,7 +96,7 @@ class _Run:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all its children, and wait until it has ended."""
+    """Kill a process and all its children, and wait until the process has ended."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

@@ -10,7 +10,7 @@ __all__ = ["draw"]
 
 
 def draw(places: Places, killed_at: float | None) -> None:
-    """Write `places.chart`: rate and lag over time, with the time of the kill."""
+    """Write `places.chart`, which shows the rate and the lag over time, and the time of the kill."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -61,7 +61,7 @@ def _summed(merged: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rate(lines: list[dict[str, Any]], name: str, began: float) -> tuple[list[float], list[float]]:
-    """Return the rate in events per second, between lines that are at least one second apart."""
+    """Return the rate in events per second, computed between lines that are at least one second apart."""
     times, rates = [], []
     at, total = began, 0
     for line in lines:

@@ -26,7 +26,7 @@ class Verdict:
     Attributes:
         rows: The number of documents in the store.
         missing: The number of keys that are missing in the table.
-        extra: The number of keys that only the table has.
+        extra: The number of keys that only the table contains.
         different: The number of keys whose documents differ.
         examples: The first differences, one line each.
     """
@@ -63,7 +63,7 @@ def compare(places: Places) -> Verdict:
 
 
 def tamper(places: Places) -> str:
-    """Change one row of the table by hand, as a test of the comparison; return its key."""
+    """Change one row of the table to test the comparison; return the key of this row."""
     name = min(name for name, _ in _rows(places))
     condition = "key = '" + name.replace("'", "''") + "'"
     DeltaTable(places.table).update(updates={"dest": "'???'"}, predicate=condition)

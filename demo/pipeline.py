@@ -23,7 +23,7 @@ _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _MOST_RECORDS: Final = 60_000
 _SEGMENTS: Final = 20
 _BATCHES: Final = 10
-"""A micro-batch contains at most this fraction of the work, so that the kill comes in the middle."""
+"""The maximum fraction of the work in one micro-batch; it is small, so that the kill comes in the middle."""
 _DOCUMENT: Final = """
     origin STRING, date STRING, carrier STRING, flight BIGINT, sched_dep_time BIGINT, sched_arr_time BIGINT,
     tailnum STRING, dest STRING, distance BIGINT, status STRING, dep_time BIGINT, dep_delay BIGINT,
@@ -39,13 +39,13 @@ def follow(places: Places, events: int) -> None:
         events: The approximate number of events that are expected.
     """
     records = min(_MOST_RECORDS, 1 + events // _BATCHES)
-    # A run of one minute is too short for the slower, better compiler to pay off.
+    # A run takes about a minute, which is too short to benefit from the slower, better compiler.
     with local_session("flights into Delta", **{"spark.driver.extraJavaOptions": _QUICK_JAVA}) as spark:
         query = _start(spark, places, records)
         while query.isActive and not _done(places):
             query.awaitTermination(1)
         _stop(query)
-        # A run that ends by itself merges the writer's last changes.
+        # The writer's last changes are merged by a run that ends by itself.
         _start(spark, places, records, availableNow=True).awaitTermination()
 
 
@@ -85,7 +85,7 @@ def _done(places: Places) -> bool:
 
 
 def _stop(query: StreamingQuery) -> None:
-    """Stop the query between two batches, because an interrupted batch would only be repeated."""
+    """Stop the query between two batches. An interrupted batch would have to be repeated."""
     while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.05)
     query.stop()

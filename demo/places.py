@@ -19,7 +19,7 @@ class Places:
     """The files of one run, all below one folder.
 
     Attributes:
-        root: The folder of the run, which is created again for each run.
+        root: The folder of the run; each run deletes it and creates it again.
     """
 
     root: Path = attrs.field(converter=Path)
@@ -46,7 +46,7 @@ class Places:
 
     @property
     def written(self) -> Path:
-        """Return the file with the progress of the writer: JSON lines of time and total events.
+        """Return the file with the progress of the writer: JSON lines with time and total events.
 
         The last line contains `done`. The first line counts the flights that exist before the pipeline
         starts.
@@ -55,7 +55,7 @@ class Places:
 
     @property
     def merged(self) -> Path:
-        """Return the file with the progress of the pipeline: JSON lines of time, batch, events and lag."""
+        """Return the file with the progress of the pipeline: JSON lines with time, batch, events and lag."""
         return self.root / "merged.jsonl"
 
     @property
@@ -75,12 +75,12 @@ def append_line(path: Path, **facts: Any) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return every line so far; none if the file does not exist yet."""
+    """Return all lines written so far, or no lines if the file does not exist yet."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
 def merged_batches(places: Places) -> list[dict[str, Any]]:
-    """Return one line for each merged micro-batch; for a repeated batch, the line of its first delivery."""
+    """Return one line per merged micro-batch; for a repeated batch, the line of its first delivery."""
     return list({line["batch"]: line for line in reversed(read_lines(places.merged))}.values())[::-1]

@@ -1,7 +1,7 @@
 """The application that writes the data: it creates, updates and deletes flights; `python -m demo.writer`.
 
-Half of the flights exist before the pipeline starts, and the changes that made them are no longer kept.
-While the application writes the other flights, partitions split and merge.
+Half of the flights exist before the pipeline starts, and the store no longer keeps the changes that created
+them. While the application writes the other flights, partitions split and merge.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["write"]
 _BATCH: Final = 1000
 _POLL_SECONDS: Final = 0.05
 _BEHIND: Final = 4
-"""A flight leaves this many batches after the batch in which it was scheduled."""
+"""The number of batches between the scheduling of a flight and its departure."""
 
 
 def write(places: Places, rows: int) -> None:
@@ -32,7 +32,8 @@ def write(places: Places, rows: int) -> None:
         store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])
         total = _fill(store, islice(flights, rows // 2))
         append_line(places.written, at=time.time(), events=total)
-        # Writes before the pipeline's start would be rows of its snapshot, not changes.
+        # The pipeline must start first. Otherwise these writes would become rows of its snapshot instead of
+        # changes.
         while not places.begun.exists():
             time.sleep(_POLL_SECONDS)
         reshapes = _reshapes(store, rows)
@@ -46,7 +47,7 @@ def write(places: Places, rows: int) -> None:
 
 
 def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
-    """Write flights of the past, which only a scan of the collection finds.
+    """Write past flights, which only a scan of the collection can find.
 
     Return the number of these flights.
     """
@@ -76,7 +77,7 @@ def _outcome(flight: Flight) -> Operation:
 
 
 def _reshapes(store: EmbeddedStore, rows: int) -> Iterator[object]:
-    """Split and merge partitions alternately, one step for each call of `next`."""
+    """Split and merge partitions alternately; each call of `next` makes one step."""
     del rows
     while True:
         first = store.partitions(COLLECTION)[0].partition_id

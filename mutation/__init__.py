@@ -1,1 +1,1 @@
-"""`make mutate` plants defects in code that must not lose events, and counts those that tests do not find."""
+"""`make mutate` plants defects in code that must not lose events, and counts the defects that tests miss."""

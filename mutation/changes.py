@@ -1,8 +1,8 @@
-"""Defines the small changes that are possible in a module: the operators, and the code they do not change.
+"""Defines the small changes that are possible in a module: the operators, and the code that they leave alone.
 
-The operators do not change code that no test should check or that has no behaviour: docstrings and messages,
-annotations, `__repr__`, logging, `assert` (here for the type checker), code under `TYPE_CHECKING`,
-decorators.
+Some code has no behaviour, or should not be tested. The operators do not change such code: docstrings,
+messages, annotations, `__repr__`, logging, `assert` (which is only for the type checker here), code under
+`TYPE_CHECKING`, and decorators.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
 }
 _NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _LOGGERS: Final = frozenset({"_log", "log", "logger", "_logger", "logging", "warnings"})
-# Their arguments are types, or have no order, or would fail at once if they were swapped.
+# The arguments of these functions are types or have no order, or swapping them would fail at once.
 _UNSWAPPED: Final = frozenset(
     {"cast", "isinstance", "issubclass", "getattr", "hasattr", "super", "TypeVar", "min", "max"}
 )
-# A higher number is a bound or a time, whose exact value does not matter.
+# Most higher numbers are limits or times, and their exact values do not matter.
 _SMALL: Final = 10
-# The value is not used, or only tested for being false.
+# The default that these functions get is not used, or only tested for being false.
 _DEFAULTING: Final = frozenset({"get", "pop", "next"})
 _SILENT: Final = frozenset({"__repr__", "__str__"})
 
@@ -90,7 +90,7 @@ class _Finder:
         self._last: ast.stmt | None = None
 
     def block(self, body: Iterable[ast.stmt]) -> None:
-        """Record changes to the statements of a block, and inside them."""
+        """Record possible changes to the statements of a block, and to the code inside them."""
         for statement in body:
             self._statement(statement)
             self._walk(statement)
@@ -174,7 +174,7 @@ class _Finder:
     def _negated(self, test: ast.expr) -> None:
         match test:
             case ast.Compare(ops=[op]) if isinstance(op, _NEGATIONS):
-                return  # swapping the sides changes nothing
+                return  # swapping the operands changes nothing
             case ast.UnaryOp(op=ast.Not()) | ast.Constant():
                 return
             case _:
@@ -266,7 +266,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _means_absent(node: ast.AST) -> bool:
-    """Return True if it makes no difference here to replace None with another false value."""
+    """Return True if replacing None with another false value makes no difference here."""
     match node:
         case ast.Compare() | ast.Assign(targets=[ast.Subscript()]):
             return True
@@ -281,7 +281,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_joined(node: ast.BinOp) -> bool:
-    """Return True if text, tuples or lists are joined, because no other operator works for them."""
+    """Return True if text, tuples or lists are concatenated; other operators fail for these values."""
     joined = ast.Tuple | ast.List | ast.JoinedStr | ast.ListComp
     return any(
         isinstance(side, joined) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))

@@ -1,4 +1,4 @@
-"""A pytest plugin: runs the chosen tests in order, and ends the process at the first failure."""
+"""A pytest plugin that runs the chosen tests in order, and ends the process at the first failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KILLED", "TESTS"]
 TESTS: Final = "MULTICLOUDDB_CHOSEN_TESTS"
 """The environment variable with the path of a JSON file that lists test ids."""
 KILLED: Final = 117
-"""The exit code for a failed test, which no Python program uses otherwise."""
+"""The exit code after a failed test; Python programs do not otherwise use it."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -26,13 +26,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """End the process also if a module can no longer be imported."""
+    """Also end the process if a test module can no longer be imported."""
     if report.failed:
         _end(f"collection of {report.nodeid}")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """End the process without tear-down, because with a defect the tear-down may never end."""
+    """End the process without tear-down, because a defect can make the tear-down run forever."""
     if report.failed:
         _end(report.nodeid)
 

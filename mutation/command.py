@@ -55,7 +55,7 @@ def mutate(
     chosen: _Chosen = _SETTINGS,
     equivalents: _Equivalents = False,
 ) -> None:
-    """Plant defects in engine, iterator, stores and embedded reader; count those that a test finds.
+    """Plant defects in engine, iterator, stores and embedded reader; count the defects that tests find.
 
     The exit code is 0 if at least the required share of the mutants is killed. It is 1 if fewer are killed,
     if too few mutants ran, or if an entry in equivalents.toml is out of date.
@@ -84,7 +84,7 @@ def mutate(
 
 
 def _known(settings: Settings, chosen: str) -> list[Equivalent]:
-    """Return the listed equivalents.
+    """Return the entries of equivalents.toml.
 
     With other settings, return only the entries for the modules that these settings name.
     """
@@ -106,7 +106,7 @@ def _told(
     least: int,
     goal: float,
 ) -> bool:
-    """Show survivors and figures; return True if enough mutants ran and enough of them were killed."""
+    """Show the survivors and the figures; return True if enough mutants ran and enough were killed."""
     equivalent = {each.name for each in mutants if each.identity in same}
     show(console(), mutants, equivalent, outcomes)
     figures = tally(mutants, equivalent, outcomes)
@@ -117,7 +117,7 @@ def _told(
 
 
 def _sound(outcomes: dict[str, Outcome]) -> bool:
-    """Print the mutants that are listed as equivalent and were killed."""
+    """Print mutants that are listed as equivalent but were killed; return True if there are none."""
     wrong = [f"{name}, by {outcome.by}" for name, outcome in outcomes.items() if outcome.killed]
     for text in wrong:
         console().print(f"listed as equivalent, and killed: {text}", markup=False, soft_wrap=True)
@@ -146,7 +146,7 @@ def _traced(settings: Settings, jobs: int) -> Traces:
 def _tried(
     settings: Settings, traces: Traces, mutants: list[Mutant], jobs: int, until: float
 ) -> dict[str, Outcome]:
-    """Try the mutants; a kill counts only if the test passes without the defect."""
+    """Run the tests of the mutants. A kill counts only if the failing test passes without the defect."""
     runner = Runner(settings.root, traces.tests)
     slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
     work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]

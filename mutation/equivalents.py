@@ -23,7 +23,7 @@ class Equivalent:
         before: As `Mutant.before`.
         after: As `Mutant.after`.
         reason: The reason why a user of the module sees no difference.
-        nth: As `Mutant.nth`; 1 means the second line with the same text in the function.
+        nth: As `Mutant.nth`; the value 1 means the second line with the same text in the function.
     """
 
     file: str
@@ -46,7 +46,7 @@ def read_equivalents(path: Path) -> list[Equivalent]:
         path: A TOML file with `[[equivalent]]` tables.
 
     Raises:
-        ValueError: Raised if an entry is incomplete, or the file contains the same entry twice.
+        ValueError: Raised if an entry is incomplete, or if the file contains the same entry twice.
     """
     found: dict[tuple[str, str, str, str, int], Equivalent] = {}
     for number, entry in enumerate(tomllib.loads(path.read_text()).get("equivalent", []), 1):
@@ -61,11 +61,11 @@ def read_equivalents(path: Path) -> list[Equivalent]:
 
 
 def stale(equivalents: Iterable[Equivalent], mutants: Iterable[Mutant]) -> list[Equivalent]:
-    """Return the entries whose line or change no longer exists.
+    """Return the entries whose line or change no longer exists in the code.
 
     Args:
         equivalents: All entries.
-        mutants: Every possible mutant, chosen or not.
+        mutants: All possible mutants, including those that are not chosen.
     """
     possible = {mutant.identity for mutant in mutants}
     return [entry for entry in equivalents if entry.identity not in possible]

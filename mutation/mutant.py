@@ -26,7 +26,7 @@ class Mutant:
         before: The original lines, joined into one line.
         after: The changed lines with the defect, joined into one line.
         operator: The kind of the change.
-        nth: A number that distinguishes mutants that are the same in all fields above.
+        nth: A number that distinguishes mutants with equal values in all fields above.
         lines: The numbers of the first and the last changed line.
         source: The text of the whole module with the defect.
     """
@@ -66,7 +66,7 @@ class Mutant:
 
 
 def mutants_of(root: Path, file: str) -> list[Mutant]:
-    """Return every defect that can be planted in a module, in the order of the source.
+    """Return a mutant for each defect that can be planted in a module, in the order of the source.
 
     Args:
         root: The folder to which the file's path is relative.
@@ -85,7 +85,7 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
 
 
 def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]:
-    """Choose some mutants: always the same for the same source and seed, and mostly the same after an edit.
+    """Choose some mutants. The choice depends only on the source and the seed, and an edit changes it little.
 
     Args:
         mutants: The mutants to choose from.
@@ -96,10 +96,10 @@ def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]
 
 
 def lines_of(mutant: Mutant) -> Iterator[list[int]]:
-    """Return the lines that a test must run to find a defect, from the best choice to the last.
+    """Return sets of lines that a test must run to find a defect; the best set comes first.
 
-    The choices are: the changed lines; the enclosing function; if the lines run at import, the lines that use
-    what they define; and the whole module.
+    The sets are, in this order: the changed lines; the enclosing function; the lines that use the defined
+    names, if the changed lines run at import; the whole module.
 
     Args:
         mutant: A defect.

@@ -29,14 +29,14 @@ SURVIVED: Final = "survived"
 NOT_RUN: Final = "not run"
 
 _ARGUMENTS: Final = (*PYTEST, "-p", "mutation.chosen", "-p", "no:xdist", "--timeout=25")
-"""The time limit for one test, which takes a few seconds without a defect."""
+"""The time limit for one test. Without a defect, a test takes a few seconds."""
 _BROKEN: Final = (2, 3, 4)
-"""The exit codes of pytest if the defect makes the run fail before any test, for example in a conftest.
+"""The exit codes of pytest if the defect makes the run fail before the first test, for example in a conftest.
 
-The codes for signals are negative.
+Exit codes for signals are negative.
 """
 _FORKS: Final = multiprocessing.get_context("forkserver")
-# Modules that are loaded once for all mutants; none of them imports a module of the project.
+# These modules are loaded once for all mutants. None of them imports a module of the project.
 _FORKS.set_forkserver_preload([warm.__name__, *warm.LOADED])
 _START_SECONDS: Final = 60
 _SLOWER: Final = 4
@@ -50,7 +50,7 @@ class Outcome:
 
     Attributes:
         status: The status, which is one of the constants of this module.
-        by: The test that failed, or another reason for the end of the run; empty for a survivor.
+        by: The test that failed, or another reason why the run ended; empty for a survivor.
         seconds: The duration of the run, in seconds.
         tests: The number of tests that were chosen to find the defect.
     """
@@ -90,7 +90,7 @@ class Runner:
         Args:
             mutants: The mutants, each with the tests that should find it.
             jobs: The number of processes that run at the same time.
-            until: After this time, on the monotonic clock, no further mutant is started.
+            until: The time on the monotonic clock after which no further mutant is started.
             done: A function that is called for each result.
         """
         found: dict[str, Outcome] = {}
@@ -106,7 +106,7 @@ class Runner:
         return found
 
     def run(self, mutant: Mutant, names: Sequence[str]) -> Outcome:
-        """Try to find one defect, first with a few tests from few files, because they start sooner.
+        """Try to find one defect. A few tests from a few files run first, because they start sooner.
 
         Args:
             mutant: The defect.
@@ -122,7 +122,7 @@ class Runner:
         return attrs.evolve(outcome, seconds=time.monotonic() - began)
 
     def control(self, work: Sequence[tuple[Mutant, list[str]]]) -> str:
-        """Run the tests of one module of `work` without a defect; return a failing test, or "".
+        """Run tests of one mutant without its defect; return the test that fails, or "" if all pass.
 
         Args:
             work: The mutants with their tests.
@@ -134,10 +134,10 @@ class Runner:
         return ""
 
     def fails(self, names: Sequence[str]) -> str:
-        """Return the first of these tests that fails without any defect; empty if all of them pass.
+        """Run these tests without any defect; return the first that fails, or "" if all of them pass.
 
         Args:
-            names: Node ids.
+            names: The ids of the tests.
         """
         outcome = self._look(None, names) if names else Outcome(SURVIVED)
         return outcome.by if outcome.killed else ""
@@ -160,9 +160,9 @@ class Runner:
             return _judged(self._finished(names, environment, limit), tests)
 
     def _finished(self, names: Sequence[str], environment: Mapping[str, str], seconds: float) -> int | None:
-        """Return the exit code of pytest; None if it took too long.
+        """Run pytest; return its exit code, or None if it took too long.
 
-        Every process that pytest started is also ended.
+        All processes that pytest started are then ended.
         """
         files = sorted({name.partition("::")[0] for name in names})
         process = _FORKS.Process(target=warm.run, args=(self._root, environment, [*_ARGUMENTS, *files]))
@@ -170,17 +170,17 @@ class Runner:
         process.join(seconds)
         code = process.exitcode
         assert process.pid is not None
-        with suppress(ProcessLookupError):  # all of them have ended
+        with suppress(ProcessLookupError):  # all processes have ended
             os.killpg(process.pid, signal.SIGKILL)
         if code is None:
-            process.kill()  # it may have ended before it became a group leader
+            process.kill()  # the process may have ended before it became a group leader
         process.join()
         process.close()
         return code
 
 
 def module_name(file: str) -> str:
-    """Return the dotted name of a module for `import`.
+    """Return the dotted name with which `import` finds a module.
 
     Args:
         file: The path of the module from the root; folders of distributions are not packages.

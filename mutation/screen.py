@@ -31,7 +31,7 @@ class Tally:
         killed: The number of mutants that a test found.
         late: The number of killed mutants that a time limit ended.
         survived: The number of mutants that no test found.
-        not_run: The number of mutants that were not started when the time was over.
+        not_run: The number of mutants that had not been started when the time was over.
     """
 
     planted: int
@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Return the killed share of the mutants that ran and are not equivalent."""
+        """Return the share of killed mutants among the mutants that ran and are not equivalent."""
         ran = self.killed + self.survived
         return self.killed / ran if ran else 1.0
 
@@ -127,7 +127,7 @@ def _cells(figures: Tally) -> list[str]:
 
 
 def _entry(mutant: Mutant, outcome: Outcome) -> str:
-    """Return the entry as TOML, with the place and the number of tests as comments."""
+    """Return the entry of a survivor as TOML; comments contain its place and the number of tests."""
     first, last = mutant.lines
     lines = [
         f"# survived {outcome.tests} tests: {mutant.name}, lines {first} to {last}, {mutant.operator}",

@@ -19,12 +19,12 @@ class Settings:
 
     Attributes:
         root: The folder to which all paths are relative.
-        seed: The seed of the choice; another seed plants other defects.
+        seed: The seed for the choice of defects; another seed gives other defects.
         number: The number of defects to plant.
         minutes: The time after which no further mutant is started.
         goal: The share of mutants that must be killed.
-        least: The number of mutants that must run; with fewer, there is no result.
-        slowest_test_seconds: The longest duration of a usable test; slower tests are not used.
+        least: The minimum number of mutants that must run; with fewer mutants, the run has no result.
+        slowest_test_seconds: The maximum duration of a test; slower tests are not used.
         tests_seconds: The maximum duration of the tests for one mutant, measured without the defect.
         modules: The files in which defects are planted.
         tests: The test files.
@@ -43,14 +43,14 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Settings:
-        """Read a TOML file; a folder in it stands for every module below the folder.
+        """Read a TOML file. If the file names a folder, it means every module below this folder.
 
         Args:
             path: The file.
             root: The folder to which the file's paths are relative.
 
         Raises:
-            ValueError: Raised if a path in the file does not exist, or an entry is unknown or missing.
+            ValueError: Raised if a path in the file does not exist, or if an entry is unknown or missing.
         """
         found = tomllib.loads(path.read_text())
         left_out = {name for item in found.pop("leave_out", []) for name in _files(root, item, "test_*.py")}

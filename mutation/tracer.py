@@ -19,7 +19,8 @@ __all__ = ["FILES", "FOLDER"]
 FILES: Final = "MULTICLOUDDB_TRACED_FILES"
 FOLDER: Final = "MULTICLOUDDB_TRACES"
 
-# A function that runs more often in one test is not traced further, because tracing is slow.
+# If one test runs a function more often than this, the function is traced no further, because tracing is
+# slow.
 _MOST_CALLS: Final = 100
 
 Tracer: TypeAlias = Callable[[FrameType, str, Any], Any]

@@ -47,16 +47,16 @@ class Traces:
     failed: tuple[str, ...]
 
     def tests_of(self, mutant: Mutant, slowest: float, seconds: float) -> list[str]:
-        """Return the tests that run the changed lines; for each test function, the fastest case comes first.
+        """Return the tests that run the changed lines; a function's fastest test case comes first.
 
         If no test runs these lines, for example because they run at import, return the tests that run the
         enclosing code.
 
         Args:
             mutant: A defect.
-            slowest: The longest duration of a usable test; slower tests are omitted.
-            seconds: How long all tests together may take; tests from the files that the settings name come
-                first.
+            slowest: The maximum duration of a test; slower tests are omitted.
+            seconds: The maximum duration of all tests together; tests from the first files in the settings
+                are preferred.
         """
         levels: dict[str, int] = {}
         for level, lines in enumerate(lines_of(mutant)):
@@ -81,7 +81,7 @@ class Traces:
 
 
 def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
-    """Trace the tests of the files that have changed since the last run, or all.
+    """Trace the tests in changed files, or all tests if any other file has changed since the last run.
 
     Args:
         settings: The settings, which name the files and tests.
@@ -105,7 +105,7 @@ def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
 
 
 def python_path(*first: Path) -> dict[str, str]:
-    """Return the environment variable that makes every Python process of a run search these folders first.
+    """Return the environment variable with which every Python process of a run searches these folders first.
 
     Args:
         first: The folders.
@@ -131,7 +131,7 @@ def _traces(files: Iterable[dict[str, Any]]) -> Traces:
 
 
 def _keys(settings: Settings) -> dict[str, str]:
-    """Return the inputs of each test file's traces: the file itself, and everything that is not a test."""
+    """Return the inputs of each test file's traces: the file itself, and all files that are not tests."""
     shared = hashlib.sha256()
     ours = (PACKAGE, settings.root / ".venv")
     for path in sorted(settings.root.rglob("*.py")):

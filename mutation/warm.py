@@ -11,8 +11,10 @@ from typing import Final, NoReturn
 __all__ = ["LOADED", "PYTEST_ENDED", "run"]
 
 PYTEST_ENDED: Final = 200
-"""The number that is added to pytest's exit code, so that the sum differs from the exit code of a failure
-before pytest."""
+"""A number that is added to pytest's exit code.
+
+The sum differs from every exit code of a process that fails before pytest runs.
+"""
 LOADED: Final = (
     "attrs",
     "hypothesis.stateful",
@@ -41,8 +43,8 @@ def run(root: Path, environment: Mapping[str, str], arguments: Sequence[str]) ->
         os.dup2(nowhere, stream)
     sys.path[:0] = [str(root), *environment["PYTHONPATH"].split(os.pathsep)]
     if "MULTICLOUDDB_MUTANT_MODULE" in environment:
-        # Python imports it only at its start, but this process was forked from a process that had already
-        # started.
+        # Python imports this module only when it starts, but this process was forked from a running Python
+        # process.
         sys.modules.pop("sitecustomize", None)
         __import__("sitecustomize")
     import pytest

@@ -1,1 +1,1 @@
-"""Measures this library beside other readers of the same change feeds: `python -m benchmarks.peers`."""
+"""Compares this library with other readers of the same change feeds: `python -m benchmarks.peers`."""

@@ -1,4 +1,4 @@
-"""Draws the chart of the recorded run: the events a second of each reader."""
+"""Draws the chart of the recorded run, which shows the events per second of each reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOM: Final = 1.8
 
 
 def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
-    """Write a PNG with one bar for each peer that was measured; ours has another colour."""
+    """Write a PNG with one bar for each peer that was measured; our bars have a different colour."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -49,7 +49,7 @@ def _bars(axes: Any, group: Group, lines: list[tuple[Peer, Outcome]], colors: Th
     ours = [colors.met if "multiclouddb" in peer.title else colors.missed for peer, _ in lines]
     axes.barh(range(len(lines)), rates, height=0.36, color=ours)
     for place, (peer, outcome) in enumerate(lines):
-        # Above the bar, not beside it: the chart is narrow enough for a phone.
+        # The text is above the bar instead of beside it, so that the chart is narrow enough for a phone.
         axes.text(0.0, place - 0.34, peer.title.replace("`", ""), va="center", fontsize=10)
         text = f"{figure(outcome.rate)}, {figure(outcome.cpu)} s of CPU for 100,000"
         axes.annotate(

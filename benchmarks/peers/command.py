@@ -26,13 +26,13 @@ __all__ = ["app", "choose", "plan"]
 _EVENTS: Final = 100_000
 _RUNS: Final = 3
 _QUIET: Final = 2.0
-"""The load from which figures are not recorded."""
+"""The lowest load of the machine at which figures are not recorded."""
 _WARM_UP: Final = 5
-"""One change to warm up for this many that are measured."""
+"""The number of measured changes for each change in the warm-up."""
 _TAIL: Final = 5000
-"""More than two batches of Debezium."""
+"""The number of changes after the measured ones; it is larger than two batches of Debezium."""
 _LATENCY: Final = 50
-"""One change in the latency group for this many in the others, because these come at a fixed rate."""
+"""The divisor for the number of changes in the latency group, whose changes are written at a fixed rate."""
 
 app = typer.Typer(
     add_completion=False,
@@ -63,10 +63,10 @@ def bench(
         typer.Option("--redraw", help="Write page and charts again from the JSON file, without measuring."),
     ] = False,
 ) -> None:
-    """Measure multiclouddb beside other readers of the same feeds; takes some ten minutes.
+    """Compare multiclouddb with other readers of the same feeds; takes about ten minutes.
 
-    The first run fetches the peers. The exit code is 1 if a peer failed, or did not deliver every change
-    exactly once. A peer that is missing changes nothing.
+    The first run downloads the peers. The exit code is 1 if a peer failed, or did not deliver every change
+    exactly once. A missing peer does not affect the exit code.
     """
     if redraw:
         _redraw()
@@ -95,7 +95,7 @@ def _redraw() -> None:
 
 
 def _check_request(peers: Sequence[Peer], events: int, runs: int, *, record: bool) -> None:
-    """Warn if the machine is busy; refuse a record that would not be a fair one."""
+    """Warn if the machine is busy; refuse to record a run that would not be a fair comparison."""
     load = os.getloadavg()[0]
     if record and (len(peers) < len(PEERS) or events < _EVENTS or runs < _RUNS):
         raise _refused(f"--record needs all peers, {_EVENTS:,} events and {_RUNS} runs")
@@ -122,6 +122,6 @@ def choose(only: Sequence[str] | None) -> list[Peer]:
 
 
 def plan(events: int, runs: int) -> Plan:
-    """Return how much is measured in each group."""
+    """Return the number of changes in each group, and the number of runs."""
     size, few = Size(events, events // _WARM_UP, _TAIL), max(100, events // _LATENCY)
     return Plan({Group.MONGO: size, Group.DYNAMO: size, Group.LATENCY: Size(few, few // _WARM_UP)}, runs)

@@ -16,7 +16,7 @@ _CLIENTS: Final = 2
 def divided(cores: set[int]) -> tuple[set[int], set[int]]:
     """Return the cores of the clients and the cores of the servers.
 
-    Both are all cores if there are fewer than three.
+    If there are fewer than three cores, clients and servers share all cores.
     """
     ordered = sorted(cores)
     if len(ordered) <= _CLIENTS:
@@ -29,7 +29,7 @@ def _here() -> set[int]:
 
 
 def divided_text() -> str:
-    """Return a sentence about the division on this machine."""
+    """Return a sentence that says how the cores of this machine are divided."""
     clients, servers = divided(_here())
     if clients == servers:
         return "Clients and servers share all cores, because cores cannot be divided on this machine."
@@ -38,7 +38,7 @@ def divided_text() -> str:
 
 @contextmanager
 def on_cores(side: str) -> Iterator[None]:
-    """Let this thread, and processes that it starts inside, run on the cores of `clients` or `servers`."""
+    """Run this thread, and processes that it starts in the block, on the cores of `clients` or `servers`."""
     if not (mine := _here()):
         yield
         return

@@ -1,4 +1,4 @@
-"""The changes that every peer reads, and the check that a peer has read all of them, each once."""
+"""Defines the changes that every peer reads, and checks that a peer has read each of them once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST: Final = 1_000_000
 
 
 class LostError(Exception):
-    """A peer has not delivered every change exactly once."""
+    """Raised if a peer has not delivered every change exactly once."""
 
 
 def key(number: int) -> str:
@@ -37,7 +37,7 @@ def item(number: int) -> dict[str, dict[str, str]]:
 
 
 def keys_in(file: Path) -> list[int]:
-    """Return the number in each line of a file of keys.
+    """Return the numbers in a file of keys, one from each line.
 
     A program writes a key as its peer returns it, for example as JSON.
 
@@ -54,15 +54,15 @@ def keys_in(file: Path) -> list[int]:
 
 
 def check_keys(delivered: Iterable[int], least: int, written: int) -> None:
-    """Check that the changes are the first ones of the feed, each once, and that there are enough.
+    """Check that a peer has delivered enough changes: the first changes of the feed, each exactly once.
 
     Args:
         delivered: The numbers of the delivered changes, in any order.
-        least: The number of changes that a peer has to read.
-        written: The number of changes in the feed. A peer that delivers batches may read more than it has to.
+        least: The number of changes that a peer must read.
+        written: The number of changes in the feed. A peer that delivers batches may read more than it must.
 
     Raises:
-        LostError: Raised if a change is missing, unknown or there twice.
+        LostError: Raised if a change is missing, unknown or delivered twice.
     """
     counts = Counter(delivered)
     last = max(counts, default=-1) + 1

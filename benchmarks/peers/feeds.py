@@ -1,4 +1,4 @@
-"""Starts the server of a group with the changes to read, and describes them for the programs."""
+"""Starts the server of a group, writes the changes to read, and describes them for the programs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ __all__ = ["FEEDS", "RATE", "Size", "Spec"]
 RATE: Final = 100
 _DATABASE, _COLLECTION = "bench", "items"
 _BATCH: Final = 1000
-_DYNAMO_BATCH: Final = 25  # the service's bound on BatchWriteItem
-# More memory than the tests' server has, and the thorough compiler: the server must not be the limit.
+_DYNAMO_BATCH: Final = 25  # the service's limit for BatchWriteItem
+# The server has more memory than in the tests, and the JVM also uses its better compiler, so that the server
+# does not limit the rate.
 _JAVA_OPTIONS: Final = ("-Xmx1g", "-XX:+UseSerialGC")
 
 Spec: TypeAlias = dict[str, Any]
@@ -30,12 +31,13 @@ Spec: TypeAlias = dict[str, Any]
 
 @attrs.frozen
 class Size:
-    """The number of changes.
+    """The numbers of changes in a feed.
 
     Attributes:
-        events: The changes that are measured.
-        warm_up: The changes before, which a peer also reads.
-        tail: The changes after, so that no peer waits at the end of the feed for its last batch.
+        events: The number of measured changes.
+        warm_up: The number of changes before the measured ones; a peer also reads them.
+        tail: The number of changes after the measured ones. With these changes, a peer does not have to wait
+            for its last batch at the end of the feed.
     """
 
     events: int
@@ -44,18 +46,18 @@ class Size:
 
     @property
     def least(self) -> int:
-        """The changes that a peer has to read."""
+        """The number of changes that a peer must read."""
         return self.events + self.warm_up
 
     @property
     def written(self) -> int:
-        """All changes."""
+        """The number of all changes."""
         return self.least + self.tail
 
 
 @contextmanager
 def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
-    """Start a replica set of one node whose collection has these inserts.
+    """Start a replica set of one node, and insert this many documents into a collection.
 
     Yields:
         A function that describes the work of a run.
@@ -75,12 +77,12 @@ def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
 
 
 def _url(server: Any) -> str:
-    # Plain, as a user would write it: no peer gets options of the tests.
+    # This URL is as simple as a user would write it. No peer gets the options that tests use.
     return f"mongodb://{','.join(server.members)}/?replicaSet=rs"
 
 
 def _next_second(client: Any) -> int:
-    """Return a second of the server's clock that is after everything so far, when it has begun."""
+    """Wait until a new second begins on the server's clock; return this second."""
     second: int = client.admin.command("ping")["operationTime"].time + 1
     while client.admin.command("hello")["localTime"].timestamp() < second:
         time.sleep(0.05)
@@ -88,7 +90,7 @@ def _next_second(client: Any) -> int:
 
 
 def debezium(url: str, second: int) -> dict[str, str]:
-    """Return the properties of Debezium's engine: its defaults, without schemas in keys and values."""
+    """Return the properties of Debezium's engine: the defaults, but without schemas in keys and values."""
     return {
         "name": "peers",
         "connector.class": "io.debezium.connector.mongodb.MongoDbConnector",
@@ -107,7 +109,7 @@ def debezium(url: str, second: int) -> dict[str, str]:
 
 @contextmanager
 def dynamo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
-    """Start DynamoDB Local with a table that has these items, each written once.
+    """Start DynamoDB Local with a table of this many items, each written once.
 
     Yields:
         A function that describes the work of a run.
@@ -131,7 +133,7 @@ def dynamo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
 
 @contextmanager
 def latency(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
-    """Start a replica set of one node; each run has its own collection, which its writer fills.
+    """Start a replica set of one node. Each run gets a new collection, which the writer of the run fills.
 
     Yields:
         A function that describes the work of a run.

@@ -1,4 +1,4 @@
-"""The goals of the comparison, each a bound on a figure of ours or on its ratio to a peer's figure."""
+"""Defines the goals of the comparison: bounds on our figures, or on their ratios to a peer's figures."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Goal:
     """A bound on a figure.
 
     Attributes:
-        title: What is bounded, for people.
-        ours: The name of our line.
+        title: The name of the bounded figure, for people.
+        ours: The name of our line in the tables.
         field: The field of `Outcome` that is bounded.
         bound: The bound.
         at_most: True if less is better.
-        other: The name of the peer to divide by, or the empty text for a bound on the figure itself.
+        other: The name of the peer by whose figure ours is divided; empty for a bound on the figure itself.
     """
 
     title: str
@@ -34,7 +34,7 @@ class Goal:
     other: str = ""
 
     def achieved(self, outcomes: Mapping[str, Outcome]) -> float | None:
-        """Return the figure to compare with the bound, or None if a line of it was not measured."""
+        """Return the figure to compare with the bound, or None if a line that it needs was not measured."""
         names = [self.ours, *([self.other] if self.other else [])]
         figures: list[float] = [getattr(outcomes[name], self.field) for name in names if name in outcomes]
         if len(figures) < len(names) or not all(figures):
@@ -42,7 +42,7 @@ class Goal:
         return figures[0] / figures[1] if self.other else figures[0]
 
     def line(self, outcomes: Mapping[str, Outcome]) -> tuple[str, str, str, str]:
-        """Return title, figure, goal and verdict as text."""
+        """Return the title, the figure, the goal and the verdict as text."""
         achieved, sign = self.achieved(outcomes), "≤" if self.at_most else "≥"
         unit = "x" if self.other else ""
         goal = f"{sign} {figure(self.bound, unit)}"

@@ -79,7 +79,7 @@ as missing.
 def write_docs(record: Record, root: Path = ROOT) -> None:
     """Write the record, its page and its charts."""
     record.write(root)
-    record = Record.read(root) or record  # with figures as they are stored, to four digits
+    record = Record.read(root) or record  # with the figures as they are stored, rounded to four digits
     page = root / "reference" / "peers.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(page_text(record), encoding="utf-8")
@@ -88,7 +88,7 @@ def write_docs(record: Record, root: Path = ROOT) -> None:
 
 
 def page_text(record: Record) -> str:
-    """The whole page."""
+    """Return the whole page."""
     outcomes = {outcome.name: outcome for outcome in record.outcomes}
     shown = [(peer, outcomes[peer.name]) for peer in PEERS if peer.name in outcomes]
     machine = (

@@ -21,7 +21,7 @@ class Group(Enum):
 
 
 class MissingError(Exception):
-    """A peer cannot run on this machine; the message says why."""
+    """Raised if a peer cannot run on this machine; the message gives the reason."""
 
 
 @attrs.frozen
@@ -29,10 +29,11 @@ class Command:
     """The command that runs a peer.
 
     Attributes:
-        arguments: The program and its arguments; the file that describes the work comes next.
-        reader: A further argument after that file, or the empty text.
-        environment: Variables to set for the program.
-        versions: The versions of the packages that it uses.
+        arguments: The program and its arguments; the path of the file that describes the work is added to
+            them.
+        reader: An argument to add after the path of that file, or the empty text.
+        environment: Environment variables to set for the program.
+        versions: The versions of the packages that the program uses.
         spec: Fields to add to the description of the work.
     """
 
@@ -43,11 +44,11 @@ class Command:
     spec: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     def line(self, spec: str) -> list[str]:
-        """Return the command for a description of the work."""
+        """Return the command line for the file that describes the work."""
         return [*self.arguments, spec, *([self.reader] if self.reader else [])]
 
     def variables(self) -> dict[str, str]:
-        """Return the environment of the program."""
+        """Return the environment variables of the program."""
         return {**os.environ, **self.environment}
 
 
@@ -58,7 +59,7 @@ class Peer:
     Attributes:
         name: The name for `--only`.
         group: The table.
-        title: The name for people.
+        title: The name of the peer, for people.
         about: The description of the program, in sentences.
         prepare: Makes the peer's environment and returns the command. It raises `MissingError` if the peer
             cannot run on this machine.

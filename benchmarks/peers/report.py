@@ -1,4 +1,4 @@
-"""The figures of one run of a peer, as its program prints them, and the medians of several runs."""
+"""Defines the figures that a peer's program prints after a run, and the medians of several runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = Literal["measured", "missing", "failed"]
 
 
 class PeerError(Exception):
-    """A peer's program failed, or printed no figures."""
+    """Raised if a peer's program failed, or printed no figures."""
 
 
 @attrs.frozen
@@ -24,14 +24,14 @@ class Report:
     """The figures of one run.
 
     Attributes:
-        count: The number of changes that were read, those of the warm-up included.
+        count: The number of changes that were read, including the warm-up.
         events: The number of changes that were measured.
-        seconds: The wall time for these.
-        cpu: The CPU seconds for these.
+        seconds: The wall time for the measured changes.
+        cpu: The CPU seconds for the measured changes.
         mebibytes: The peak memory of the process; 0 if unknown.
         median_ms: The median delay of delivery in milliseconds, or None.
-        p99_ms: The delay that one change of a hundred exceeds, or None.
-        versions: The version of the program's runtime.
+        p99_ms: The delay in milliseconds that one change in a hundred exceeds, or None.
+        versions: The versions of the program's runtime.
     """
 
     count: int
@@ -45,10 +45,10 @@ class Report:
 
     @classmethod
     def parse(cls, output: str) -> Report:
-        """Return the figures that a program has printed as its last line.
+        """Return the figures from the last line that a program has printed.
 
         Raises:
-            PeerError: Raised if there are none, or if nothing was measured.
+            PeerError: Raised if there are no figures, or if nothing was measured.
         """
         lines = output.strip().splitlines() or ["nothing"]
         try:
@@ -61,30 +61,30 @@ class Report:
 
     @property
     def rate(self) -> float:
-        """Events a second."""
+        """The number of events per second."""
         return self.events / self.seconds
 
     @property
     def cpu_for_many(self) -> float:
-        """CPU seconds for 100,000 events."""
+        """The CPU seconds for 100,000 events."""
         return self.cpu / self.events * _FOR
 
 
 @attrs.frozen
 class Outcome:
-    """The line of a peer: medians of its runs, or the reason why there are none.
+    """The line of a peer in a table: the medians of its runs, or the reason why the line has no figures.
 
     Attributes:
         name: The name of the peer.
-        state: Whether it was measured.
-        reason: The reason why it was not.
+        state: The state, which says whether the peer was measured.
+        reason: The reason why the peer was not measured.
         runs: The number of runs.
-        rate: Events a second.
-        cpu: CPU seconds for 100,000 events.
+        rate: The number of events per second.
+        cpu: The CPU seconds for 100,000 events.
         mebibytes: The peak memory of the process.
         median_ms: The median delay of delivery in milliseconds, or None.
-        p99_ms: The delay that one change of a hundred exceeds, or None.
-        versions: The versions of its runtime and its packages.
+        p99_ms: The delay in milliseconds that one change in a hundred exceeds, or None.
+        versions: The versions of the peer's runtime and packages.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Outcome:
 
     @classmethod
     def of(cls, name: str, reports: Sequence[Report], versions: Mapping[str, str]) -> Outcome:
-        """Return the medians of a peer's runs."""
+        """Return the line with the medians of a peer's runs."""
         return cls(
             name,
             "measured",
@@ -115,7 +115,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """What to show if it was not measured: `missing: no javac`."""
+        """The text to show if the peer was not measured, for example `missing: no javac`."""
         return f"{self.state}: {self.reason}" if self.reason else self.state
 
     def to_json(self) -> dict[str, Any]:

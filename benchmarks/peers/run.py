@@ -1,4 +1,4 @@
-"""Runs peers in rounds: each run in a process of its own on the clients' cores, with its delivery checked."""
+"""Runs peers in rounds, each run in its own process on the clients' cores, and checks what they deliver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from multiclouddb_conformance.servers import ServerUnavailableError
 
 __all__ = ["Plan", "Step", "measure", "run_once"]
 
-# Long enough for Debezium, and for bloop at a twentieth of its rate, on a busy machine.
+# On a busy machine, these limits suffice for Debezium, and for bloop at a twentieth of its usual rate.
 _START_SECONDS: Final = 120.0
 _LEAST_RATE: Final = 350.0
 _TAIL: Final = 300
@@ -35,11 +35,11 @@ Step = Callable[[Peer, int], None]
 
 @attrs.frozen
 class Plan:
-    """How much is measured.
+    """The amount of work to measure.
 
     Attributes:
         sizes: The number of changes in each group.
-        runs: The number of runs of each peer, whose median counts.
+        runs: The number of runs of each peer; the median of the runs is reported.
     """
 
     sizes: Mapping[Group, Size] = attrs.field(hash=False)
@@ -47,12 +47,12 @@ class Plan:
 
 
 def measure(peers: Sequence[Peer], plan: Plan, step: Step) -> list[Outcome]:
-    """Measure peers; one that is missing or fails leaves the others as they are.
+    """Measure peers. A peer that is missing or fails does not affect the others.
 
     Args:
         peers: The peers.
-        plan: How much is measured.
-        step: Called before each run with the peer and the number of the run.
+        plan: The amount of work to measure.
+        step: A function that is called before each run with the peer and the number of the run.
     """
     found: dict[str, Outcome] = {}
     for group in FEEDS:
@@ -86,7 +86,7 @@ def _measure_group(
     size = plan.sizes[group]
     try:
         with FEEDS[group](folder / "server", size) as describe:
-            # Rounds, so that a change of the machine's speed meets all peers.
+            # Peers run in rounds, so that a change in the machine's speed affects all peers.
             for run in range(plan.runs):
                 for number, (peer, command) in enumerate(commands.items()):
                     if peer.name in found:
@@ -109,7 +109,7 @@ def run_once(group: Group, command: Command, size: Size, spec: Spec, folder: Pat
     """Run a peer's program once, and check that it has delivered every change once.
 
     Raises:
-        LostError: Raised if it has not.
+        LostError: Raised if the program has not delivered every change once.
         PeerError: Raised if the program failed.
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -142,7 +142,7 @@ def _limit(group: Group, size: Size) -> float:
 def _started(
     line: list[str], variables: dict[str, str], folder: str, seconds: float
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a program, and end its processes if it takes too long, or when the block ends."""
+    """Start a program; end its processes when the block ends, or earlier if the program takes too long."""
     pipe = subprocess.PIPE
     settings: dict[str, Any] = {"cwd": folder, "env": variables, "text": True, "process_group": 0}
     with on_cores("clients"):
@@ -164,10 +164,10 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _writer(reader: subprocess.Popen[str], spec: Path) -> Iterator[None]:
-    """Start the writer when the reader says that it reads, and end it with the reader."""
+    """Start the writer when the reader reports that it is ready; end the writer at the end of the block."""
     assert reader.stdout is not None
     if reader.stdout.readline().strip() != "ready":
-        yield  # it has failed, and its output says why
+        yield  # the reader has failed, and its output contains the reason
         return
     line = [sys.executable, "-m", "benchmarks.peers.programs.writer", str(spec)]
     with on_cores("servers"):
@@ -180,7 +180,7 @@ def _writer(reader: subprocess.Popen[str], spec: Path) -> Iterator[None]:
 
 
 def _why(status: int, said: str) -> str:
-    """Return one line about a program that failed."""
+    """Return one line that says why a program failed."""
     if status == -signal.SIGKILL:
         return "it did not deliver all changes in time"
     lines = [line.strip() for line in said.strip().splitlines() if line.strip()] or ["it said nothing"]

@@ -40,7 +40,7 @@ def progress(peers: Sequence[Peer], runs: int) -> Iterator[Step]:
     """Show progress on stderr: a bar in a terminal, one line per run elsewhere.
 
     Yields:
-        The function to call before each run.
+        A function to call before each run.
     """
     screen = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -56,7 +56,7 @@ def progress(peers: Sequence[Peer], runs: int) -> Iterator[Step]:
 
 
 def show(screen: Console, peers: Sequence[Peer], outcomes: Sequence[Outcome]) -> None:
-    """Print a table for each group, and why peers have no figures."""
+    """Print a table for each group, and the reasons why some peers have no figures."""
     for group in Group:
         lines = [
             (peer, outcome) for peer, outcome in zip(peers, outcomes, strict=True) if peer.group is group

@@ -1,4 +1,4 @@
-"""The rows of the benchmarks, one module per subject; every row that is found here appears in the table.
+"""The rows of the benchmarks, with one module per subject. The table contains every row in this package.
 
 A row imports a provider or Spark only when it runs.
 """

@@ -1,4 +1,4 @@
-"""The Cosmos emulator compared with a fixed answer of its HTTP framework."""
+"""The Cosmos emulator compared with its HTTP framework, which always returns the same answer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _walk(wire: Wire) -> tuple[list[bytes], int]:
 
 
 def walk(wire: Wire, requests: list[bytes], items: int) -> Done:
-    """Read page after page."""
+    """Read the feed page by page."""
     with on_client_core():
         good = sum(wire.repeat(request, 1) for request in requests)
     if good != len(requests):

@@ -144,7 +144,7 @@ _WIDE: Final = "The client reads 64 ranges with 20 ms of latency added to each c
     ),
 )
 def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
-    """This row measures fan-out over HTTP."""
+    """This row measures the cost of many concurrent requests over HTTP."""
     with account(_MANY) as server:
         token = _start(server)
         server.ask("fill", bench.size(_ITEMS, 1000))
@@ -159,7 +159,7 @@ def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
     against=f"{_BARE} In this row, the loop queries one range after the other.",
 )
 def cosmos_ranges_by_hand(bench: Bench) -> Iterator[Sides]:
-    """Our side asks all ranges at once; the loop asks them one by one."""
+    """Our side reads all ranges at the same time; the loop reads them one by one."""
     with account(_MANY) as server:
         token, container = _start(server), server.container()
         continuation = start_by_hand(container)

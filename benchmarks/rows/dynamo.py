@@ -1,4 +1,4 @@
-"""The DynamoDB provider compared with hand-written boto3 code, and on streams of many shards."""
+"""The DynamoDB provider compared with hand-written boto3 code, and measured on streams of many shards."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def dynamo_arrow(bench: Bench) -> Iterator[Sides]:
 
 _SHARDS: Final = 64
 _LATENCY: Final = 0.02
-_PAGE_BYTES: Final = 64 * 1024  # some 100 records
+_PAGE_BYTES: Final = 64 * 1024  # about 100 records
 
 
 def _read_shards(server: Scripted, address: ResourceAddress, latency: float) -> tuple[Done, int]:
@@ -201,7 +201,7 @@ _RECORD_BYTES: Final = 1000
 
 
 def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
-    """Return how many records the server sends for each delivered event."""
+    """Return the number of records that the server sends per delivered event."""
     before = server.records_sent()
     ids: list[str] = []
     with on_client_core(), connect(server.config) as client:
@@ -264,7 +264,11 @@ class _Follower:
             self._token = client.read_changes(ChangeFeedRequest(self._address, Now())).continuation_token
 
     def cost_of_pages(self, records: int) -> Done:
-        """Return the CPU time of a call, with pages of 64 events and this many events from each shard."""
+        """Return the CPU time of a call that reads a page of 64 events.
+
+        Args:
+            records: The number of events to read from each shard.
+        """
         self._server.fill(self._address, records)
         listings = self._server.calls("DescribeStream")
         cpu, calls, events = time.process_time(), 0, 0
@@ -278,7 +282,7 @@ class _Follower:
         return Done(calls, value=1000 * cpu / calls, cpu=cpu)
 
     def cost_of_children(self, times: int) -> Done:
-        """This row measures how often shards are listed for each shard that ends."""
+        """Return how many times shards are listed for each shard that ends."""
         before = self._server.calls("DescribeStream")
         for _ in range(times):
             self._server.ask("roll_over", self._server.ask("open_shards", self._address.collection)[0])
@@ -312,7 +316,7 @@ class _Follower:
     same_work=False,
 )
 def dynamo_active(bench: Bench) -> Iterator[Sides]:
-    """This row checks that the cost of a page call depends on the shards that are read, not listed."""
+    """This row checks that the cost of a page call depends only on the shards that are read."""
     records = bench.size(100)
     with (
         scripted(_SHARDS, initial_shards=_SHARDS) as server,
@@ -341,7 +345,7 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
     against="",
 )
 def dynamo_discovery(bench: Bench) -> Iterator[Sides]:
-    """This row checks that after the start only children are requested."""
+    """This row checks that, after the start, only child shards are requested."""
     with scripted(_SHARDS, initial_shards=_SHARDS) as server, connect(server.config) as client:
         follower = _Follower(server, client, "many", bench.size(5000, _SHARDS))
         notes = {"at the start": float(server.calls("DescribeStream"))}

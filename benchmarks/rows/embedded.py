@@ -94,7 +94,7 @@ def embedded_arrow(bench: Bench) -> Iterator[Sides]:
     against=_BARE,
 )
 def embedded_arrow_1000(bench: Bench) -> Iterator[Sides]:
-    """This row shows the cost of a page."""
+    """This row shows the fixed cost of each page."""
     yield from _arrow(bench, 1000)
 
 

@@ -1,4 +1,4 @@
-"""A snapshot of the embedded store: its speed compared with a loop, and the lag of changes during it."""
+"""A snapshot of the embedded store: its speed compared with a loop, and how long changes wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads many partitions; each read has a latency."""
+"""Reads many partitions; each read is delayed, as over a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multiclouddb_spi.engine import Engine
 
 _PARTITIONS: Final = 64
 _LATENCY: Final = 0.02
-# As many partitions as can be read at once: the engine has at most one running read per partition.
+# All partitions can be read at once, because the engine has at most one running read per partition.
 _WIDTH: Final = _PARTITIONS
 _IDEAL: Final = (
     "The ideal time, computed from a run of the same reads without latency. The ideal is the larger"
@@ -35,7 +35,7 @@ def _read(sim: Any, latency: float) -> tuple[Done, int]:
     from multiclouddb_conformance.simulation import SimulationProvider
 
     class Distant(WrappedProvider):
-        """A provider that answers late, like a service on a network, but without CPU time or locks."""
+        """A provider that answers late, as over a network; the delay uses no CPU time and no locks."""
 
         def fetch(self, reader: WrappedReader, *wishes: Any) -> Batch:
             if latency:
@@ -83,7 +83,7 @@ def _sides(bench: Bench, records: int) -> Iterator[Sides]:
     shown=(ideal,),
 )
 def fan_out_25(bench: Bench) -> Iterator[Sides]:
-    """This row represents a feed that is read while it is written, so that reads are short."""
+    """This row represents a feed that is read while it is being written, so each read returns few events."""
     yield from _sides(bench, 25)
 
 
@@ -102,7 +102,7 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     ),
 )
 def fan_out_100(bench: Bench) -> Iterator[Sides]:
-    """This row lies between the other two rows: latency and CPU work take about the same time."""
+    """This row lies between the other two rows: latency and CPU work take about the same amount of time."""
     yield from _sides(bench, 100)
 
 
@@ -115,5 +115,5 @@ def fan_out_100(bench: Bench) -> Iterator[Sides]:
     against=_IDEAL,
 )
 def fan_out_1000(bench: Bench) -> Iterator[Sides]:
-    """This row represents a reader that catches up, so that every read is full."""
+    """This row represents a reader that is catching up, so each read returns a full batch."""
     yield from _sides(bench, 1000)

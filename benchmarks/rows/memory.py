@@ -54,7 +54,7 @@ def peak_mebibytes() -> float:
     if _STATUS.exists():
         (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS reports bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS reports the value in bytes
 
 
 def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_all) -> Done:

@@ -21,9 +21,9 @@ _EVENTS: Final = 40_000
 _REOPENED: Final = 60
 _CALLS: Final = 100
 _SMALL_PAGE: Final = 10
-# The best batch size for the empty loop. Measured in thousands of changes per second: 74 by default (the
-# first batch has 101), 83 with batches of 100, 91 with 250, 94 with 500, 92 with 1000, 88 with 2000, 72 with
-# 5000. For the loop that makes dicts, the best size is the same.
+# The best batch size for the empty loop. The measured rates in thousands of changes per second are 74 by
+# default (the first batch has 101 changes), 83 with batches of 100, 91 with 250, 94 with 500, 92 with 1000,
+# 88 with 2000, 72 with 5000. For the loop that makes dicts, the best size is the same.
 BATCH_SIZE: Final = 500
 _READ: Final = (
     "40,000 inserts of 300 bytes, from the change stream of one mongod. On both sides the client runs on "
@@ -90,13 +90,13 @@ def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int)
         return loop(client, changes.resume_token, size)
 
 
-# -- Ours
+# -- Our side
 
 
 def _pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Yield pages after the backlog's token without end."""
+    """Yield pages without end, from the backlog's token on."""
     token = changes.token
     while True:
         page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token), max_page_size=max_page_size))
@@ -115,7 +115,7 @@ def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """Check the events of our side, because the loop keeps no ids for a comparison.
+    """Check the events of our side here, because the loop keeps no ids to compare them with.
 
     Raises:
         ValueError: Raised if the library's side has missed a change or has read one twice.
@@ -150,7 +150,7 @@ def _through_arrow(changes: Backlog) -> Done:
     shown=(dict_loop,),
 )
 def mongo_events(bench: Bench) -> Iterator[Sides]:
-    """In this row, both sides make the same fields."""
+    """In this row, both sides make the same fields from each change."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _through_the_client(changes),
@@ -220,7 +220,7 @@ def mongo_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def cursors(changes: Backlog, calls: int) -> Done:
-    """Return how many change streams the given number of calls open; half of the calls find nothing."""
+    """Return how many change streams the given number of calls open; half of the calls find no change."""
     before, events = changes.aggregates(), 0
     with on_client_core(), connect(changes.config) as client:
         for page in islice(_pages(client.read_changes, changes, _SMALL_PAGE), calls):
@@ -247,7 +247,7 @@ def cursors(changes: Backlog, calls: int) -> Done:
     warm_up=False,
 )
 def mongo_cursors(bench: Bench) -> Iterator[Sides]:
-    """This row checks that the calls need one cursor, not a hundred."""
+    """This row checks that a hundred calls need only one cursor."""
     calls = bench.size(_CALLS, 4)
     with backlog(bench.folder, calls // 2 * _SMALL_PAGE) as changes:
         yield Sides(lambda: cursors(changes, calls))

@@ -37,7 +37,7 @@ _AGAINST: Final = (
 
 
 class Poller:
-    """A consumer of an idle feed: each call reads every partition and resumes from the previous token.
+    """A consumer of an idle feed. Each call resumes from the previous token and reads every partition.
 
     Args:
         read: Reads a page.
@@ -98,7 +98,7 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     against=_AGAINST,
 )
 def page_call(bench: Bench) -> Iterator[Sides]:
-    """This row measures the engine alone."""
+    """This row measures only the engine."""
     from multiclouddb_conformance.simulation import Simulation, SimulationProvider
     from multiclouddb_spi.engine import Engine
 
@@ -129,7 +129,7 @@ def page_call(bench: Bench) -> Iterator[Sides]:
     against=_AGAINST,
 )
 def page_call_embedded(bench: Bench) -> Iterator[Sides]:
-    """This row measures the cost for an application."""
+    """This row measures the total cost for an application."""
     sizes = _sizes(bench)
     with ExitStack() as stack:
 
@@ -175,8 +175,8 @@ def token(bench: Bench) -> Iterator[Sides]:
 def _token_in_the_middle(path: Path) -> str:
     """Return a token in which each partition is at the position of a change.
 
-    Reading up to these positions would take one call for each partition, so they are written into the token
-    directly.
+    Reading up to these positions would take one call for each partition. Therefore the positions are written
+    directly into the token.
     """
     with closing(sqlite3.connect(path)) as connection:
         changes = dict(

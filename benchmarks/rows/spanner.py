@@ -69,7 +69,7 @@ def _by_hand(changes: Backlog) -> Done:
         return _counted(changes, dict_loop(changes))
 
 
-# -- Ours
+# -- Our side
 
 
 def _pages(
@@ -104,10 +104,10 @@ def _through_arrow(changes: Backlog) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """Check that each change came exactly once.
+    """Check that each change was delivered exactly once.
 
     Raises:
-        ValueError: Raised if a change is missing or came twice.
+        ValueError: Raised if a change is missing or was delivered twice.
     """
     if done.count != changes.size or done.ids not in (0, changes.size):
         raise ValueError(f"read {done.count:,} changes, {done.ids} different, of {changes.size:,}")
@@ -127,7 +127,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     shown=(dict_loop,),
 )
 def spanner_events(bench: Bench) -> Iterator[Sides]:
-    """In this row one record contains many changes."""
+    """In this row, one record contains many changes."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
 
@@ -141,7 +141,7 @@ def spanner_events(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def spanner_events_single(bench: Bench) -> Iterator[Sides]:
-    """In this row one record contains one change."""
+    """In this row, one record contains one change."""
     with backlog(bench.size(_SINGLE), 1) as changes:
         yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
 
@@ -174,7 +174,7 @@ def _milliseconds(changes: Backlog, max_page_size: int, pages: int) -> float:
 
 
 def small_pages(changes: Backlog, pages: int) -> Done:
-    """Return how much longer it takes to read the same changes in small pages."""
+    """Return the extra milliseconds that it takes to read the same changes in small pages."""
     small = _milliseconds(changes, _SMALL_PAGE, pages)
     large = _milliseconds(changes, 1000, _LARGE_PAGES)
     more = max(1.0, small - large)  # less than a millisecond is noise
@@ -195,7 +195,7 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     against="",
 )
 def spanner_pages(bench: Bench) -> Iterator[Sides]:
-    """This row checks that the server's answer stays open between the calls."""
+    """This row checks that the server's streamed answer stays open between calls."""
     pages = bench.size(_SMALL_PAGES, 4)
     with backlog(pages * _SMALL_PAGE, 1) as changes:
         yield Sides(lambda: small_pages(changes, pages))
@@ -257,13 +257,13 @@ def scan(changes: Backlog) -> Done:
     shown=(scan_loop,),
 )
 def spanner_snapshot(bench: Bench) -> Iterator[Sides]:
-    """This row reads rows as they were at one time."""
+    """This row reads all rows as they were at one point in time."""
     with backlog(bench.size(_ROWS), _ROWS_AT_ONCE) as changes:
         yield Sides(lambda: scan(changes), lambda: _scan_by_hand(changes))
 
 
 def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> float:
-    """Return the milliseconds from a commit to its change, for a reader that is already waiting."""
+    """Return the milliseconds from a commit until a waiting reader receives its change."""
     committed: list[float] = []
 
     def write() -> None:
@@ -282,7 +282,7 @@ def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> floa
 
 
 def latency(changes: Backlog, commits: int) -> Done:
-    """Measure the client with `wait_seconds`."""
+    """Measure the latency of the client with `wait_seconds`."""
     waits = []
     with connect(changes.config) as client:
         token = changes.token
@@ -302,7 +302,7 @@ def latency(changes: Backlog, commits: int) -> Done:
 
 
 def bare_latency(changes: Backlog, commits: int) -> Done:
-    """Measure the library's query of each partition, which stays open and waits."""
+    """Measure the latency of the library's queries, one for each partition; a query stays open and waits."""
     waits = []
     for number in range(commits):
         start = changes.now() + timedelta(microseconds=1)
@@ -343,7 +343,7 @@ def bare_latency(changes: Backlog, commits: int) -> Done:
     warm_up=False,
 )
 def spanner_latency(bench: Bench) -> Iterator[Sides]:
-    """This row checks that a wait ends when the change comes."""
+    """This row checks that a wait ends as soon as a change arrives."""
     commits = bench.size(_COMMITS, 3)
     with backlog(1, 1) as changes:
         yield Sides(lambda: latency(changes, commits), lambda: bare_latency(changes, commits))

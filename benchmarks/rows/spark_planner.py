@@ -25,7 +25,7 @@ def options(path: Path, **more: object) -> dict[str, str]:
 
 
 class Plans:
-    """The planner of a stream that is at the end of its feed, over a store with this number of partitions."""
+    """The planner of a stream at the end of its feed, on a store with this number of partitions."""
 
     def __init__(self, folder: Path, partitions: int) -> None:
         from multiclouddb_embedded import EmbeddedStore
@@ -40,7 +40,7 @@ class Plans:
         self.offset = self.batches.after(self.batches.initial(), None)
 
     def poll(self, times: int) -> float:
-        """Return the CPU time of `latestOffset` in milliseconds, when nothing has changed."""
+        """Return the CPU time of `latestOffset` in milliseconds, if nothing has changed."""
         self.batches.after(self.offset, None)
         began = time.process_time()
         for _ in range(times):

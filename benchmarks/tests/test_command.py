@@ -14,7 +14,7 @@ FIELDS = {"name", "unit", "value", "baseline", "ratio", "goal", "ok", "reason"}
 
 @pytest.fixture
 def rows(make_row, monkeypatch):
-    """Provide a table of three rows, the second of which fails."""
+    """Provide a table of three rows; the second row fails."""
 
     def broken():
         raise OSError("the server is gone")

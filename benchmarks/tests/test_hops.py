@@ -11,8 +11,8 @@ def test_a_call_is_seen_through_all_rooms(tmp_path):
 
 
 def test_a_call_takes_few_steps(tmp_path, monkeypatch):
-    """Which partition answers first changes the counts by about ten."""
-    monkeypatch.setattr(WrittenTokens, "checks", False)  # a check of the tests, which users do not run
+    """The counts vary by about ten, depending on which partition answers first."""
+    monkeypatch.setattr(WrittenTokens, "checks", False)  # this check runs only in tests, not for users
     found = measure(tmp_path)
     assert found.functions <= 140
     assert found.modules <= 160

@@ -1,6 +1,4 @@
-"""Tests one row: the order of the sides, medians and verdicts. A side cannot become faster by reading
-less.
-"""
+"""Tests one row: the order of the sides, medians and verdicts, and that both sides read the same events."""
 
 import gc
 

@@ -72,7 +72,7 @@ class TestSides:
         assert _by_hand(changes, empty_loop, SIZE) == Done(SIZE)
 
     def test_a_dict_has_the_fields_of_an_event(self):
-        """The loop does not become faster by leaving out a field."""
+        """Check that the loop does not become faster by leaving out a field."""
         fields = {field.name for field in attrs.fields(ChangeEvent)} - {"native"}
         assert fields <= set(getsource(dict_loop).replace('"', " ").split())
 

@@ -27,13 +27,14 @@ FIGURES = {"count": 8, "events": 6, "seconds": 2.0, "cpu": 0.5, "mebibytes": 40.
 
 
 def program(text):
-    """A peer whose program is this Python code: `spec` is the work, `keys` the file to write."""
+    """Return a peer that runs this Python code. `spec` describes the work, and `keys` is the file to
+    write."""
     head = "import json, sys, time\nspec = json.load(open(sys.argv[1]))\nkeys = open(spec['keys'], 'w')\n"
     return Command((sys.executable, "-c", head + text), versions={"thing": "1.2"})
 
 
 def delivering(*numbers, **figures):
-    """A peer that delivers these changes."""
+    """Return a peer that delivers these changes."""
     lines = "".join(f"{key(number)}\n" for number in numbers)
     return program(f"keys.write({lines!r})\nprint({json.dumps({**FIGURES, **figures})!r})")
 
@@ -120,7 +121,8 @@ class TestRunning:
 class TestMeasuring:
     @pytest.fixture
     def measured(self, monkeypatch):
-        """Measure peers without a server: each is a command, or the reason why it is missing."""
+        """Measure peers without a server. Each peer is given as a command, or as the reason why it is
+        missing."""
         from contextlib import contextmanager
 
         @contextmanager
@@ -341,7 +343,7 @@ class TestDocumentation:
         assert all(min(struct.unpack(">II", image[16:24])) > 500 for image in (light, dark))
 
     def test_the_page_in_the_documentation_is_that_of_its_record(self):
-        """There is neither a page nor a record until somebody has measured on a quiet machine."""
+        """Until somebody has measured on a quiet machine, there is neither a page nor a record."""
         page, kept = ROOT / "reference/peers.md", Record.read()
         assert page.exists() == (kept is not None)
         assert kept is None or page.read_text(encoding="utf-8") == page_text(kept)
@@ -365,7 +367,7 @@ class TestCommand:
 
     @pytest.fixture
     def invoke(self, record, monkeypatch):
-        """Run the command with these outcomes instead of peers, on a quiet machine."""
+        """Run the command as if the machine were quiet; these outcomes replace the peers."""
         found = {each.name: each for each in record.outcomes}
         written = []
         monkeypatch.setattr(command, "measure", lambda peers, *_: [found[peer.name] for peer in peers])

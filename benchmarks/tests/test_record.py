@@ -137,4 +137,4 @@ class TestDocumentation:
             result("embedded-events", 1.6), result("memory", 0.4, at_most=True), result("gone", 1.0)
         )
         draw(rows, "light", tmp_path / "chart.png")
-        assert drawn == pytest.approx([1.0, 1.0])  # both are twice as good as their goal
+        assert drawn == pytest.approx([1.0, 1.0])  # both rows are twice as good as their goals

@@ -19,7 +19,7 @@ IN_PROCESS = [name for name in load_rows() if name not in SPARK]
 class TestRows:
     @pytest.mark.parametrize("name", IN_PROCESS)
     def test_row_runs(self, name):
-        # One pair shows that the row works; test_measure.py tests what happens with five.
+        # One pair shows that the row works; test_measure.py tests several pairs.
         result = run_row(attrs.evolve(load_rows()[name], pairs=1), SMALL)
         assert result.value > 0
         assert result.achieved > 0
@@ -66,7 +66,7 @@ class TestWorkIsChecked:
             _fresh_process(stores[1], 151)
 
     def test_peak_memory_is_the_process_own(self, stores):
-        """The peak memory of a child does not include the peak of the large process that starts it."""
+        """The peak memory of a child process does not include that of the large process that starts it."""
         ballast = bytearray(400 * 2**20)
         ballast[:: 2**12] = b"x" * len(ballast[:: 2**12])
         from benchmarks.rows.memory import _fresh_process
@@ -82,5 +82,5 @@ class TestWorkIsChecked:
             sim.write(f"key-{number}", {"number": number})
         done = ideal(sim)
         assert done.count == 640
-        # There is at least one read for each partition, with 64 reads at a time.
+        # There is at least one read for each partition, and 64 reads run at the same time.
         assert done.seconds >= 0.02

@@ -33,7 +33,7 @@ def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_t
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
 
     def same_again(run: Any, progress: object) -> None:
-        """Tests, without Spark, a run that finds the files of a previous run."""
+        """Replace `_Run.run`: copy the files of the previous run, without Spark."""
         run._log.close()
         shutil.copytree(tmp_path / "out", tmp_path / "again", dirs_exist_ok=True)
 

@@ -1,7 +1,8 @@
-"""Replaces a module with one that has a planted defect, in every Python process of a test run.
+"""Replaces a module with a copy that contains a defect, in every Python process of a test run.
 
-Python imports a module with this name at its start. The folder is on PYTHONPATH only in the processes that
-`mutation.running` starts, and in their child processes. The files of the repository are not changed.
+Python imports a module named `sitecustomize` when it starts. This module's folder is on PYTHONPATH only in
+the processes that `mutation.running` starts, and in their child processes. The files of the repository are
+not changed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-# A defect may allocate memory without end.
+# This limits the memory, because a defect can allocate memory without end.
 _MOST_BYTES = 4 << 30
 
 
 class _Loader(SourceFileLoader):
-    """A loader that compiles another source under the name of the original module."""
+    """A loader that compiles other source code under the name of the original module."""
 
     def __init__(self, fullname: str, path: str, source: str) -> None:
         super().__init__(fullname, path)

@@ -9,7 +9,7 @@ from mutation.mutant import mutants_of, sample
 
 @pytest.fixture
 def changed(tmp_path):
-    """Return pairs of a line before and after, for a module with this source."""
+    """Return the changed lines of a module with this source, as pairs of the old and the new line."""
 
     def find(source):
         (tmp_path / "module.py").write_text(textwrap.dedent(source))

@@ -11,7 +11,7 @@ from mutation.tracing import Traces
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run the command with given outcomes; return the exit code and the output."""
+    """Run the command with the given outcomes; return the exit code and the output."""
 
     def go(*arguments, status=KILLED):
         monkeypatch.setattr(command, "_traced", lambda *_: Traces({}, {}, ()))

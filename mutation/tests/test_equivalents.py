@@ -1,4 +1,4 @@
-"""Tests the list of equivalent mutants: entries are found by their text and checked."""
+"""Tests the list of equivalent mutants: entries are found by their lines' text, and are checked."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Traces and tests a small project: each mutant runs in its own process, and no file changes."""
+"""Traces and tests a small project. Each mutant runs in its own process, and no file is changed."""
 
 import time
 
@@ -38,7 +38,7 @@ def test_in_a_process_of_its_own():
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """Make a project of one module, with its settings."""
+    """Make a project that consists of one module, and return its settings."""
     (tmp_path / "multiclouddb_small.py").write_text(MODULE)
     (tmp_path / "test_small.py").write_text(TESTS.replace("\\\\n", "\\n"))
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")

@@ -13,20 +13,20 @@ __all__ = ["check_has", "check_merge", "check_rows"]
 
 
 def check_has(name: str, value: object, attribute: str, wanted: str) -> None:
-    """Refuse an object that lacks an attribute that Spark's own types have in all versions.
+    """Refuse an object without the given attribute, which Spark's own type has in every version.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+        MulticloudDbError: `INVALID_REQUEST`; the message names the argument.
     """
     if isinstance(value, type) or not hasattr(value, attribute):
         raise invalid_request(name, f"must be {wanted}, not {type_name(value)}", f"pass {wanted}")
 
 
 def check_rows(name: str, value: object, *, or_page: bool = False) -> None:
-    """Refuse a value that is not a DataFrame or a pyarrow table (or a page, if a page is allowed).
+    """Refuse a value that is neither a DataFrame nor a pyarrow table (nor a page, if pages are allowed).
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+        MulticloudDbError: `INVALID_REQUEST`; the message names the argument.
     """
     if isinstance(value, pa.Table) or (or_page and isinstance(value, ChangeFeedPage)):
         return
@@ -38,7 +38,7 @@ def check_merge(batch: object, table_path: object, **rest: Any) -> None:
     """Refuse arguments for `merge_into_delta` that are of the wrong type or do not fit together.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+        MulticloudDbError: `INVALID_REQUEST`; the message names the argument.
     """
     check_rows("batch", batch, or_page=True)
     local_path("table_path", table_path)

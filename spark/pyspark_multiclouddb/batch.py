@@ -17,10 +17,12 @@ __all__ = ["ChangeFeedReader"]
 
 
 class ChangeFeedReader(DataSourceReader):
-    """Reads a feed once, as a batch. Each action of a DataFrame plans again and may read up to a later end.
+    """Reads a feed once, as a batch.
+
+    Each action on a DataFrame plans the read again and may end at a later position.
 
     The tasks run in any order, and a child partition may be in a different task than its parent. Therefore
-    `order_key`, not the order of rows, shows which of two changes of a key is the later one.
+    `order_key`, not the order of rows, shows which of two changes to a key is the later one.
 
     Args:
         settings: The options, checked for a batch.
@@ -30,11 +32,11 @@ class ChangeFeedReader(DataSourceReader):
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
-        """Resolve the start and the end, and distribute the ranges between them to the tasks."""
+        """Resolve the start and the end, and assign the ranges between them to tasks."""
         with source_errors():
             connection = connection_for(self._settings)
-            # Spark reuses the process that plans, so its open feed may belong to a resource that was
-            # recreated since.
+            # Spark reuses the process that plans, so its open feed may belong to a resource that has since
+            # been recreated.
             connection.opened.renew()
             start = connection.start(self._settings.start)
             end = self._settings.end

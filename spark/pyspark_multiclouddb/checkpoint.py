@@ -1,4 +1,4 @@
-"""Reads the snapshot of a query, and whether its scan is over, from the query's checkpoint.
+"""Finds out from a query's checkpoint which snapshot the query reads, and whether its scan is over.
 
 Spark writes `offsets/N`, the end of micro-batch N, before it runs the batch. It writes `commits/N` after the
 batch. The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). So every
@@ -91,7 +91,7 @@ class Checkpoint:
         return snapshot is None or bool(snapshot["over"])
 
     def _snapshot(self, batch_id: int) -> dict[str, Any] | None:
-        """Return the snapshot stored with the end of a batch, if the scan of the snapshot reads every row."""
+        """Return the snapshot that was stored with the end of a batch, if its scan reads every row."""
         text = self._read(f"offsets/{batch_id}")
         if text is None:
             raise self._wrong(f"has no offsets/{batch_id}")
@@ -163,7 +163,7 @@ def query_of(batch: DataFrame) -> str | None:
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:
-    """Return the offsets of this source from a line of the offset log, even if the log names its sources."""
+    """Return the offsets of this source from a line of the offset log. Offsets can be nested in objects."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -1,8 +1,8 @@
 """Keeps a provider and its feed open in a Spark process.
 
-A process has one connection for each database, collection and kind of rows. Spark unpickles a new reader for
-every task but keeps the process, so later tasks reuse the connections opened here. Importing this module
-opens nothing, because workers are forked.
+A process has one connection for each combination of database, collection and columns. Spark unpickles a new
+reader for every task but keeps the process, so later tasks reuse the connections opened here. Importing this
+module opens nothing, because workers are forked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _pid = 0
 class Connection:
     """A connection to one provider, and one feed of that provider. A connection is used by one thread only.
 
-    The connection retries through an outage of up to two minutes, because Spark retries nothing.
+    During an outage, the connection retries for up to two minutes, because Spark itself does not retry.
 
     Args:
         settings: The options.
@@ -71,14 +71,14 @@ class Connection:
         return self.feed.identity.incarnation
 
     def start(self, position: FeedStart | Snapshot) -> Lineage:
-        """Resolve a start, if the database can start from this position."""
+        """Resolve a start position, if the database can start from it."""
         self.opened.check_start(position)
         return self.plan(
             "start", lambda planner, deadline: planner.start(position, deadline, "startingPosition")
         )
 
     def target_at(self, moment: datetime) -> Target:
-        """Return the end of the feed at a given time, if the database supports that."""
+        """Return the end that the feed had at a given time, if the database can determine it."""
         self.opened.check_start(AtTime(moment))
         return self.plan(
             "plan", lambda planner, deadline: planner.target_at(moment, deadline, "endingPosition")
@@ -102,7 +102,7 @@ class Connection:
         return self.opened.call(operation, lambda deadline: ask(planner, deadline))
 
     def close(self) -> None:
-        """Close the feed and the provider. Another call does nothing."""
+        """Close the feed and the provider. Later calls do nothing."""
         try:
             self.opened.close()
         finally:
@@ -116,7 +116,7 @@ class Connection:
 
 
 def connection_for(settings: Settings) -> Connection:
-    """Return this process's connection for these options, and open it at the first call."""
+    """Return this process's connection for these options. The first call opens the connection."""
     global _pid
     if _pid != os.getpid():
         # These connections belong to the parent process, which closes them.

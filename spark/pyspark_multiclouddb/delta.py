@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["DELETED_AT", "Target", "drop_tombstones", "live_rows"]
 
 DELETED_AT: Final = "_deleted_at"
-"""The column with the time at which the sink merged a delete; null in the row of a document."""
+"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
 _DOCUMENT: Final = "new_item_state"
 _SNAPSHOT: Final = "multiclouddb-snapshot"
 """The name of the transaction that records the merge of a snapshot.
 
-With the id of a snapshot added, the name records how far that snapshot was merged.
+A second transaction, whose name also contains the id of a snapshot, records how far that snapshot was merged.
 """
 _BEGUN: Final = 0
 _ENDED: Final = 1
@@ -42,7 +42,7 @@ class Target:
     Args:
         where: The folder or URL of the table.
         create: True if the first merge creates the table.
-        new_columns: What to do with a column of a batch that the table does not have.
+        new_columns: What to do if a batch contains a column that the table does not have.
     """
 
     def __init__(self, where: str, *, create: bool, new_columns: Literal["add", "refuse"]) -> None:
@@ -61,7 +61,7 @@ class Target:
     def prepare(self, schema: pa.Schema) -> None:
         """Prepare the table for rows with the given schema.
 
-        The schema is checked first; then the table is created or gets its new columns.
+        The schema is checked first; then the table is created, or the new columns are added to it.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if a column has a different type, or if a new column is
@@ -106,10 +106,10 @@ class Target:
         return self._table is not None
 
     def begin(self, scan: Scan) -> None:
-        """Record that everything in the table is older than a snapshot, before its first rows are merged.
+        """Before the first rows of a snapshot are merged, record that everything in the table is older.
 
         Then the rows of the snapshot, and every change after it, win over the rows in the table. Rows whose
-        `order_key` is lower than the floor need no change for this. All other rows get the lowest
+        `order_key` is lower than the floor do not have to be changed. All other rows get the lowest
         `order_key`. This step is done once for each snapshot, in one commit that contains the snapshot's id.
 
         Args:
@@ -139,7 +139,7 @@ class Target:
     def end(self, scan: Scan) -> None:
         """Delete the documents that a snapshot did not contain, after the snapshot's last rows were merged.
 
-        Such a document was deleted before the snapshot. The row of the document becomes a tombstone.
+        Such a document was deleted before the snapshot. Its row becomes a tombstone.
 
         Args:
             scan: The snapshot, after the end of its scan.
@@ -170,12 +170,12 @@ class Target:
 
         Args:
             plan: The id of the snapshot.
-            strict: True to refuse any snapshot into a table that already has rows, False to refuse only a
-                second snapshot.
+            strict: True to refuse any snapshot if the table already has rows, False to refuse only a second
+                snapshot.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`, because rows that were deleted before the snapshot would
-                stay.
+            MulticloudDbError: `INVALID_REQUEST` if the snapshot is refused, because documents that were
+                deleted before the snapshot would stay in the table.
         """
         if self._stage(plan) is not None:
             return
@@ -190,14 +190,14 @@ class Target:
         self._ensure(plan, _BEGUN)
 
     def check_unused(self, scan: Scan, app_id: str) -> None:
-        """Refuse batches that are recorded as merged before their snapshot has begun.
+        """Refuse a batch that is recorded as merged although its snapshot has not begun.
 
         Args:
             scan: The snapshot.
             app_id: The name under which merged batches are recorded.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST`.
+            MulticloudDbError: `INVALID_REQUEST` if another query has used `app_id` for this table.
         """
         if scan.is_first and self._stage(scan.plan) is None:
             raise invalid_request(
@@ -229,7 +229,7 @@ class Target:
         return CommitProperties(app_transactions=marks)
 
     def _ensure(self, plan: str, stage: int) -> None:
-        """Store the stage of a snapshot in a separate commit, if no other commit has stored it."""
+        """Store the stage of a snapshot in a separate commit, unless an earlier commit has stored it."""
         from deltalake import write_deltalake
 
         if self._stage(plan) != stage:
@@ -257,7 +257,7 @@ class Target:
             target_alias="t",
             commit_properties=CommitProperties(app_transactions=None if done is None else [done]),
             writer_properties=_written(source.column_names),
-            # With the lowest and the highest key of the rows, files that cannot match are not read.
+            # deltalake finds the lowest and the highest key of the rows, and skips files that cannot match.
             streamed_exec=False,
         ).when_matched_update(columns, "s.order_key > t.order_key").when_not_matched_insert(columns).execute()
 
@@ -308,7 +308,7 @@ def drop_tombstones(
 
     Args:
         table_path: As for `merge_into_delta`. Call this function in the process that merges, or while no
-            process merges.
+            process is merging.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
         checkpoint: As for `merge_into_delta`.
 
@@ -353,7 +353,7 @@ def _foreign(where: str, name: str) -> MulticloudDbError:
 
 
 def _written(names: list[str]) -> WriterProperties:
-    """Return file settings without dictionaries of unique texts and without statistics of documents."""
+    """Return file settings: no dictionary of unique texts, and no statistics of documents."""
     from deltalake import ColumnProperties, WriterProperties
 
     properties = {name: ColumnProperties(dictionary_enabled=False) for name in _TEXT}
@@ -373,7 +373,7 @@ def _stored(schema: pa.Schema) -> pa.Schema:
 def _with_tombstones(rows: pa.Table) -> pa.Table:
     """Return the rows in the form in which they are stored.
 
-    The row of a deleted document contains the time of its merge.
+    The row of a deleted document contains the time at which the delete is merged.
     """
     now = pa.scalar(datetime.now(UTC), _TIME)
     deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))

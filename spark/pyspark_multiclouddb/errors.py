@@ -1,4 +1,4 @@
-"""Defines errors whose category can still be found after Spark has passed them on.
+"""Defines errors whose category can be recovered after Spark has passed them on.
 
 Spark passes an exception of a data source through two processes as the text of a traceback, so the
 exception's class and fields are lost. Therefore every message begins with a marker that can be found in the
@@ -25,7 +25,7 @@ _SKIP_TO_OLDEST: Final = (
     "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left; with "
     "startingPosition=snapshot, a new query and merge_into_delta(…, checkpoint=…) repair the same table"
 )
-# Maps the name in a client to the name in this source.
+# Maps patterns for the names in the client to the names in this source.
 _IN_SPARK: Final = (
     (re.compile(r";? *start again, or read with on_expired=SkipToOldest\(\)[^;]*"), ""),
     (re.compile(r"on_expired=SkipToOldest\(\)"), "failOnDataLoss=false"),
@@ -71,10 +71,10 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
 
 @contextmanager
 def source_errors() -> Iterator[None]:
-    """Add the marker of the category to errors.
+    """Add the marker of the category to each error that the block raises.
 
     Raises:
-        SourceError: For each error of the library and each fault of a provider.
+        SourceError: Raised for each error of the library and each fault of a provider.
     """
     try:
         yield

@@ -98,7 +98,7 @@ def _bundled_home() -> Path:
 
 
 def _write_shim(folder: Path, shim: str) -> Path:
-    """Write the start script into a folder named after its text, so that several environments share it."""
+    """Write the start script into a folder named after its digest; several environments can share it."""
     home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
     if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):

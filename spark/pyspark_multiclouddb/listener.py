@@ -37,7 +37,7 @@ _LINES_PER_HEAD: Final = 20
 class ProgressTable(StreamingQueryListener):
     """Prints one line for each micro-batch. It also prints which changes were skipped or found late.
 
-    Before Spark 4.2, a source cannot report its progress, so the columns from `events` on stay empty.
+    Before Spark 4.2, a source cannot report its progress, so `events` and the columns after it stay empty.
 
     Args:
         file: The file to print to; standard error by default.

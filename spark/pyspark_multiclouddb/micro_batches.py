@@ -35,8 +35,8 @@ _NAP_SECONDS: Final = 0.1
 # A position is checked for expiry at the first plan, and after a batch that took longer than this number of
 # seconds.
 _FRESH_SECONDS: Final = 60.0
-# After this number of seconds, audits and positions that are due are checked again, even if nothing has
-# changed.
+# After this number of seconds, a step is planned even if nothing has changed, because an audit or the saving
+# of a position may be due.
 _STILL_SECONDS: Final = 60.0
 
 
@@ -54,8 +54,8 @@ class MicroBatches:
         ends_by_itself: True to stop at the end that the feed has when the first batch is planned. The end is
             determined only then, because the planner must follow all splits from the position in the
             checkpoint.
-        caught_up: True once a micro-batch had fewer rows than its limit. This means that the initial backlog
-            was read.
+        caught_up: True once a micro-batch has had fewer rows than its limit, which means that the initial
+            backlog has been read.
         report: A summary for the query's progress, or None if nothing is planned yet. The summary is not an
             offset.
     """
@@ -124,8 +124,8 @@ class MicroBatches:
         Returns:
             `start` itself if there is nothing to read. Spark then asks again without a pause, so this answer
                 is reused for `pollInterval`. A position that moved without a record is also returned as an
-                end, at first and then once per `idleCheckpointInterval`. Otherwise the position in the
-                checkpoint would expire.
+                end, at the first call and then once per `idleCheckpointInterval`. Otherwise the position in
+                the checkpoint would expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
@@ -143,7 +143,7 @@ class MicroBatches:
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the work of a micro-batch.
 
-        The work is the same on every call, and the database is not called.
+        Every call returns the same work, without a call to the database.
 
         Args:
             start: The start of the batch.
@@ -162,7 +162,7 @@ class MicroBatches:
         """Return the rows of one task.
 
         Args:
-            partition: One of `tasks`.
+            partition: One of the partitions that `tasks` returned.
         """
         return read_work(self.settings, partition)
 
@@ -234,7 +234,7 @@ class MicroBatches:
         return end
 
     def _check_kept(self, connection: Connection, before: Lineage) -> None:
-        """If another snapshot is allowed, find expired positions before ranges from them are planned."""
+        """If another snapshot is allowed, find expired positions before planning the ranges from them."""
         due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
         if due and isinstance(self.settings.on_loss, Resnapshot):
             connection.opened.call("plan", lambda deadline: check_kept(connection.feed, before, deadline))
@@ -285,7 +285,7 @@ class MicroBatches:
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
         """Return the lineage from which to plan.
 
-        This lineage is further ahead than the offset if no record was found after the offset.
+        It is ahead of the offset if an earlier call found no record after the offset.
         """
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 
@@ -305,7 +305,7 @@ def _entries(lineage: Lineage) -> dict[str, object]:
 
 
 def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
-    """Return True if the moves of positions without records must be saved as an offset."""
+    """Return True if the new positions of partitions without records must be saved as an offset."""
     then, now = _entries(before), _entries(stands)
     if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
         return True  # the ranges of a batch come from the partitions in its first offset

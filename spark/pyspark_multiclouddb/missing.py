@@ -1,4 +1,4 @@
-"""Makes the error for a PySpark that is missing or too old."""
+"""Makes the error for a missing or outdated PySpark."""
 
 from importlib import import_module
 

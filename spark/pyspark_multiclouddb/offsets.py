@@ -7,11 +7,11 @@ the text as new data:
     {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
 The first form represents the start of a new query. Spark asks for the first form several times and does not
-store it, so it contains no resolved position. The first micro-batch has no rows and fixes the start in the
-second form. In the second form, `c` is the lineage as in a continuation token. `e` contains the ends of the
-partitions that the step to this offset has read completely, so that the step can be read again with the same
-result. `empty` is present if only the positions of an idle feed have moved. Such a step reads nothing, so it
-can be replayed even if the service has deleted its part of the log since.
+store it, so it contains no resolved position. The first micro-batch has no rows; its end is the resolved
+start, in the second form. In the second form, `c` is the lineage as in a continuation token. `e` contains the
+ends of the partitions that the step to this offset has read completely, so that the step can be read again
+with the same result. `empty` is present if only the positions of an idle feed have moved. Such a step reads
+nothing. Therefore it can be replayed even if the service has since deleted that part of the log.
 
 On Spark 4.0 and 4.1, the first micro-batch has rows. Its end contains `o`, the lineage of the resolved start.
 On these versions, `more` means that the step contained records and that more records may follow
@@ -79,7 +79,7 @@ class Pinned:
         """Refuse an offset of a resource that was deleted and created again.
 
         Args:
-            opened: The feed that the query should resume.
+            opened: The opened feed, in which the query is to resume.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was recreated since the offset was made.
@@ -154,7 +154,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
 def ranges_of(start: Offset, end: Offset) -> list[Range]:
     """Return the ranges between two offsets of one query.
 
-    This function is pure and returns the same result on every call.
+    This function is pure: for the same offsets, it always returns the same ranges.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the end cannot have been planned from the start.

@@ -23,7 +23,7 @@ def checked_schema(options: Mapping[str, str]) -> StructType:
         options: The options, as Spark passes them.
 
     Raises:
-        SourceError: `INVALID_REQUEST`; the message names the option and the way out.
+        SourceError: `INVALID_REQUEST`; the message names the option and a solution.
     """
     with source_errors():
         config = parse_options(options).config
@@ -42,7 +42,7 @@ def settings_of(options: Mapping[str, str], schema: StructType, *, is_stream: bo
         is_stream: True for a stream, False for a batch.
 
     Raises:
-        SourceError: `INVALID_REQUEST`; the message names the option or the schema, and the solution.
+        SourceError: `INVALID_REQUEST`; the message names the option or the schema, and a solution.
     """
     with source_errors():
         if schema != SPARK_SCHEMA:

@@ -51,7 +51,7 @@ _RESNAPSHOT: Final = "resnapshot"
 _WAY_OUT_POSITION: Final = (
     "write beginning, now, snapshot, or a time with its zone such as 2026-01-31T12:00:00Z"
 )
-# Values below this number are from 1970 to 1973 as milliseconds; as seconds, they are present-day times.
+# As milliseconds, values below this number would be times from 1970 to 1973, so they are probably seconds.
 _LEAST_MILLIS: Final = 100_000_000_000
 _Mode = TypeVar("_Mode", bound=Enum)
 

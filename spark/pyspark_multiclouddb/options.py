@@ -145,7 +145,7 @@ class Settings:
 
     @property
     def modes(self) -> dict[str, str]:
-        """Maps each option that determines the columns, and has no default value, to its value."""
+        """Maps the options that determine the columns to their values, without default values."""
         modes = {}
         if self.new_item_state is not NewItemStateMode.INCLUDE_IF_AVAILABLE:
             modes["newItemState"] = str(self.new_item_state.value)
@@ -235,7 +235,7 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         options: The options, with values as text, as Spark passes them. Names may be in upper or lower case.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`; the message names the option and the way out.
+        MulticloudDbError: `INVALID_REQUEST`; the message names the option and a solution.
     """
     given, connection = _sorted_out(options)
 

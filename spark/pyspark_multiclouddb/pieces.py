@@ -1,7 +1,7 @@
 """Collects the last change of each key of a DataFrame, in pieces of bounded size.
 
 Spark finds the last changes and keeps them on the executors, so the source is read only once for all pieces.
-Only if an executor is lost, its part of the source is read again.
+If an executor is lost, only the part of the source that it held is read again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Piece:
 
 
 def latest_rows(frame: DataFrame) -> DataFrame:
-    """Return the row with the highest `order_key` for each `key`. Spark does this work.
+    """Return the row with the highest `order_key` for each `key`. Spark computes the result.
 
     A missing `order_key` counts as the highest.
     """
@@ -65,12 +65,13 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
 
     Args:
         frame: The DataFrame, with the columns `key`, `order_key`, `type`, and any others, such as `PLAN`.
-        max_bytes: The maximum size of a piece. Pieces are smaller if `spark.driver.maxResultSize` of Spark
-            requires it. The keys are divided into 4096 parts, and the rows of one part are never split.
+        max_bytes: The maximum size of a piece. Pieces are smaller if Spark's setting
+            `spark.driver.maxResultSize` requires it. The keys are divided into 4096 parts, and the rows of
+            one part are never split.
 
     Returns:
-        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. For a frame
-        without rows, there are no tables.
+        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. A frame
+        without rows gives no tables.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.
@@ -159,7 +160,7 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
     if isinstance(kind, StringType | BinaryType):
         length = F.octet_length(value)
     elif isinstance(kind, ArrayType | MapType) or kind.typeName() == "variant":
-        # A number and the comma after it take at least two characters, and eight bytes.
+        # In JSON, a number and the comma after it take at least two characters; in Arrow, eight bytes.
         length = F.octet_length(F.to_json(F.struct(value.alias("v")))) * 4
     else:
         return F.lit(16)

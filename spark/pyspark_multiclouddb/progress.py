@@ -7,7 +7,7 @@ From Spark 4.2 on, `sources[].latestOffset` in the progress is a report, not an 
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
 `events` is the number of records in the step. It is null if the service does not report this number before
-the records are read. `readUntil` is a time; no change that is still to be read is older than this time.
+the records are read. All changes that are older than `readUntil` have been read.
 `lagSeconds` is the difference between the service's clock and `readUntil`; it is 0 if the feed is idle.
 `headroomSeconds` is the time until the first position expires. `skipped` counts the places at which
 `failOnDataLoss=false` left out expired changes in this run of the query. It also shows the last of these
@@ -114,7 +114,7 @@ class Reports:
 def snapshot_state(
     known: Mapping[str, Any] | None, before: Lineage, after: Lineage, *, whole: bool = False
 ) -> Mapping[str, Any] | None:
-    """Return the snapshot in the form of the offset after a step.
+    """Return the state of the snapshot, as it is stored in the offset after a step.
 
     Return None for a query that began without a snapshot.
 
@@ -152,7 +152,7 @@ def _scan(lineage: Lineage) -> dict[str, Any]:
 
 
 def _kept(lineage: Lineage) -> list[Cursor]:
-    """Return the positions of the stream, including positions of partitions that wait for the scan."""
+    """Return the positions of the stream, including those of partitions that wait for the scan."""
     active = [entry.cursor for entry in lineage.active() if not lineage.is_segment(entry.partition_id)]
     if lineage.plan is None:
         return active
@@ -160,7 +160,7 @@ def _kept(lineage: Lineage) -> list[Cursor]:
 
 
 def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
-    """Return a time; no event that is still to be read is older than this time."""
+    """Return a time; all events that are older than this time have been read."""
     if lineage.plan is not None:
         return _EPOCH + timedelta(microseconds=lineage.plan.moment)
     times = [connection.feed.describe(entry.cursor).time for entry in lineage.active()]

@@ -55,7 +55,7 @@ class Work:
 
 
 def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
-    """Distribute ranges to tasks, one range to each, up to a limit that does not depend on this machine."""
+    """Assign ranges to tasks. The largest number of tasks does not depend on this machine."""
     tasks = min(len(ranges), settings.max_tasks)
     return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
 
@@ -68,7 +68,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
         partition: A partition from `work_of`, or a partition with the value None if there is nothing to read.
 
     Raises:
-        SourceError: The error, with the marker of its category.
+        SourceError: Raised for every error; the message begins with the marker of the category.
     """
     work: Work | None = partition.value
     if work is None:

@@ -90,9 +90,9 @@ def merge_into_delta(
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
-    A row is written only if its `order_key` is higher than the table's. So changes may arrive in any order
-    and more than once. The row of a deleted document contains the time of its merge in `_deleted_at`; this
-    column is null for all other rows (`live_rows`, `drop_tombstones`).
+    A row is written only if its `order_key` is higher than the one in the table. Therefore changes may arrive
+    in any order and more than once. The row of a deleted document contains the time of its merge in
+    `_deleted_at`; this column is null for all other rows (`live_rows`, `drop_tombstones`).
 
     Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
     to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
@@ -116,19 +116,19 @@ def merge_into_delta(
     Args:
         batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
             or a page is merged in one commit.
-        batch_id: The number of the batch that Spark passes. None for changes without a batch number. Such
-            changes are always merged; merging them twice changes nothing.
+        batch_id: The batch number that Spark passes, or None for changes without a batch number. Such changes
+            are always merged; merging them twice changes nothing.
         table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
             time.
         app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
-            numbers begin again, so use another `app_id`. Otherwise the first batches are treated as replays
-            and left out. Must be None if `batch_id` is None, and only then.
+            numbering starts again, so use another `app_id`. Otherwise the first batches are treated as
+            replays and left out. Must be None if `batch_id` is None, and only then.
         checkpoint: The `checkpointLocation` of the query: a folder, or a URL that Spark can read.
         create: False to raise an error if the table does not exist.
-        new_columns: What to do with a column that the batch has and the table does not have: `"add"` adds the
+        new_columns: What to do if the batch contains a column that the table does not have: `"add"` adds the
             column, with null in the existing rows; `"refuse"` refuses the batch.
         max_bytes: The maximum size of a piece, approximately as Arrow stores it. Pieces are smaller if
-            `spark.driver.maxResultSize` of Spark requires it. A single row is never split.
+            Spark's setting `spark.driver.maxResultSize` requires it. A single row is never split.
 
     Returns:
         True if the batch was merged; False if it was empty or the table already contained it.
@@ -234,7 +234,7 @@ def _plan_in(events: pa.Table) -> str | None:
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:
-    """Return the rows with the highest `order_key` of each `key`, in the order of keys."""
+    """Return the row with the highest `order_key` for each `key`, sorted by key."""
     order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
     keys = events["key"].take(order).combine_chunks()
     is_first = pa.array([True])

@@ -28,7 +28,7 @@ class DefaultSource(DataSource):
 
     The module `pyspark_multiclouddb.option_table` lists the options.
 
-    Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes of one
+    Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes to one
     key, the later one has the higher `order_key`. The rows of a batch have no particular order.
     """
 

@@ -24,7 +24,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     """Plans micro-batches in one long-lived process per query, and reads them in Spark's tasks.
 
     The constructor does no I/O, and only the settings are pickled. `commit` and `stop` do nothing important,
-    because Spark may not call them.
+    because Spark does not always call them.
 
     Args:
         settings: The options, checked for a stream.
@@ -70,7 +70,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the work of a micro-batch.
 
-        The work is the same on every call, and the database is not called.
+        Every call returns the same work, without a call to the database.
         """
         return self._batches.tasks(start, end)
 

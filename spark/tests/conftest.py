@@ -62,7 +62,7 @@ def source(tmp_path):
 
 @pytest.fixture(scope="session")
 def databases(tmp_path_factory):
-    """Make feeds for queries in separate processes; each server is started at its first use."""
+    """Provide databases for queries in separate processes. Each server is started at its first use."""
     kinds = {kind.__name__.lower(): kind for kind in (Embedded, Dynamo, Mongo, Cosmos)}
     servers = {}
 

@@ -1,11 +1,11 @@
-"""Runs short queries on databases with secrets; it keeps everything that Spark shows or writes about them.
+"""Runs short queries on databases with secrets, and keeps everything that Spark shows or writes about them.
 
     python database_life.py FOLDER OPTIONS COUNT
 
-OPTIONS contains the options of each query by its name, as JSON; COUNT is the number of events in each
-database. The program fixes the start of each query and leaves the file `pinned`. When the file `written`
-exists, it continues until all events have arrived. The files of the rows and everything that was shown are in
-the folder. It also reads the source of `foreign.py`.
+OPTIONS is JSON that maps the name of each query to its options; COUNT is the number of events in each
+database. The program fixes the start of each query and then creates the file `pinned`. When the file
+`written` exists, it continues until all events have arrived. The folder then contains the files of the rows
+and everything that was shown. The program also reads the data source of `foreign.py`.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ folder, databases, count = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.a
 for name in ("shown", "events"):
     (folder / name).mkdir()
 conf = {
-    # Each task needs a Python process of its own.
+    # Each task needs its own Python process.
     "spark.master": "local[2]",
     "spark.sql.shuffle.partitions": "2",
     "spark.eventLog.enabled": "true",
     "spark.eventLog.dir": str(folder / "events"),
     "spark.ui.enabled": "true",
     "spark.ui.port": "0",
-    # What workers say goes to the standard error of this program.
+    # This program's standard error also contains the output of the workers.
     "spark.log.level": "INFO",
 }
 spark = local_session("database", **conf)

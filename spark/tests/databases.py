@@ -28,9 +28,9 @@ class Feed:
     Attributes:
         name: The name of the database.
         url: The URL for `connect` and for the option `url`.
-        address: Where the collection is.
-        write: Writes its events, or one of three parts of them, with splits if the database allows a test to
-            cause a split.
+        address: The address of the collection.
+        write: Writes all events of the feed, or one of three parts. If a test can cause splits in the
+            database, partitions split in the meantime.
         secrets: Texts that no output may contain.
         position: The start position of a query.
     """
@@ -62,7 +62,7 @@ class Feed:
 
 
 def numbers_of(part):
-    """Return the numbers of the events of a part; of all parts if the part is None."""
+    """Return the numbers of the events in a part, or of all events if the part is None."""
     size = EVENTS // PARTS
     return range(EVENTS) if part is None else range(part * size, (part + 1) * size)
 
@@ -151,7 +151,7 @@ class Mongo:
 class Cosmos:
     """The project's Cosmos DB emulator, with a partition that splits.
 
-    The key of the account is in the environment.
+    The environment contains the key of the account.
     """
 
     def __init__(self, folder):
@@ -174,7 +174,7 @@ class Cosmos:
                     self.server.split("shop", name, first["id"])
 
         url = f"cosmos://{self.server.endpoint.split('/')[2]}?tls=false"
-        # The service reports no change from before the query's first batch.
+        # The service does not report changes that were made before the query's first batch.
         return Feed("cosmos", url, ResourceAddress("shop", name), write, (self.server.key,), "now")
 
     def close(self):

@@ -2,8 +2,8 @@
 
     python delta_life.py FOLDER OPTIONS
 
-OPTIONS are the options of the source, as JSON. The query begins with an interleaved snapshot, and ends by
-itself when it has read everything.
+OPTIONS contains the options of the source, as JSON. The query begins with an interleaved snapshot, and ends
+by itself when it has read everything.
 """
 
 import json
@@ -13,14 +13,14 @@ from pathlib import Path
 from pyspark_multiclouddb import local_session, merge_into_delta
 
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-# Each task needs a Python process of its own.
+# Each task needs its own Python process.
 spark = local_session("delta", **{"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2})
 (folder / "jvm").write_text(str(spark.sparkContext._gateway.proc.pid))
 checkpoint = folder / "checkpoint"
 
 
 def merge(frame, batch_id):
-    # Smaller than a batch, so that a batch takes several commits.
+    # This size is smaller than a batch, so that a batch takes several commits.
     merge_into_delta(frame, batch_id, folder / "table", "life", checkpoint=checkpoint, max_bytes=4000)
 
 

@@ -1,4 +1,4 @@
-"""Runs `delta_life.py` on a database, and kills the program at a random commit of its table."""
+"""Runs `delta_life.py` on a database, and kills the program at a random commit to its table."""
 
 import json
 import random
@@ -12,7 +12,7 @@ FOLLOWER = runpy.run_path(str(Path(__file__).with_name("following.py")))["Follow
 
 
 def live(folder, options, put, delete):
-    """Kill the program once and run it again: the table must equal the collection, including the tombstones.
+    """Kill the program once and run it again; the table and its tombstones must match the collection.
 
     Args:
         folder: An empty folder.

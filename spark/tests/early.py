@@ -2,8 +2,8 @@
 
     python early.py MODULE
 
-The JVM waits for ten seconds, which no setting changes. On a busy machine the imports of some modules take
-longer, and the query would fail.
+The JVM waits for the connection for ten seconds, and no setting changes this time. On a busy machine,
+importing some modules takes longer, and the query would fail.
 """
 
 import os
@@ -32,7 +32,7 @@ def connect():
 
 made = [connect()]
 module = sys.argv.pop()
-# As with `python -m`.
+# `python -m` does the same.
 sys.path[0] = os.getcwd()
 
 import pyspark.util  # noqa: E402 - it takes long

@@ -1,11 +1,11 @@
 """Fetches other versions of PySpark, once per user, and unpacks them outside the clone for all processes.
 
-An environment is a folder that `PYTHONPATH` puts before the packages of `.venv`. Everything else that a
-test needs comes from `.venv`. PySpark is a source package of about 430 MB. The package is unpacked instead of
-built, because a build takes half a minute longer and gives the same files.
+An environment is a folder that precedes the packages of `.venv` in `PYTHONPATH`. Everything else that a test
+needs is in `.venv`. PySpark is a source package of about 430 MB. The package is unpacked instead of built,
+because a build takes half a minute longer and gives the same files.
 
     python spark/tests/environments.py          builds all of them, and prints the time of each
-    python spark/tests/environments.py 4.0.5    prints the folder of one
+    python spark/tests/environments.py 4.0.5    prints the folder of this version
 """
 
 import os
@@ -40,7 +40,7 @@ PLACES = {
 
 
 def environment(version):
-    """Return the folder with the given version of PySpark; the first call of a user downloads it.
+    """Return the folder with the given version of PySpark. The first call by a user downloads the version.
 
     Raises:
         ServerUnavailableError: Raised if pip failed, or if the downloaded package is not the expected one.
@@ -49,13 +49,13 @@ def environment(version):
 
 
 def zstandard():
-    """Return the folder with the package zstandard, in the same way as `environment`."""
+    """Return the folder with the package zstandard, like `environment`."""
     platform = ["--only-binary=:all:", "--platform=manylinux2014_x86_64"]
     return _fetched(ZSTANDARD[sys.version_info[:2]], [*platform, "zstandard==0.25.0"], _unzip)
 
 
 def build_in_background():
-    """Download missing versions in another process, while other tests run. The process ends by itself."""
+    """Download missing versions in another process, which ends by itself, while other tests run."""
     return subprocess.Popen([sys.executable, __file__], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -41,7 +41,7 @@ class Follower:
             time.sleep(0.001)
 
     def kill(self):
-        # Both are stopped first, so that neither runs while the other one is dead.
+        # Both processes are stopped first, so that neither of them runs after the other is killed.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in (self.process.pid, int((self.folder / "jvm").read_text())):
                 os.kill(pid, number)
@@ -53,6 +53,7 @@ class Follower:
 
 
 def files(folder):
-    """Return the number of commits and marks, which show the progress of a query."""
+    """Return the number of commits to the table and of files in the checkpoint, which show a query's
+    progress."""
     places = ("table/_delta_log/*.json", "checkpoint/offsets/*", "checkpoint/commits/*")
     return sum(len(list(folder.glob(place))) for place in places)

@@ -1,4 +1,4 @@
-"""Another Python data source of the session, which Spark finds as it finds this project's."""
+"""Defines another Python data source of the session. Spark finds it in the same way as this project's."""
 
 SOURCE = """
 from pyspark.sql.datasource import DataSource, DataSourceReader
@@ -23,7 +23,7 @@ class DefaultSource(DataSource):
 
 
 def install(folder):
-    """Write a package into a folder for the path of Python; return the folder."""
+    """Write a package with the source; return the folder to add to Python's path."""
     package = folder / "foreign" / "pyspark_foreign"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(SOURCE)

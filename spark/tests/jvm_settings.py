@@ -1,8 +1,9 @@
-"""Settings of Spark's JVM in tests: it starts with less work, and waits for its Python processes.
+"""Settings of Spark's JVM in tests, which save work at the start and avoid failures on a busy machine.
 
-The JVM has the options of a short run, and an archive of its classes. Spark loads more than ten thousand
-classes at each start. A JVM that has an archive of them neither reads them from the jars nor verifies them.
-The archive is made once for a PySpark and a Java. Any other JVM ignores it.
+The JVM runs with options for a short run, and with an archive of its classes. Spark loads more than ten
+thousand classes at each start. If a JVM has an archive of these classes, it neither reads them from the jars
+nor verifies them. One archive is made for each combination of PySpark and Java. Any other JVM ignores the
+archive.
 """
 
 import fcntl
@@ -19,14 +20,14 @@ from pyspark_multiclouddb import ensure_java
 
 EARLY = Path(__file__).with_name("early.py")
 PROGRAM = Path(__file__).with_name("training.py")
-# Each test runs Spark for seconds only: a compiler and a garbage collector that are quick to start save more
-# than they cost.
+# Each test runs Spark for only a few seconds, so a simple compiler and a simple garbage collector save more
+# time than they cost.
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SECONDS = 200
 
 
 def environment():
-    """Return the variables of each process that starts Spark."""
+    """Return the environment variables for each process that starts Spark."""
     python = str(_python())
     return {"PYSPARK_PYTHON": python, "SPARK_SUBMIT_OPTS": _java_options(python)}
 
@@ -34,8 +35,8 @@ def environment():
 def _python():
     """Return a program that runs Python with less work, and lets streams connect to the JVM first.
 
-    Spark puts an archive of PySpark first on the path, from which each process compiles modules again. The
-    same modules are in the packages of this Python.
+    Spark puts an archive of PySpark first on the path. Each process would compile the modules in this archive
+    again, although this Python's packages contain the same modules.
     """
     program, python = Path(sys.prefix, "bin", "spark-python"), shlex.quote(sys.executable)
     draft = program.with_name(f"{program.name}-{os.getpid()}")
@@ -53,7 +54,7 @@ def _python():
 def _java_options(python):
     """Return the options for the JVM of Spark.
 
-    The first call in a `.venv` makes the archive, which stays there; other processes wait for it.
+    The first call makes the archive of the `.venv`, and keeps it there. Meanwhile, other processes wait.
     """
     import pyspark
 
@@ -63,7 +64,7 @@ def _java_options(python):
     digest = hashlib.sha256(f"{pyspark.__file__} {pyspark.__version__} {version}".encode()).hexdigest()
     archive = Path(sys.prefix, f"spark-classes-{digest[:16]}.jsa")
     _make_once(archive, python)
-    # A JVM that the archive is not for would say so on its standard output.
+    # If the archive does not fit a JVM, the JVM would otherwise print a warning on its standard output.
     return f"{OPTIONS} -XX:SharedArchiveFile={archive} -Xlog:disable"
 
 
@@ -86,7 +87,7 @@ def _make_once(archive, python):
                     timeout=SECONDS,
                     check=True,
                 )
-            # Some Javas cannot make an archive, and some machines are too slow. Then the archive is empty.
-            # The JVM ignores it, and no process makes it again.
+            # Some versions of Java cannot make an archive, and some machines are too slow. In these cases the
+            # archive is an empty file. The JVM ignores the file, and no process tries to make it again.
             draft.touch()
             draft.rename(archive)

@@ -2,9 +2,9 @@
 
     python life.py FOLDER PART
 
-PART is `first` (a batch of this source and a batch of another source, then streams that end and a replay; the
-program dies in a batch of a stream that does not end) or `second` (the program resumes after the death, and
-ends when all events have arrived).
+PART is `first` (a batch of this source and a batch of another source, then streams that end, and a replay;
+finally the program dies in a batch of a stream that does not end) or `second` (the program resumes after the
+death, and ends when all events have arrived).
 """
 
 import json
@@ -41,7 +41,7 @@ class Rows:
             for pid in (spark.sparkContext._gateway.proc.pid, os.getpid()):
                 os.kill(pid, signal.SIGKILL)
         self.batches.append(batch_id)
-        # Another thread reads the files at the same time, so only complete files may appear.
+        # Another thread reads the files at the same time, so a file must appear only when it is complete.
         made = self.folder.with_name(f"{self.folder.name}-{batch_id}")
         made.write_text(json.dumps(rows))
         made.replace(self.folder / str(batch_id))
@@ -98,7 +98,8 @@ def ended_runs():
 
 
 def unknown_position():
-    """Return the error of the one configuration in which Spark 4.0 and 4.1 pass no checkpoint position."""
+    """Record the error in the only configuration in which Spark 4.0 and 4.1 do not pass the checkpoint's
+    position."""
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")
     path = folder / "ended-checkpoint/offsets"
     before = sorted(file.name for file in path.iterdir())
@@ -111,7 +112,7 @@ def unknown_position():
     note(refused=refused, offsets_stay=before == sorted(file.name for file in path.iterdir()))
 
 
-# Each task needs a Python process of its own.
+# Each task needs its own Python process.
 spark = local_session("life", **{"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2})
 spark.sparkContext.setLogLevel("OFF")
 if part == "first":

@@ -1,4 +1,4 @@
-"""Runs queries over several databases in one driver, which a test kills."""
+"""Runs queries on several databases in one driver. A test kills this driver."""
 
 import json
 import os
@@ -18,11 +18,11 @@ LIMIT = 20
 
 
 class Queries:
-    """Runs a query over each of several feeds.
+    """Runs one query for each of several feeds.
 
     Attributes:
-        folder: Return everything that is left of the queries.
-        feeds: What they read.
+        folder: The folder with the files of all queries.
+        feeds: The feeds that the queries read.
         process: The driver; None before `start`.
     """
 
@@ -37,7 +37,7 @@ class Queries:
         """Start the driver.
 
         Args:
-            moment: Where each query stops.
+            moment: The moment at which each query stops.
             names: The databases that have a query in this run; None for all.
             followed: The options of one more query, which never stops, or None.
         """
@@ -54,7 +54,7 @@ class Queries:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
     def write(self, part=None, names=None):
-        """Every query has fixed its start, then the databases change."""
+        """When every query has fixed its start, change the databases."""
         self.wait(lambda place: (place / "checkpoint" / "commits" / "0").exists())
         for feed in self.running:
             if names is None or feed.name in names:
@@ -64,7 +64,7 @@ class Queries:
         return [self.folder / feed.name for feed in self.running]
 
     def wait(self, condition):
-        """Wait until a condition holds in the folder of every query."""
+        """Wait until the folder of every query fulfils a condition."""
 
         def holds():
             assert self.process.poll() is None, self.log.read_text()[-5000:]
@@ -73,7 +73,7 @@ class Queries:
         wait_until(holds, seconds=SECONDS)
 
     def reach(self):
-        """Wait until every query has stopped at the moment.
+        """Wait until every query has stopped at the given moment.
 
         Return the processes in which the queries wait.
         """
@@ -83,12 +83,12 @@ class Queries:
     def kill(self):
         """Kill the driver and its JVM.
 
-        Both processes are stopped first, so that neither runs while the other is dead.
+        Both processes are stopped first, so that neither of them runs after the other is killed.
         """
         jvm = int((self.folder / "jvm").read_text())
         os.kill(jvm, signal.SIGSTOP)
         if self.moment == "commit":
-            # Each sink returns, and Spark does not learn of it.
+            # Each sink returns, but Spark's JVM is stopped and does not notice.
             (self.folder / "go").touch()
             self.wait(lambda place: int((place / "returned").read_text()) == max(marks(place, "offsets")))
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -97,11 +97,11 @@ class Queries:
         self.clean()
 
     def wait_for_more(self, than):
-        """Every query has delivered more events."""
+        """Wait until every query has delivered more events."""
         self.wait(lambda place: len(rows_of(place)) > than)
 
     def clean(self):
-        """End everything that the driver has started; the driver is the leader of a session."""
+        """Kill every process that the driver has started. The driver is the leader of their session."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):
@@ -112,8 +112,10 @@ class Queries:
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-5000:]
 
     def check(self):
-        """Check that each event came once, and that a repeated batch had the same rows and stayed within the
-        limit. All queries have run last.
+        """Check that each event was delivered once, and check the repeated batches.
+
+        A repeated batch must have the same rows and stay within the limit. The last run must include all
+        queries.
         """
         for feed, place in zip(self.feeds, self.places(), strict=True):
             rows = rows_of(place)

@@ -1,16 +1,16 @@
-"""The driver that `test_kill.py` and `test_cluster.py` kill: a query over each of several databases.
+"""The driver that `test_kill.py` and `test_cluster.py` kill. It runs one query for each of several databases.
 
     python queries_life.py FOLDER MASTER EVENTS MOMENT
 
-`FOLDER/queries` contains the options of each query by its name. A query uses `FOLDER/NAME` for its
-checkpoint, its rows, and its earlier deliveries. The program ends when each query has this many events. At
-the given MOMENT, a query leaves the file `reached-MOMENT` and waits until the file `FOLDER/go` exists. The
-moments are `planning` (before it), `planned`, `task`, `sink` (it has committed) or `commit` (the same; then
-the test lets it return to a Spark that has stopped). The query does this in the second batch with rows of a
-run.
+`FOLDER/queries` maps the name of each query to its options. A query uses `FOLDER/NAME` for its checkpoint,
+its rows, and its earlier deliveries. The program ends when each query has received EVENTS events. At the
+given MOMENT, a query creates the file `reached-MOMENT` and waits until the file `FOLDER/go` exists. The
+moments are `planning` (before the plan), `planned`, `task`, `sink` (after the sink's commit) and `commit`
+(also after the sink's commit; the test then lets the sink return to a JVM that is stopped). The query stops
+in the second batch with rows of a run.
 
-The query `followed` merges into a Delta table. It stops nowhere, and reads all that there is when the file
-`FOLDER/last` exists.
+The query `followed` merges into a Delta table. It never stops at a moment. When the file `FOLDER/last`
+exists, the query reads all remaining changes and ends.
 """
 
 import json
@@ -40,15 +40,16 @@ conf = {
 
 
 class Place:
-    """Represents the point that a query has reached, as seen from each of its processes."""
+    """A point that a query can reach, as seen from each of its processes."""
 
     def __init__(self, name, moment):
         self.folder, self.moment = folder / name, moment
         self.armed, self.plans = self.folder / "armed", self.folder / "plans"
 
     def reach(self, moment):
-        """Wait here, if this is the given moment, until the test allows the query to continue or the driver
-        has ended.
+        """Wait here if this is the given moment.
+
+        The wait ends when the test lets the query continue, or when the driver has ended.
         """
         if moment != self.moment or not self.armed.exists():
             return
@@ -64,7 +65,7 @@ class Place:
 
 
 class Reader(ChangeFeedStreamReader):
-    """The source's own class, which stops at a given moment."""
+    """The reader of the source, which stops at a given moment."""
 
     def __init__(self, settings, place):
         super().__init__(settings)
@@ -92,7 +93,7 @@ class Reader(ChangeFeedStreamReader):
 
 
 def source_of(place):
-    """Return the source for one query, with the name of the query's folder."""
+    """Return the source for one query; its format is named after the query's folder."""
 
     class Source(DefaultSource):
         @classmethod
@@ -106,8 +107,9 @@ def source_of(place):
 
 
 class Sink:
-    """Keep each batch in a file, and each delivery of the batch in another; a query on the embedded store
-    also merges the batch into a Delta table.
+    """Keep each batch in a file, and each delivery of the batch in another file.
+
+    A query on the embedded store also merges the batch into a Delta table.
     """
 
     def __init__(self, place):
@@ -119,7 +121,7 @@ class Sink:
         frame = frame.persist()
         rows = json.dumps(sorted(row.event_id for row in frame.select("event_id").collect()))
         if self.folder.name == "embedded":
-            # Less than a batch, which so is several commits.
+            # This size is smaller than a batch, so that a batch takes several commits.
             merge_into_delta(frame, batch_id, self.folder / "table", "embedded", max_bytes=1500)
         frame.unpersist()
         (self.folder / "deliveries" / f"{batch_id}-{os.getpid()}").write_text(rows)
@@ -137,7 +139,7 @@ class Sink:
 
 
 class Query:
-    """Run one query, from its checkpoint."""
+    """Run one query; resume from its checkpoint if there is one."""
 
     sink_of = Sink
 
@@ -155,8 +157,10 @@ class Query:
         self.start()
 
     def start(self):
-        """Spark waits ten seconds for the process that plans a query. If the machine is too busy for this,
-        Spark starts the process again. Therefore the queries start one after another.
+        """Start the query, and wait until it has begun to plan.
+
+        Spark waits ten seconds for the process that plans a query. If the machine is too busy for this, Spark
+        starts the process again. Therefore the queries start one after another.
         """
         self.running = self.writer.start()
         while not self.place.plans.exists():
@@ -181,11 +185,11 @@ class Query:
 
 
 class Followed(Query):
-    """Run the query that is killed wherever it is."""
+    """Run the query that is killed at an arbitrary point."""
 
     @staticmethod
     def sink_of(place):
-        # Less than a batch, which so is several commits.
+        # This size is smaller than a batch, so that a batch takes several commits.
         return lambda frame, batch_id: merge_into_delta(
             frame, batch_id, place.folder / "table", "followed", max_bytes=1500
         )

@@ -1,4 +1,4 @@
-"""The program that serves clients of Spark Connect until its standard input ends.
+"""A program that serves clients of Spark Connect until its standard input is closed.
 
 python serving.py PORT
 """

@@ -52,9 +52,9 @@ def test_end_at_a_moment(source):
 
 
 def test_end_at_a_moment_right_before_a_split(source):
-    """The parent ends exactly at the end of the range.
+    """The parent's last change is exactly at the end of the range.
 
-    Changes of its children come later and are not read.
+    The changes of its children come later and are not read.
     """
     source.write(20)
     moment = datetime.now(UTC)

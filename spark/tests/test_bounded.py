@@ -1,4 +1,4 @@
-"""Tests a micro-batch that is larger than the driver accepts: the stream must not get stuck."""
+"""Tests a micro-batch that is larger than the driver accepts: the stream must still make progress."""
 
 import random
 from pathlib import Path
@@ -21,7 +21,7 @@ RESULT_SIZE = "1m"
 
 
 def fill(source):
-    """Write about ten times as much data as the sink collects at a time, in one micro-batch."""
+    """Write data for one micro-batch, about ten times as much as the sink collects at a time."""
     for number in range(KEYS):
         key, document = f"k{number}", {"n": number, "text": "x" * 800}
         source.store.put("orders", key, document)
@@ -81,7 +81,7 @@ class TestPieces:
         table = DeltaTable(tmp_path / "table")
         assert table.version() > 3
         assert table.transaction_version("app") == 0
-        # The part that was already merged is merged again, and nothing changes.
+        # The part that was already merged is merged again, which changes nothing.
         assert merge_into_delta(frame, 1, tmp_path / "table", "app", max_bytes=9000)
         assert DeltaTable(tmp_path / "table").version() == table.version()
 

@@ -1,7 +1,8 @@
 """Tests streams on clusters whose processes are killed: the sinks must equal the sources.
 
-`local-cluster` starts its own executors. The standalone cluster consists of a master and two workers, each a
-process. Each cluster runs a query over the embedded store, DynamoDB Local and MongoDB at the same time.
+`local-cluster` starts its own executors. The standalone cluster consists of a master and two workers, each in
+its own process. Each cluster runs three queries at the same time: on the embedded store, on DynamoDB Local
+and on MongoDB.
 """
 
 import os
@@ -64,14 +65,14 @@ def parent_of(pid):
 
 
 def executor_above(pid):
-    """Return the JVM that runs a task. It is found through the parent of the task's Python worker."""
+    """Return the JVM that runs a task. The function finds it as an ancestor of the task's Python worker."""
     while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = parent_of(pid)
     return pid
 
 
 def kill_executors(queries):
-    """Kill the executors that run a task; return the processes in which queries had stopped in a task."""
+    """Kill the executors that are running a task; return the processes in which the tasks had stopped."""
     for pid in {executor_above(pid) for pid in queries.reach()}:
         os.kill(pid, signal.SIGKILL)
     (queries.folder / "go").touch()
@@ -105,7 +106,7 @@ def test_standalone_cluster_loses_executors_a_worker_and_the_driver(
     wait_until(lambda: log.read_text().count("Registering worker") == 2, seconds=SECONDS)
 
     queries = start_queries(feeds, master=master)
-    # The driver waits for the parts of the data that are not written yet.
+    # The driver waits until this test has written all parts of the data.
     part = EVENTS // PARTS
     queries.start("task")
     queries.write(0)

@@ -1,4 +1,4 @@
-"""Tests Spark Connect with a client that does not have this project's package. Only the server has it."""
+"""Tests Spark Connect with a client that does not have this project's package; only the server has it."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def check_client(found, source, written, folder):
 
 @pytest.mark.parametrize("version", [pyspark.__version__, "4.0.5"])
 def test_batch_stream_sink_and_errors(source, tmp_path, version):
-    """Server and client have the same version."""
+    """Here, server and client have the same version of Spark."""
     source.write(60)
     source.split()
     source.write(60)

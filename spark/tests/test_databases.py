@@ -1,4 +1,5 @@
-"""Runs short queries over every database with a secret: each event comes once, and no secret is shown."""
+"""Runs short queries on every database with a secret: each event is delivered once, and no secret is
+shown."""
 
 import json
 import os

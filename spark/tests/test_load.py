@@ -1,4 +1,5 @@
-"""Tests the errors when a source is loaded: each error is one clear line, and nothing was opened before."""
+"""Tests the errors when a source is loaded: each is one clear line and is raised before anything is
+opened."""
 
 import pytest
 

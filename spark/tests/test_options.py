@@ -1,4 +1,4 @@
-"""Tests the meaning of every option, and the error for a wrong value."""
+"""Tests the meaning of every option, and the error for an invalid value."""
 
 import pickle
 from datetime import UTC, datetime

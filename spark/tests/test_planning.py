@@ -39,7 +39,7 @@ def no_pauses(monkeypatch):
 
 
 class Headless:
-    """The same feed, but without its cheap method to find heads (end positions)."""
+    """The same feed, but without its cheap method for finding heads (end positions)."""
 
     def __init__(self, feed):
         self._feed = feed
@@ -194,7 +194,7 @@ def test_limit_is_used_up_when_the_records_are_in_one_partition():
 
 @pytest.mark.parametrize("limit", [None, 5])
 def test_target_ends_under_writes_splits_and_merges(limit):
-    """A run that ends by itself reads the existing changes of all partitions, and no later changes."""
+    """A run that ends by itself reads the existing changes of all partitions, but no later changes."""
     dice = random.Random(limit)
     sim = Simulation(partitions=3)
     live(sim, dice, 80)
@@ -259,7 +259,7 @@ def test_children_named_late_are_read_when_they_are_named():
 
 
 def test_what_lies_before_a_poison_record_is_planned_first():
-    """A planner that finds heads by reading reaches the poison record already while it plans."""
+    """If a planner finds heads by reading, it reaches the poison record during planning."""
     sim = Simulation(partitions=1, behaviour=ServiceBehaviour(poison_at_fetch=True))
     consumer = Consumer(sim, heads=False)
     sim.write("a", {"n": 1})

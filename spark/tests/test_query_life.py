@@ -1,4 +1,5 @@
-"""Runs random queries without Spark, with every method to list partitions, and with splits during planning.
+"""Runs random queries without Spark, with every method of listing partitions, and with splits during
+planning.
 
 The reader is called as Spark calls it: with positions and limits as in version 4.2, or without them as in
 version 4.0.
@@ -65,7 +66,7 @@ class Query(RuleBasedStateMachine):
         return ask
 
     def restart(self):
-        """Continue planning in another process; on Spark 4.0 that process is told where the log ends."""
+        """Continue planning in another process. On Spark 4.0, that process receives the end of the log."""
         connection.close_connections()
         self.reader = (PlainStreamReader if self.plain else ChangeFeedStreamReader)(self.settings)
         if self.plain and self.log:

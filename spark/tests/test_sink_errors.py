@@ -1,4 +1,4 @@
-"""Tests the errors of the sink: each refused input gives one clear error, and nothing is written."""
+"""Tests the errors of the sink: each invalid input causes one clear error, and nothing is written."""
 
 import subprocess
 import sys
@@ -98,7 +98,7 @@ class TestNewColumns:
         assert (row["n"], row["order_key"]) == (1, "000002")
 
     def test_table_without_tombstones_gets_them(self, path):
-        """The sink adds tombstones to a table that its earlier version made."""
+        """The sink adds the column for tombstones to a table that an earlier version of the sink created."""
         schema = pa.schema(
             [("key", pa.string()), ("order_key", pa.string()), ("new_item_state", pa.string())]
         )

@@ -13,7 +13,7 @@ from pyspark_multiclouddb.rows import ROW_SCHEMA
 
 
 def rows(*changes):
-    """Make changes from tuples of key, order and document. The document of a delete is None."""
+    """Make changes from tuples of key, order and document. For a delete, the document is None."""
     return pa.Table.from_pylist(
         [
             {
@@ -85,7 +85,7 @@ class TestMergeIntoDelta:
         return tmp_path / "table"
 
     def test_against_a_model_with_replays(self, path):
-        """Batches are merged in order, and some batches twice, as after a crash."""
+        """Batches are merged in order; some are merged twice, as after a crash."""
         dice, model = random.Random(2), {}
         for number in range(12):
             changes = random_changes(dice, number * 100, 100)

@@ -132,7 +132,8 @@ class TestBothStreams:
         assert query.rows(*query.plan())
 
     def test_restart_after_every_batch_and_a_replay_of_each(self, source, plain):
-        """A replayed batch has the same rows, even in a new process without any memory of earlier batches."""
+        """A replayed batch has the same rows, even in a new process, which knows nothing about earlier
+        batches."""
         fill(source)
         query, sink = Query(source, plain, 20, snapshotSegments="12"), Sink()
         number = 0

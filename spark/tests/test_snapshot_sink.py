@@ -36,7 +36,7 @@ LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
 
 
 class Killed(BaseException):
-    """Raised to simulate that the process dies at this point."""
+    """Raised to simulate the death of the process at this point."""
 
 
 class Query:
@@ -106,7 +106,7 @@ class Query:
 
 @pytest.fixture
 def kills(monkeypatch):
-    """Return a function that makes the process die once, at a random commit of the table."""
+    """Return a function that makes the process die once, at a random commit to the table."""
     left = {"dice": None, "chance": 0.0}
 
     def around(original, *args, **kwargs):
@@ -141,7 +141,7 @@ def check(query):
 
 
 def lose(source):
-    """Expire all changes that were made while the query was stopped, including deletes."""
+    """Expire all changes, including deletes, that were made while the query was stopped."""
     source.write(15, seed="lost")
     source.store.trim(COLLECTION, max_count=0)
     source.write(3, seed="kept")
@@ -277,7 +277,7 @@ class TestRefusals:
             query.drain()
 
     def test_checkpoint_that_comes_when_rows_were_merged_without_it(self, source, tmp_path):
-        """Without the checkpoint, the snapshot's rows cannot be distinguished from older rows."""
+        """Without the checkpoint, the sink cannot distinguish the snapshot's rows from older rows."""
         source.write(40)
         merge_into_delta(rows(("old", 1, {})), None, tmp_path / "table", None)
         query = Query(source, tmp_path, limit=5, snapshotSegments="8", told=False)

@@ -1,4 +1,5 @@
-"""Tests how a stream's reader plans starts, ends, pauses and outages, without Spark."""
+"""Tests, without Spark, how a stream's reader plans starts and ends, and how it handles pauses and
+outages."""
 
 import json
 
@@ -146,7 +147,7 @@ def places(offset):
 
 
 class Clock:
-    """Replaces the module `time`, so that no call waits."""
+    """Replaces the module `time`, so that calls do not really wait."""
 
     def __init__(self):
         self.seconds = 1000.0
@@ -166,11 +167,12 @@ def clock(monkeypatch):
 
 
 class TestIdlePosition:
-    """The store changes but the collection does not, so only the position of the collection's feed moves."""
+    """The store changes but the collection does not. Therefore only the position of the collection's feed
+    moves."""
 
     @pytest.fixture
     def offset(self, source, clock):
-        """Return the offset of a checkpoint after everything was read."""
+        """Return the offset in the checkpoint after everything was read."""
         source.store.create_collection("others")
         source.write(10)
         reader = reader_of(source)
@@ -181,7 +183,8 @@ class TestIdlePosition:
         source.store.put("others", "k", {"n": 1})
 
     def moves(self, source, reader, offset, clock, seconds, times):
-        """Return the calls in which the offset moves. Before each call, another collection is written."""
+        """Return the calls in which the offset moves. Before each call, the test writes to another
+        collection."""
         began, found = clock.seconds, []
         for _ in range(times):
             self.write_beside(source)
@@ -214,7 +217,7 @@ class TestIdlePosition:
         assert [round(seconds, -1) for seconds in found] == [0, 60, 120]
 
     def test_is_saved_by_records_only_when_it_is_due(self, source, offset, clock):
-        """A batch moves the partitions that have records in it.
+        """A batch moves only the partitions from which it contains records.
 
         The moves of other partitions are saved after the interval.
         """
@@ -345,7 +348,7 @@ class TestIdlePosition:
 
 
 def test_children_are_saved_before_they_are_read(simulation):
-    """Child partitions are found by a call in which only the position of another partition moves."""
+    """A call finds child partitions, although only the position of another partition moves in this call."""
     keys = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
     simulation.delay_children("p0", 3)
     reader = simulated()
@@ -363,7 +366,7 @@ def test_children_are_saved_before_they_are_read(simulation):
 
 
 class TestIdleFeedOverRetention:
-    """A query follows one of two partitions, and the logs of both partitions are trimmed."""
+    """A query follows only one of two partitions, and the logs of both partitions are trimmed."""
 
     @pytest.fixture
     def offset(self, simulation):

@@ -51,7 +51,7 @@ class TestOlderChange:
         self.check(path)
 
     def test_replay_whose_number_was_lost(self, path):
-        """A merge that changes nothing makes no commit, so the number of its batch is not stored."""
+        """A merge that changes nothing does not commit, so the number of its batch is not stored."""
         merge_into_delta(rows(*self.HISTORY), 0, path, "app")
         version = DeltaTable(path).version()
         for number in range(1, 3):
@@ -80,7 +80,8 @@ class TestOlderChange:
         self.check(path)
 
     def test_children_that_come_late(self, path):
-        """Events of two partitions may arrive in any order: every order of batches gives the same table."""
+        """Events of two partitions can arrive in any order, and every order of batches must give the same
+        table."""
         for seed in range(6):
             dice, folder = random.Random(seed), path / str(seed)
             order = list(self.HISTORY)
@@ -95,7 +96,8 @@ class TestOlderChange:
         self.check(path)
 
     def test_rows_of_a_scan_follow_the_same_rule(self, path):
-        """A row from a scan has the position of the scan's start: 3 changes come after it, 2 before it."""
+        """A row from a scan has the position at which the scan started; 3 changes come after this position,
+        and 2 before."""
         merge_into_delta(rows(("a", 2, {"n": 2}), ("b", 6, None), ("c", 5, {"n": 5})), 0, path, "app")
         scan = rows(*((key, 4, {"scan": key}) for key in "abcd"))
         scan = scan.set_column(scan.column_names.index("backfilled"), "backfilled", pa.array([True] * 4))

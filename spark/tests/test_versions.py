@@ -1,6 +1,6 @@
-"""Tests the source on older minor versions of Spark 4, beside another source, in separate processes.
+"""Tests the source on older minor versions of Spark 4, next to another source, in separate processes.
 
-`test_databases.py` has the other source on the version of all other tests.
+`test_databases.py` tests the other source on the Spark version that all other tests use.
 """
 
 import json
@@ -66,7 +66,7 @@ class Life:
 
 @pytest.fixture(scope="module")
 def building():
-    """Fetch the later versions while the first version runs."""
+    """Download the later versions while the first version is running."""
     with build_in_background() as process:
         yield
         process.wait()
@@ -87,7 +87,7 @@ def test_streams_that_end_deliver_every_event_once_within_the_limit(life):
     assert sorted(life.facts["ended"]) == life.written
     sizes = [len(json.loads(file.read_text())) for file in (life.folder / "ended").iterdir()]
     assert max(sizes) == 60
-    # From 4.2 on one run reads all; before, each run is one batch.
+    # From 4.2 on, one run reads everything; in earlier versions, each run is one batch.
     assert (life.facts["runs"] == 1) == (life.version >= "4.2")
 
 

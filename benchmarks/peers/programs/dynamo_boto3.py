@@ -1,4 +1,4 @@
-"""The loop over a stream's only shard with boto3, and its `TypeDeserializer` for the key and the item."""
+"""Reads a stream's only shard with boto3, and decodes the key and the item with `TypeDeserializer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures how long after the begin of its insert a change is delivered: `latency.py SPEC READER`."""
+"""Measures the time from the start of an insert to the delivery of its change: `latency.py SPEC READER`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
             if meter.take(key):
                 break
         counted = late[spec["warm_up"] :]
-        # The last of 99 cut points has a hundredth of the values above it.
+        # One hundredth of the values is above the last of the 99 cut points.
         meter.report(median_ms=median(counted), p99_ms=quantiles(counted, n=100)[-1])
 
 

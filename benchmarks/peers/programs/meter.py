@@ -1,6 +1,6 @@
-"""Counts changes, writes their keys to a file, and measures. `Meter.java` and `meter.cjs` do the same.
+"""Counts changes, writes their keys and measures the time. `Meter.java` and `meter.cjs` do the same.
 
-It needs nothing but the standard library, because it also runs in the environments of the peers.
+This module needs only the standard library, because it also runs in the environments of the peers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STATUS: Final = Path("/proc/self/status")
 
 
 def read_spec() -> dict[str, Any]:
-    """Return the description of the work: the file that the command line names."""
+    """Return the description of the work from the file that the command line names."""
     spec: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     return spec
 
@@ -30,7 +30,7 @@ class Meter:
 
     Attributes:
         count: The number of changes so far.
-        total: The number of changes to read, those of the warm-up included.
+        total: The number of changes to read, including the warm-up.
     """
 
     def __init__(self, spec: dict[str, Any], cpu: Callable[[], float] = time.process_time) -> None:
@@ -38,7 +38,7 @@ class Meter:
 
         Args:
             spec: The description of the work.
-            cpu: Returns the CPU seconds so far.
+            cpu: A function that returns the CPU seconds used so far.
         """
         self.count = 0
         self.total: int = spec["warm_up"] + spec["events"]
@@ -57,7 +57,7 @@ class Meter:
         self._keys.close()
 
     def take(self, key: str) -> bool:
-        """Take the key of one change; return True after the last change."""
+        """Count one change and write its key; return True after the last change."""
         self._keys.write(f"{key}\n")
         self.count += 1
         if self.count == self._warm_up:
@@ -65,9 +65,9 @@ class Meter:
         return self.count >= self.total and self._stop()
 
     def take_all(self, keys: Iterable[str]) -> bool:
-        """Take the keys of a batch; return True after the last batch.
+        """Count the changes of a batch and write their keys; return True after the last batch.
 
-        Batches after the last one, which an engine still delivers, are ignored.
+        If an engine delivers more batches after the last one, they are ignored.
         """
         before = self.count
         if before >= self.total:
@@ -82,7 +82,7 @@ class Meter:
         return self.count >= self.total
 
     def report(self, **more: Any) -> None:
-        """Print the figures, and further ones, as one line of JSON."""
+        """Print the figures, and those in `more`, as one line of JSON."""
         begun, wall, cpu = self._begin or (self.count, 0.0, 0.0)
         ended, spent = self._end or (wall, cpu)
         figures = {

@@ -1,4 +1,4 @@
-"""Reads a collection as the Spark source does: Arrow batches with documents as JSON text."""
+"""Reads a collection as the Spark source does: in Arrow batches, with documents as JSON text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyMongo's loop that makes a dict with the fields of an event of each change."""
+"""Reads a collection with a PyMongo loop that makes a dict with the fields of an event from each change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TYPES: Final = {"insert": "CREATE", "update": "UPDATE", "delete": "DELETE"}
 
 
 def event_of(change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an event."""
+    """Return the fields of the event for a change."""
     return {
         "event_id": change["_id"]["_data"],
         "key": change["documentKey"],

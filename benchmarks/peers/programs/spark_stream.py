@@ -1,6 +1,6 @@
 """Reads a collection with a stream of the Spark data source, and writes the keys as text.
 
-The first run of the stream is the warm-up. The second one is measured, by Spark's own progress.
+The first run of the stream is the warm-up. The second run is measured with the progress that Spark reports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
 
     spec = read_spec()
     folder = Path(spec["folder"])
-    # The master has as many threads as cores, which the default counts for the whole machine.
+    # The master has one thread for each of the clients' cores; by default, Spark counts all cores.
     with local_session("peers", **{"spark.master": "local[2]"}) as session, Meter(spec) as meter:
         _run(session, spec, folder / "warm-up")
         before = _cpu()
@@ -31,7 +31,7 @@ def main() -> None:
         spent = _cpu() - before
         lines = [file.read_text(encoding="utf-8") for file in (folder / "measured/keys").glob("*.txt")]
         meter.take_all(line for text in lines for line in text.splitlines())
-        # Most of the memory is that of the virtual machine, which is another process.
+        # Most of the memory belongs to the Java virtual machine, which is a separate process.
         meter.report(events=rows, seconds=seconds, cpu=spent, mebibytes=0.0)
 
 

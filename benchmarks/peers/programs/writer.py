@@ -1,4 +1,4 @@
-"""Inserts documents at a steady rate; each one contains the time at which its insert began."""
+"""Inserts documents at a steady rate; each document contains the time at which its insert began."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.peers.programs.meter import read_spec
 
 
 def main() -> None:
-    """Insert all of them."""
+    """Insert all documents."""
     from pymongo import MongoClient
 
     spec = read_spec()
