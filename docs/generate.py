@@ -111,8 +111,8 @@ The last three capabilities exist on MongoDB itself, but not on the embedded sto
 
 In code, call `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
 `client.capabilities()[capability].note` for the text. In a terminal, run `multiclouddb capabilities`. The
-[portability warnings](../configuration.md#portability-warnings) describe differences that are not a yes or a
-no, such as retention and precision.
+[portability warnings](../configuration.md#portability-warnings) describe differences that cannot be shown as
+yes or no, such as retention and precision.
 
 {notes}
 
