@@ -79,7 +79,8 @@ def page_text(record: Record) -> str:
 
 def _table(shown: list[tuple[Row, Result]]) -> str:
     lines = [
-        "| row | ours | baseline | ours / baseline | goal | verdict | ours: wall, CPU | baseline: wall, CPU |",
+        "| row | ours | baseline | ours / baseline | goal | verdict "
+        "| ours: wall, CPU | baseline: wall, CPU |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row, result in shown:
