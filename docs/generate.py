@@ -40,7 +40,7 @@ def mutants_page() -> str:
     return f"""# Mutants: broken readers, and the tests that catch them
 
 The mutants show that the conformance suite finds defects. Each of these {len(MUTANTS)} readers has one
-defect. Most of the defects come from the bug lists of real projects. The suite runs on each reader. With the
+defect. Most of the defects come from the bug trackers of real projects. The suite runs on each reader. With the
 defect, at least the tests in the table fail. Without the defect, the same run passes.
 Run them with `pytest conformance -k mutant`.
 
