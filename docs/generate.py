@@ -40,9 +40,9 @@ def mutants_page() -> str:
     return f"""# Mutants: broken readers, and the tests that catch them
 
 The mutants show that the conformance suite finds defects. Each of these {len(MUTANTS)} readers has one
-defect. Most of the defects come from the bug trackers of real projects. The suite runs on each reader. With the
-defect, at least the tests in the table fail. Without the defect, the same run passes.
-Run them with `pytest conformance -k mutant`.
+defect. Most of the defects come from the bug trackers of real projects. The suite runs on each reader. With
+the defect, at least the tests in the table fail. Without the defect, the same run passes. Run the mutants
+with `pytest conformance -k mutant`.
 
 If you write a provider, you can also use the table in the other direction: look for your failing tests, and
 read which defect makes them fail.
