@@ -33,8 +33,8 @@ _HOW: Final = """## How it is measured
   the medians.
 - The figures use wall time. The table also shows the CPU time of the client. The difference between the two
   is waiting time.
-- Both sides report the number and the ids of the events that they read. If these differ, the row fails, so no
-  side can be faster by reading less.
+- Both sides report the number and the ids of the events that they read. If these differ, the row fails, so
+  neither side can be faster by reading less.
 - The garbage collector is on, as in an application. Before each run the garbage of the other side is
   collected.
 - Peak memory is measured once, in one fresh process per side. For tokens, the goal is a
@@ -79,7 +79,8 @@ def page_text(record: Record) -> str:
 
 def _table(shown: list[tuple[Row, Result]]) -> str:
     lines = [
-        "| row | ours | baseline | ours / baseline | goal | verdict | wall, CPU of ours | of the baseline |",
+        "| row | ours | baseline | ours / baseline | goal | verdict "
+        "| ours: wall, CPU | baseline: wall, CPU |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row, result in shown:

@@ -40,9 +40,9 @@ def mutants_page() -> str:
     return f"""# Mutants: broken readers, and the tests that catch them
 
 The mutants show that the conformance suite finds defects. Each of these {len(MUTANTS)} readers has one
-defect. Most of the defects come from the bug lists of real projects. The suite runs on each reader. With the
-defect, at least the tests in the table fail. Without the defect, the same run passes.
-Run them with `pytest conformance -k mutant`.
+defect. Most of the defects come from the bug trackers of real projects. The suite runs on each reader. With
+the defect, at least the tests in the table fail. Without the defect, the same run passes. Run the mutants
+with `pytest conformance -k mutant`.
 
 If you write a provider, you can also use the table in the other direction: look for your failing tests, and
 read which defect makes them fail.
@@ -111,8 +111,8 @@ The last three capabilities exist on MongoDB itself, but not on the embedded sto
 
 In code, call `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
 `client.capabilities()[capability].note` for the text. In a terminal, run `multiclouddb capabilities`. The
-[portability warnings](../configuration.md#portability-warnings) describe differences that are not a yes or a
-no, such as retention and precision.
+[portability warnings](../configuration.md#portability-warnings) describe differences that cannot be shown as
+yes or no, such as retention and precision.
 
 {notes}
 

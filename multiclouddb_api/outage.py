@@ -26,7 +26,7 @@ class Outage:
 
     A read that fails is reported at once. While a read is running, the engine reports that it is still
     waiting (`still_waiting`). During a read, a failed attempt is reported after half a second, and a missing
-    answer after one second.
+    answer after 1.6 seconds.
 
     Args:
         address: The collection that is read.

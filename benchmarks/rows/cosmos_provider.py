@@ -90,7 +90,7 @@ def cosmos_events(bench: Bench) -> Iterator[Sides]:
     "cosmos-arrow",
     title="Cosmos DB, Arrow",
     goal=0.91,
-    about=f"The engine reads, as Arrow batches with items as JSON text, {_CPU}",
+    about=f"The engine reads the following data as Arrow batches, with items as JSON text: {_CPU}",
     against=_BARE,
 )
 def cosmos_arrow(bench: Bench) -> Iterator[Sides]:
@@ -189,9 +189,9 @@ def _idle(server: Account, token: str, calls: int) -> Done:
     goal=0.8,
     same_work=False,
     about=(
-        "The row measures calls on an idle feed of 1,000 ranges. In a loop that waits, each range "
-        "is queried at most once in ten seconds, so all ranges together get 6,000 requests a "
-        "minute."
+        "The row measures calls on an idle feed of 1,000 ranges. In a loop that waits between calls, "
+        "each range is queried at most once in ten seconds, so all ranges together get at most 6,000 "
+        "requests a minute."
     ),
     against=(
         "The same calls on a feed of 100 ranges. The ratio shows whether the time of a call is proportional "

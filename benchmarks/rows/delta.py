@@ -17,8 +17,8 @@ _ROWS: Final = 100_000
 _KEYS: Final = 200_000
 _ABOUT: Final = (
     "`merge_into_delta` merges 100,000 changes into a table with {keys} rows. The changes belong to"
-    " 95,000 keys, one change in ten is a delete, and documents have 300 bytes. The copy of the "
-    "table before each run is not counted."
+    " 95,000 keys, one change in ten is a delete, and documents have 300 bytes. The time for "
+    "copying the table before each run is not counted."
 )
 _AGAINST: Final = (
     "deltalake's own merge of the last change of each key. The last changes are found before the "

@@ -130,7 +130,7 @@ def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
     "dynamo-arrow",
     title="DynamoDB Local, Arrow",
     goal=3.0,
-    about=f"The engine reads, as Arrow batches with items as JSON text, {_LOCAL}",
+    about=f"The engine reads the following data as Arrow batches, with items as JSON text: {_LOCAL}",
     against=_BARE,
 )
 def dynamo_arrow(bench: Bench) -> Iterator[Sides]:
@@ -174,10 +174,9 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
     title="DynamoDB, 64 shards",
     goal=0.8,
     about=(
-        "The client reads 32,000 events from 64 shards of a scripted server, all at once "
-        "(`max_concurrency=64`), about 100 per call. The server runs in another process, on another core, "
-        "and "
-        "takes 20 ms for each call."
+        "The client reads 32,000 events from 64 shards of a scripted server. It reads all shards at the "
+        "same time (`max_concurrency=64`), about 100 events per call. The server runs in another process, "
+        "on another core, and takes 20 ms for each call."
     ),
     against=(
         "The ideal time, computed from a run of the same calls without latency. The ideal is the "
@@ -223,7 +222,7 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     about=(
         "The figure is the number of records that the server sends for each delivered event. The "
         "row reads 16 and then 64 shards of a scripted server, with pages of 1,000 events and the "
-        "default buffer. An answer has one megabyte, like an answer of the service. After parsing, "
+        "default buffer. An answer has one megabyte, as from the service itself. After parsing, "
         "sixteen answers are larger than the buffer. Records that do not fit would be sent again. "
         "The larger of the two figures counts."
     ),
@@ -338,9 +337,9 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
         "The figure is the number of DescribeStream calls for each shard that rolls over. The "
         "stream has 5,000 shards, listed in 50 pages, and the service allows ten calls a second. "
         "The reader asks for the children of one parent. A single child may be one half of a split,"
-        " so the reader looks for the other half for one second. Only the start reads the list. At "
-        "`Now` it reads the list twice, so that it finds a shard that ends in the meantime. The goal "
-        "allows four calls: one search, two more searches in that second, and one in reserve."
+        " so the reader looks for the other half for one second. The list is read only at the start. "
+        "A start at `Now` reads the list twice, so that it finds a shard that ends in the meantime. The "
+        "goal allows four calls: one search, two more searches in that second, and one in reserve."
     ),
     against="",
 )

@@ -95,7 +95,7 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     " the same time.",
     against=_IDEAL,
     reason=(
-        "The ideal lets waiting and computing overlap without a gap. In this row, waiting and computing "
+        "The ideal assumes that waiting and computing overlap completely. In this row, waiting and computing "
         "take about the same time. "
         "An answer that has arrived waits for the interpreter's lock while events of another answer are "
         "mapped. Only then can the next read of its partition begin."

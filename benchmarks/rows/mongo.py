@@ -180,7 +180,7 @@ def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
     "mongo-arrow",
     title="MongoDB, Arrow",
     goal=1.0,
-    about=f"The engine reads, as Arrow batches with documents as JSON text, {_READ}",
+    about=f"The engine reads the following data as Arrow batches, with documents as JSON text: {_READ}",
     against=_EMPTY,
     same_work=False,
 )

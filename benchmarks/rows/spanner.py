@@ -150,7 +150,10 @@ def spanner_events_single(bench: Bench) -> Iterator[Sides]:
     "spanner-arrow",
     title="Spanner, Arrow",
     goal=1.6,
-    about=f"The engine reads, as Arrow batches with rows as JSON text, 20,000 inserts {_READ}",
+    about=(
+        "The engine reads the following data as Arrow batches, with rows as JSON text: 20,000 inserts "
+        f"{_READ}"
+    ),
     against=_LOOP,
     same_work=False,
 )

@@ -112,7 +112,9 @@ def test_targets_and_knobs_that_are_named_exist():
 def test_limits_that_are_named_are_those_that_tests_hold():
     text = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
     house = (ROOT / "tests" / "test_house.py").read_text(encoding="utf-8")
-    module, api, function = re.search(r"most (\d+) lines.*most (\d+) without.*most (\d+);", text).groups()
+    module, api, function = re.search(
+        r"most (\d+) lines;.*most (\d+) lines, not.*most (\d+) lines;", text
+    ).groups()
     assert f"MODULE_LIMIT = {module}\n" in house
     assert f'"multiclouddb_api": {api}, "multiclouddb_spi": {api}' in house
     assert f"FUNCTION_LIMIT = {function}\n" in house

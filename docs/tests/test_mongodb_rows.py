@@ -48,7 +48,7 @@ class TestRows:
 
     def test_the_page_names_the_driver_that_its_tests_run_with(self):
         minor = ".".join(pymongo.version.split(".")[:2])
-        assert f"*PyMongo*: the driver below us, {minor}." in text()
+        assert f"*PyMongo*: PyMongo {minor}, the driver that this provider uses." in text()
 
 
 class TestProblems:
