@@ -1,4 +1,4 @@
-"""Tests that nothing is lost when a consumer is killed anywhere, whatever happens to the stream."""
+"""Tests that no event is lost, wherever a consumer is killed and whatever happens to the stream."""
 
 import itertools
 from contextlib import contextmanager

@@ -215,7 +215,7 @@ def _check_texts(given: Mapping[str, Any]) -> None:
 
 
 def _parts(url: str) -> tuple[str, str | None, str]:
-    """Return hosts (with the user before them), database and options, split as PyMongo splits them."""
+    """Return the hosts (including the user), the database and the options, split as PyMongo splits them."""
     scheme = next((known for known in _SCHEMES if url.startswith(known)), None)
     if scheme is None:
         raise invalid_request("connection.url", "is no connection string of MongoDB", _URL)
@@ -261,7 +261,7 @@ def _pairs(query: str) -> list[tuple[str, str]]:
 def _checked_options(query: str) -> dict[str, Any]:
     """Return the options by name in lower case.
 
-    PyMongo checks each option; by itself, it would only warn about an invalid option and ignore it.
+    PyMongo checks each option, but on its own it would only warn about an invalid option and ignore it.
     """
     known: dict[str, Any] = {}
     # A name that contains an @ may be the end of a password.

@@ -133,7 +133,7 @@ def is_before(change: Raw, text: bytes) -> bool:
 
 
 def is_untouched_change(change: Raw) -> bool:
-    """Check like `is_item_change`, for streams whose changes may come in parts or lack required fields."""
+    """Check as `is_item_change` does, for streams whose changes may be split or lack required fields."""
     text = bytes(change)
     return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
 
