@@ -19,7 +19,7 @@ class Control:
 
     Args:
         commands: Maps each name to a function. The function is called with the arguments, and its result is
-        the answer.
+            the answer.
     """
 
     def __init__(self, commands: Mapping[str, Callable[..., Any]]) -> None:

@@ -54,12 +54,12 @@ class Habits:
             `ResourceNotFoundException`, as from DynamoDB Local.
         page_bytes: The maximum size of one page of `GetRecords`; a page may contain one record of any size.
         null_iterator: True if the end of a shard is reported as `NextShardIterator: null`; False if the
-        answer omits this member.
+            answer omits this member.
         separate_end: True if the last records of a closed shard come with an iterator, and the end of the
             shard comes on a separate empty page.
         empty_pages: The number of pages without records that come before the records. This applies to an
-        iterator from `GetShardIterator` that is not `LATEST`. With each new iterator, a client must read
-        these pages again.
+            iterator from `GetShardIterator` that is not `LATEST`. With each new iterator, a client must read
+            these pages again.
         tells_time: True if answers contain a `Date` header.
         retention_seconds: The age at which `ScriptedStreams.advance` trims records.
         iterator_seconds: How long an iterator is valid.
@@ -72,7 +72,7 @@ class Habits:
         readers_per_shard: The number of `GetRecords` calls for one shard that may run at the same time.
         describes_per_second: The number of `DescribeStream` calls for one stream that may arrive in a second.
         enforce_limits: True if a call that exceeds one of these two limits gets `LimitExceededException`;
-        these calls are recorded in any case.
+            these calls are recorded in any case.
     """
 
     initial_shards: int = 1

@@ -211,7 +211,7 @@ class ScriptedStreams:
             total: The number of shards at the end.
             open_shards: The number of open shards at the end.
             records: The number of records that `fill` writes into each shard, except the shards that were
-            split.
+                split.
         """
         with self._store.lock:
             home = self._stream(stream)
@@ -264,7 +264,7 @@ class ScriptedStreams:
             self._store.epoch += 1
 
     def trim(self, stream: str, older_than: float = 0.0, remains: Remains = Remains.UNLISTED) -> None:
-        """Trim records that are older than the given seconds, and shards that were closed earlier than that."""
+        """Trim records older than the given seconds, and shards that were closed before that time."""
         with self._store.lock:
             self._store.trim(self._stream(stream), older_than, remains)
 

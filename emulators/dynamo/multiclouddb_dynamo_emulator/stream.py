@@ -37,9 +37,9 @@ class Stream:
         keys: The table's key.
         created: The time of creation, in seconds since 1970.
         disabled_at: The time at which the stream was disabled, in seconds since 1970; None while the stream
-        is enabled.
+            is enabled.
         shards: Maps each id to its shard, parents first. Expired shards that are no longer listed are
-        omitted.
+            omitted.
     """
 
     def __init__(

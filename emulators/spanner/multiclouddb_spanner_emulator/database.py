@@ -30,7 +30,7 @@ class Write:
         table: The table.
         columns: The names of columns; empty for a delete.
         rows: Rows with a value for each column. For a delete, the keys of the rows, or None to delete every
-        row.
+            row.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Database:
         streams: Maps each name to its change stream.
         statements: The DDL statements with which the database was created.
         history: Every transaction, with its commit timestamp and its effects. The effects map each table and
-        key to the effect.
+            key to the effect.
     """
 
     def __init__(self, name: str, *, postgres: bool, clock: Clock, habits: Habits) -> None:

@@ -14,8 +14,8 @@ class Habits:
     Attributes:
         initial_partitions: The number of partitions in a new change stream.
         moves_keys: True if each split, merge or move may give any key to any new partition, as in Google's
-        emulator. In that case, the next change of a key may be in a partition that is not a descendant of the
-        key's previous partition.
+            emulator. In that case, the next change of a key may be in a partition that is not a descendant of
+            the key's previous partition.
         first_partition_only: True if all changes go to the oldest open partition.
         mods_per_record: The maximum number of mods in a data change record; None for no limit.
         sequence_step: The amount by which the record sequence of a transaction grows with each record.
@@ -23,7 +23,7 @@ class Habits:
         repeat_children: The number of times that each child partitions record is sent.
         children_first: True if partitions and children are named in reverse order.
         mixes_equal_timestamps: True if transactions with the same commit timestamp are interleaved, and sent
-        in a different order each time. The records of each transaction stay in order.
+            in a different order each time. The records of each transaction stay in order.
         rows_per_message: The maximum number of rows in a message of an answer.
         chunk_characters: The number of characters of text after which a message ends, even inside a value.
         horizon_is_told: True if an error about retention contains the earliest timestamp.

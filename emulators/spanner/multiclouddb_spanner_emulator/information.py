@@ -116,7 +116,7 @@ def ask(database: Database, sql: str, params: Mapping[str, Any], moment: int) ->
         sql: The query.
         params: The parameters of the query, by name; `p1` is `$1` in the PostgreSQL dialect.
         moment: The time of the data. For a past time, only the tables and columns that streams watched are
-        known.
+            known.
 
     Raises:
         ServiceError: Raised if SQLite does not understand the query, or the table does not exist.

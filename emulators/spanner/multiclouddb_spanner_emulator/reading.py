@@ -103,10 +103,10 @@ class Reading:
         stream: The stream.
         clock: The server's clock.
         changed: The condition that a thread must hold while it reads or changes the server. Every change
-        notifies the condition.
+            notifies the condition.
         is_active: A function that returns False if the client is no longer listening.
         mix: A random generator, with which transactions that have the same commit timestamp are interleaved;
-        None to keep their order.
+            None to keep their order.
     """
 
     def __init__(

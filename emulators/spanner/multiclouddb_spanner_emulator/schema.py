@@ -27,7 +27,7 @@ class Column:
         text: The type of the column, in the form of the DDL.
         nullable: False if the column is declared NOT NULL.
         ordinal: The place of the column in the table, counted from 1. This place does not change when other
-        columns are dropped.
+            columns are dropped.
     """
 
     name: str

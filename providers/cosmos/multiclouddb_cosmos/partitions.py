@@ -95,7 +95,7 @@ def pieces_after(
 
     Raises:
         Exception: `error`, if the read failed for another reason, or if the service lists the same partitions
-        as before.
+            as before.
     """
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:

@@ -158,7 +158,7 @@ class Source:
             etag: The LSN after which reading begins.
             limit: The maximum number of items.
             since: Items that were last changed before this second may be omitted; None means that no item is
-            omitted.
+                omitted.
             deadline: The time limit.
         """
         return self.calls.read(

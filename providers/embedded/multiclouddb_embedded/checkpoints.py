@@ -72,7 +72,7 @@ class SqliteCheckpointStore:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the file is damaged, empty, of another kind or in a newer
-            format version; `PERMANENT_FAILURE` if the file cannot be read; `TRANSIENT_FAILURE` if the
+                format version; `PERMANENT_FAILURE` if the file cannot be read; `TRANSIENT_FAILURE` if the
                 file stays locked. The message names the file.
         """
         check_name(name)
@@ -91,7 +91,7 @@ class SqliteCheckpointStore:
             name: The name of the checkpoint.
             token: The token to keep.
             expected: The version that `load` or the last `save` returned; None if no checkpoint with this
-            name may exist yet.
+                name may exist yet.
 
         Raises:
             MulticloudDbError: `CONFLICT` if another worker has written the checkpoint; the errors of `load`

@@ -131,7 +131,7 @@ def check_path(field: str, path: object) -> str:
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`; `AUTHORIZATION_FAILED` if this process has no permission to read
-        the folder.
+            the folder.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
         raise invalid_request(field, f"must be a path, not {type_name(path)}", "give the file of the store")

@@ -71,7 +71,7 @@ def classify(error: Exception, path: str = "") -> Fault:
     Args:
         error: The exception.
         path: The path of the file, for the message. If SQLite does not report why it cannot open the file,
-        this function examines the file. Without a path, the function is pure.
+            this function examines the file. Without a path, the function is pure.
     """
     match error:
         case sqlite3.Error():

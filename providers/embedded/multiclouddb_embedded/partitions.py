@@ -158,7 +158,7 @@ def outcome_of(
     Args:
         connection: The connection, inside the snapshot of the file from which `row` was read.
         scope: If the scope has a key, the function returns only the child that contains the key and the
-        parents that contained the key.
+            parents that contained the key.
         row: The partition.
         position: The position at which reading ends; children are read only after this position.
     """

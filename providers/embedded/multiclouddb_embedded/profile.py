@@ -75,7 +75,7 @@ class Profile:
         precision: `AtTime` is rounded down to a multiple of this many microseconds. The rounded time may be
             early by less than this number, and is never late.
         whole: True if the collection is shown as a single partition with the id `0`, even if the store splits
-        and merges partitions.
+            and merges partitions.
     """
 
     name: str

@@ -119,7 +119,7 @@ class EmbeddedPlugin(ProviderPlugin):
                 `connection` may also contain a `profile`; a URL with a profile is
                 `embedded:///path/store.db?profile=dynamo`.
             native_client: An open `EmbeddedStore`. The provider uses the store's clock, and never closes the
-            store.
+                store.
         """
         if native_client is not None:
             return _provider_of(config, native_client, self._profile)

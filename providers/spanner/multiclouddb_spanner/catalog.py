@@ -91,8 +91,8 @@ def find(
 
     Raises:
         ProviderFault: `NOT_FOUND` if the table or stream does not exist, `INVALID_REQUEST` if several streams
-        watch the table or the only stream omits changes, `UNSUPPORTED_CAPABILITY` for a stream in
-            the mode MUTABLE_KEY_RANGE.
+            watch the table or the only stream omits changes, `UNSUPPORTED_CAPABILITY` for a stream in the
+            mode MUTABLE_KEY_RANGE.
     """
     table = str(address.collection)
     schema, _, name = table.rpartition(".")

@@ -65,7 +65,7 @@ def list_partitions(
 
     Raises:
         Exception: The error that gRPC raised. `is_past` returns True for this error if the stream no longer
-        keeps changes of that time.
+            keeps changes of that time.
     """
     answer = begin_query(client, info, None, at, None, deadline, scope)
     shapes = Shapes()

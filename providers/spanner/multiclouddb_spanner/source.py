@@ -187,8 +187,8 @@ class Source:
             now: The service's time.
             deadline: The time limit.
             scope: An object through which another thread can cancel the call.
-            alive_at: A time at which the partition was alive, or None. If the service does not report the
-                end of a partition, this time is returned as its end.
+            alive_at: A time at which the partition was alive, or None. If the service does not report the end
+                of a partition, this time is returned as its end.
         """
         earliest = self.earliest(now, deadline, scope)
         for at in (earliest, now):

@@ -131,7 +131,7 @@ class ConnectionPool(Holder):
 
         Raises:
             ProviderFault: `TRANSIENT_FAILURE` if the pool is closed, or if no connection becomes free in
-            time.
+                time.
             FileNotFoundError: Raised if the file no longer exists.
         """
         if not self._slots.acquire(timeout=deadline.remaining()):

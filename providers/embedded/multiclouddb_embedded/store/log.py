@@ -23,7 +23,7 @@ class Moment:
     Attributes:
         seq: The number of the last change. Each further change adds 1.
         ts: The time of this commit in microseconds since 1970. It is never earlier than the time of the
-        previous commit.
+            previous commit.
     """
 
     __slots__ = ("seq", "ts")

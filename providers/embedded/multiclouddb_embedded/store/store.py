@@ -77,8 +77,8 @@ class EmbeddedStore:
         clock: A function that returns the time of commits, for tests. The function's time may stand still or
             go back; the store's time never goes back.
         durable: If False, the operating system decides when to write commits to the disk. This allows about
-        30 times as many single writes per second. If a process crashes, nothing is lost. If the machine
-        crashes, the last commits may be lost, even if readers have already seen them.
+            30 times as many single writes per second. If a process crashes, nothing is lost. If the machine
+            crashes, the last commits may be lost, even if readers have already seen them.
         busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
