@@ -105,7 +105,7 @@ class TestWords:
     @pytest.mark.parametrize(
         "words",
         [
-            "Store `page.continuation_token` after every page, also after an empty one.",
+            "Store `page.continuation_token` after every page, even after an empty page.",
             "To receive every update of the token, call `read_changes` in a loop",
         ],
     )
