@@ -207,9 +207,7 @@ class EmbeddedStore:
         return self._write("delete", collection, [Delete(key)], database) != [None]
 
     def batch(self, collection: str, operations: Iterable[Operation], *, database: str = MAIN) -> int:
-        """Apply `Put` and `Delete` operations in order, in one transaction.
-
-        Either all of them are applied or none.
+        """Apply `Put` and `Delete` operations in order, all of them or none, in one transaction.
 
         Args:
             collection: The name of the collection.
