@@ -25,7 +25,7 @@ from multiclouddb_api import (
 
 _ITEMS: Final = 24_000
 _LOCAL: Final = (
-    "24,000 items of 300 bytes, from one shard of DynamoDB Local. On both sides the client runs on one "
+    "24,000 items of 300 bytes, from one shard of DynamoDB Local. In both programs the client runs on one "
     "core and the server on another."
 )
 _BARE: Final = (

@@ -71,7 +71,7 @@ def _scanned_through_the_client(table: Local) -> Done:
     goal=2.0,
     about=(
         "The client reads a snapshot of 24,000 items of 300 bytes, in eight segments, from DynamoDB Local. "
-        "On both sides the client runs on one core and the server on another."
+        "In both programs the client runs on one core and the server on another."
     ),
     against=(
         "The usual parallel scan with boto3: a thread for each of eight segments, consistent reads, and "

@@ -26,7 +26,7 @@ _SMALL_PAGE: Final = 10
 # 88 with 2000, 72 with 5000. For the loop that makes dicts, the best size is the same.
 BATCH_SIZE: Final = 500
 _READ: Final = (
-    "40,000 inserts of 300 bytes, from the change stream of one mongod. On both sides the client runs on "
+    "40,000 inserts of 300 bytes, from the change stream of one mongod. In both programs the client runs on "
     "one core and the server on another. Both sides connect, resume from a position before the first "
     "insert, and stop after the last insert."
 )
@@ -239,7 +239,7 @@ def cursors(changes: Backlog, calls: int) -> Done:
     at_most=True,
     about=(
         "One process makes 100 calls of `read_changes` for pages of 10 events. Each call uses the "
-        "token of the previous call. The second half of the calls come after the last change. The "
+        "token of the previous call. The second half of the calls is made after the last change. The "
         "figure is the number of opened change streams, counted by the server's `aggregate` "
         "commands. The streams that the first call opens to get a token are counted separately."
     ),

@@ -38,7 +38,7 @@ _PAUSE: Final = 0.3
 _PARALLEL: Final = 8
 _READ: Final = (
     "from Google's emulator, with churn turned off. A row has nine columns, which are about 300 bytes "
-    "of JSON. On both sides the client runs on one core and the emulator on another. Both sides "
+    "of JSON. In both programs the client runs on one core and the emulator on another. Both sides "
     "connect, resume before the first change, and stop after the last change."
 )
 _LOOP: Final = (
@@ -247,7 +247,7 @@ def scan(changes: Backlog) -> Done:
     goal=1.0,
     about=(
         "The client reads 50,000 existing rows with `Snapshot()` from Google's emulator. A row has "
-        "nine columns, which are about 300 bytes of JSON. On both sides the client runs on one core"
+        "nine columns, which are about 300 bytes of JSON. In both programs the client runs on one core"
         " and the emulator on another. A snapshot also determines the start of the change stream "
         "and the boundaries of the segments."
     ),

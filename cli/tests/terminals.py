@@ -10,7 +10,7 @@ PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
 
 
 def in_terminal(*words, columns=200, cwd=None, **environment):
-    """Run a command on a terminal until it ends; return its exit code and everything that it showed."""
+    """Run a command in a terminal until it ends; return its exit code and all its output."""
     main, worker = pty.openpty()
     size = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
     inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}

@@ -135,4 +135,4 @@ class TestPage:
     def test_each_says_what_is_seen_and_the_way_out(self, number):
         text = SECTIONS[number][1]
         assert "**You see**" in text
-        assert "**Way out:**" in text
+        assert "**Advice:**" in text

@@ -155,7 +155,7 @@ class Scanning:
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 
     def is_stuck(self) -> bool:
-        """Return whether all segments being read are late or failing, so the scan's places are unused."""
+        """Return whether every segment that is being read is late or fails."""
         asked = self._result.turns.asked
         if self._kept <= self._rows or not self._unasked.isdisjoint(asked):
             return False

@@ -187,9 +187,9 @@ class ReadsFirstPageOfPartitionList(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Return only the first page of the partitions."""
+        """Return only the first page of the list of partitions."""
         return super().start(feed, position, partition_id, deadline)[:_PAGE]
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Return only the first page of the partitions."""
+        """Return only the first page of the list of partitions."""
         return super().partitions(feed, deadline)[:_PAGE]

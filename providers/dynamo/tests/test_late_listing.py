@@ -104,7 +104,7 @@ class Split:
     half: str
 
     def check(self, late, restart):
-        """Read the listed shards, then the shard that is listed late.
+        """Read the shards that are listed first, then the shard that a later listing adds.
 
         Check that no event is lost or delivered twice.
         """

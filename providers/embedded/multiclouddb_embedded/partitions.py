@@ -183,7 +183,7 @@ def outcome_of(
 
 
 def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
-    """Return the cursor after a position, or at the partition's start if this is later."""
+    """Return the cursor after a position, or the cursor at the partition's start, whichever is later."""
     return cursor_of(max(seq, row.start_seq), max(ts, row.start_ts))
 
 

@@ -45,8 +45,8 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE,
             "starts at the oldest change within the stream's retention_period, one day by default; "
-            "for an older stream it starts one minute later, because changes expire during the "
-            "first reads",
+            "if the stream is older than that, it starts one minute after that moment, because the "
+            "oldest changes could expire during the first reads",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
             _NATIVE, "the start is exact to the microsecond"
