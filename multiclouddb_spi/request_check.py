@@ -88,8 +88,13 @@ def require_start(
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.
     """
-    if type(position) in _NEEDS:
-        require(provider, _NEEDS[type(position)], options, operation)
+    _require_part(provider, position, options, operation)
+
+
+def _require_part(provider: Provider, part: object, options: ProviderOptions | None, operation: str) -> None:
+    for kind, capability in _NEEDS.items():
+        if isinstance(part, kind):
+            require(provider, capability, options, operation)
 
 
 def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
@@ -102,8 +107,7 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     _check_address(request)
     require(provider, Capability.CHANGE_FEED, options, operation)
     for part in (request.start_position, request.scope, request.on_expired):
-        if type(part) in _NEEDS:
-            require(provider, _NEEDS[type(part)], options, operation)
+        _require_part(provider, part, options, operation)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         require(provider, Capability.CHANGE_FEED_OLD_ITEM_STATE, options, operation)
     if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):

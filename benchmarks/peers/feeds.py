@@ -62,9 +62,7 @@ def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
     Yields:
         A function that describes the work of a run.
     """
-    with on_cores("servers"):
-        server = server_module("mongo", "mongod").ReplicaSet(folder)
-    with server:
+    with _replica_set(folder) as server:
         collection = server.client()[_DATABASE].create_collection(_COLLECTION)
         second = _next_second(server.client())
         for first in range(0, size.written, _BATCH):
@@ -74,6 +72,15 @@ def mongo(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
         spec = {"url": url, "database": _DATABASE, "collection": _COLLECTION, "second": second}
         spec |= {"batch_size": BATCH_SIZE, "debezium": debezium(url, second)}
         yield lambda run: spec
+
+
+@contextmanager
+def _replica_set(folder: Path) -> Iterator[Any]:
+    """Start a replica set of one node on the cores of the servers."""
+    with on_cores("servers"):
+        server = server_module("mongo", "mongod").ReplicaSet(folder)
+    with server:
+        yield server
 
 
 def _url(server: Any) -> str:
@@ -138,9 +145,7 @@ def latency(folder: Path, size: Size) -> Iterator[Callable[[int], Spec]]:
     Yields:
         A function that describes the work of a run.
     """
-    with on_cores("servers"):
-        server = server_module("mongo", "mongod").ReplicaSet(folder)
-    with server:
+    with _replica_set(folder) as server:
         spec = {"url": _url(server), "database": _DATABASE, "rate": RATE}
 
         def begin(run: int) -> Spec:

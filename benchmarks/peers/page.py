@@ -40,8 +40,9 @@ _HOW: Final = """## How it is measured
   written changes from the first one on, each once. A peer that loses, repeats or invents a change has no
   figures.
 - **Warm-up.** A program starts, connects, and reads a sixth of the changes before its clock starts, because
-  virtual machines compile at first. The feed goes on after the last measured change, so that no program waits
-  for a batch that does not fill. A program that reads ahead may hold some changes when its clock starts.
+  virtual machines compile at first. More changes follow the last measured change, so that no program
+  waits for a batch that does not fill. A program that reads ahead may hold some changes when its clock
+  starts.
 - **Cores.** {cores} Each run is a process of its own.
 - **Medians of three.** The peers run in turn, so that a change of the machine's speed meets all of them.
 - **CPU** is user and system time of the reader's processes, for 100,000 changes. The server's is not counted.

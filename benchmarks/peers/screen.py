@@ -75,8 +75,8 @@ def show(screen: Console, peers: Sequence[Peer], outcomes: Sequence[Outcome]) ->
     for outcome in outcomes:
         if outcome.state != "measured":
             color = "yellow" if outcome.state == "missing" else "bold red"
-            told = Text.assemble((f"{outcome.name} {outcome.state}", color), f": {outcome.reason}")
-            screen.print(told, soft_wrap=True)
+            line = Text.assemble((f"{outcome.name} {outcome.state}", color), f": {outcome.reason}")
+            screen.print(line, soft_wrap=True)
 
 
 def _show_goals(screen: Console, outcomes: Mapping[str, Outcome]) -> None:

@@ -112,10 +112,12 @@ class TestRunning:
             once(program("time.sleep(600)"), tmp_path)
 
     def test_a_program_gets_its_work_and_its_variables(self, tmp_path):
-        told = program("sys.exit(f\"{spec['warm_up']} {spec['jvm']} {__import__('os').environ['WHERE']}\")")
-        told = Command(told.arguments, spec={"jvm": "lib"}, environment={"WHERE": "here"})
+        command = program(
+            "sys.exit(f\"{spec['warm_up']} {spec['jvm']} {sys.modules['os'].environ['WHERE']}\")"
+        )
+        command = Command(command.arguments, spec={"jvm": "lib"}, environment={"WHERE": "here"})
         with pytest.raises(PeerError, match="2 lib here"):
-            once(told, tmp_path)
+            once(command, tmp_path)
 
 
 class TestMeasuring:
@@ -410,7 +412,7 @@ class TestCommand:
         assert (ran.exit_code, written) == (2, [])
         assert ran.stderr.startswith("error: --record needs all peers, 100,000 events and 3 runs")
 
-    def test_a_busy_machine_is_told_and_not_recorded(self, invoke, monkeypatch):
+    def test_a_busy_machine_is_reported_and_not_recorded(self, invoke, monkeypatch):
         monkeypatch.setattr("os.getloadavg", lambda: (2.5, 0.0, 0.0))
         assert "warning: the machine is busy (load 2.5)" in invoke()[0].stderr
         ran, written = invoke("--record")

@@ -24,6 +24,7 @@ from typing import IO, Any, Final
 
 from multiclouddb_api import MulticloudDbError
 from multiclouddb_api.registry import load_plugin
+from multiclouddb_conformance.waiting import SOON
 
 __all__ = ["CommandProcess"]
 
@@ -56,6 +57,7 @@ class CommandProcess:
                 files = [theirs.fileno(), stdout.fileno(), stderr.fileno()]
                 socket.send_fds(_helper(), [b"+"], files)
                 line.write(json.dumps(asked) + "\n")
+        self._answers.settimeout(SOON)  # the first command waits for the helper's imports
         self._lines = self._answers.makefile("r", encoding="utf-8")
         self.pid = int(self._lines.readline())
 

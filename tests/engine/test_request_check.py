@@ -122,6 +122,16 @@ class TestCapabilities:
         assert error.detail.operation == "read_changes"
         assert not error.retryable
 
+    def test_a_subclass_of_a_start_needs_what_the_start_needs(self, refusing):
+        class Oldest(Beginning):
+            pass
+
+        without = capabilities_without(Capability.CHANGE_FEED_BEGINNING, note="do it another way")
+        error = refusing(
+            lambda sim: SimulationProvider(sim, capabilities=without), {"start_position": Oldest()}
+        )
+        assert error.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+
     @pytest.mark.parametrize("capability", NEEDS, ids=lambda can: can.value)
     def test_what_is_emulated_is_refused_without_being_asked_for(self, refusing, capability):
         error = refusing(

@@ -26,8 +26,8 @@ class Habits:
             in a different order each time. The records of each transaction stay in order.
         rows_per_message: The maximum number of rows in a message of an answer.
         chunk_characters: The number of characters of text after which a message ends, even inside a value.
-        horizon_is_told: True if an error about retention contains the earliest timestamp.
-        life_is_told: True if an error about a time outside a partition's lifetime contains the start and the
+        names_horizon: True if an error about retention contains the earliest timestamp.
+        names_lifetime: True if an error about a time outside a partition's lifetime contains the start and
             end of the partition.
         multiplexed: True if the answer says that a session is multiplexed when a client requests this.
     """
@@ -43,6 +43,6 @@ class Habits:
     mixes_equal_timestamps: bool = False
     rows_per_message: int = 100
     chunk_characters: int = 1_000_000
-    horizon_is_told: bool = True
-    life_is_told: bool = True
+    names_horizon: bool = True
+    names_lifetime: bool = True
     multiplexed: bool = True

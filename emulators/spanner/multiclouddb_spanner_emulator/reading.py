@@ -67,7 +67,7 @@ def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) 
         )
     horizon = stream.horizon(now)
     earliest = (
-        f"within the earliest read timestamp: {to_text(horizon, _ZONE)}" if habits.horizon_is_told else ""
+        f"within the earliest read timestamp: {to_text(horizon, _ZONE)}" if habits.names_horizon else ""
     )
     if start < horizon:
         raise out_of_range(
@@ -81,14 +81,14 @@ def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) 
             f"{received}."
         )
     if query.token is not None:
-        _check_life(stream.partition(query.token), start, received, told=habits.life_is_told)
+        _check_life(stream.partition(query.token), start, received, named=habits.names_lifetime)
 
 
-def _check_life(partition: Partition, start: int, received: str, *, told: bool) -> None:
+def _check_life(partition: Partition, start: int, received: str, *, named: bool) -> None:
     end = partition.end
     if start < partition.start or (end is not None and start > end):
         until = "infinite-future" if end is None else to_text(end, _ZONE)
-        life = f"within {to_text(partition.start, _ZONE)} and {until}" if told else "of its lifetime"
+        life = f"within {to_text(partition.start, _ZONE)} and {until}" if named else "of its lifetime"
         raise out_of_range(
             "Specified start_timestamp is invalid for the partition. Please specify a start_timestamp "
             f"{life}. {received}."

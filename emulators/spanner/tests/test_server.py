@@ -148,7 +148,7 @@ class TestTime:
         assert status == "OUT_OF_RANGE"
         assert "too far in the past" in message
         assert "earliest read timestamp: " in message
-        world.server.habits.horizon_is_told = False
+        world.server.habits.names_horizon = False
         assert "earliest" not in refused(lambda: world.read(token))[1]
 
     def test_a_longer_retention_keeps_them(self, world):

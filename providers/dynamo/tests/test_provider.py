@@ -201,7 +201,7 @@ class TestEnd:
         client.close()
         wait_until(lambda: world.script.connections == 0)
 
-    def test_a_call_that_goes_on_when_the_client_is_closed_leaves_no_connection(self, world, native):
+    def test_a_call_that_ends_after_the_client_is_closed_leaves_no_connection(self, world, native):
         """botocore opens a connection for a call that began before the client was closed."""
         calls = client_module.Calls(native, ours=True)
         native.dynamodb.meta.events.register("before-send", lambda **_: calls.close())

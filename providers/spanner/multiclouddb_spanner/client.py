@@ -23,6 +23,7 @@ from google.cloud.spanner_v1 import (
     TypeCode,
 )
 
+from multiclouddb_spanner import forks
 from multiclouddb_spanner.cancel_scope import CancelScope, late
 from multiclouddb_spanner.clock import Clock
 from multiclouddb_spanner.errors import is_lost_session
@@ -290,6 +291,7 @@ class DatabaseClient:
         If the server supports multiplexed sessions, the session is multiplexed. Many queries can then use it
         at the same time.
         """
+        forks.begin_call()
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
         metadata = self._metadata("database", self._name)

@@ -18,6 +18,7 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
+from multiclouddb_spanner import forks
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import check_address, check_provisioned, find, table_names
 from multiclouddb_spanner.client import DatabaseClient
@@ -187,6 +188,7 @@ class SpannerPlugin(ProviderPlugin):
                 `connection` may also contain `change_stream` and `emulator_host`.
             native_client: A `google.cloud.spanner.Client`, which is used unchanged.
         """
+        forks.check()
         checked = SpannerConfig.from_client(config)
         if native_client is None:
             try:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.cancel_scope import CancelScope, late
+from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import ChangeStreamInfo, is_whole, retention_of
 from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.errors import (
     earliest_of,
     interval_of,
     is_foreign_partition,
-    is_lost_version,
     is_outside_partition,
     is_past,
     is_without_stream,
 )
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.query import Window, begin_query, list_partitions
-from multiclouddb_spanner.records import DataRecord, Shape, Shapes
+from multiclouddb_spanner.records import DataRecord, Shapes
 from multiclouddb_spanner.statements import how_to_create, how_to_watch
+from multiclouddb_spanner.watched import WatchedColumns
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
 __all__ = ["Slots", "Source"]
@@ -38,7 +38,6 @@ _SLACK = 60 * _SECOND
 _MARGIN = 60 * _SECOND
 # How often the provider asks the service whether the stream still watches the table.
 _CHECK_SECONDS = 60.0
-_LOOK_SECONDS = 0.1
 
 
 class Slots:
@@ -76,7 +75,7 @@ class Source:
         self.client, self.info, self.slots = client, info, slots
         self.shapes = Shapes()
         self.readers: WeakSet[Reader] = WeakSet()
-        self._whole: WeakKeyDictionary[Shape, bool] = WeakKeyDictionary()
+        self._watched = WatchedColumns(self._is_whole)
         self._checking = threading.Lock()
         self._watched_at = time.monotonic()
 
@@ -230,34 +229,11 @@ class Source:
         return None
 
     def watched_whole(self, record: DataRecord, deadline: Deadline, scope: CancelScope) -> bool:
-        """Return True if the stream watched all columns when a record was written.
+        """Return True if the stream watched all columns when a record was written."""
+        return self._watched.were_all(record.shape, record.at, deadline, scope)
 
-        The stream may be altered at any time, also back and forth. Therefore the method requests the schema
-        as of the commit timestamp, once for each set of columns. If the database no longer keeps the schema
-        of that time, the method uses the present schema.
-        """
-        shape = record.shape
-        whole = self._whole.get(shape)
-        if whole is not None:
-            return whole
-        while not self._checking.acquire(timeout=_LOOK_SECONDS):
-            scope.check()
-            if deadline.passed():
-                raise late()
-        try:
-            if shape not in self._whole:
-                self._whole[shape] = self._was_whole(record.at, deadline, scope)
-            return self._whole[shape]
-        finally:
-            self._checking.release()
-
-    def _was_whole(self, at: int, deadline: Deadline, scope: CancelScope) -> bool:
-        try:
-            return is_whole(self.client, self.info, deadline, scope, at) is True
-        except Exception as error:
-            if not is_lost_version(error):
-                raise
-            return is_whole(self.client, self.info, deadline, scope) is True
+    def _is_whole(self, at: int | None, deadline: Deadline, scope: CancelScope) -> bool:
+        return is_whole(self.client, self.info, deadline, scope, at) is True
 
     def check_watched(self, deadline: Deadline, scope: CancelScope) -> None:
         """Check, once a minute, that the stream still watches the table.

@@ -20,7 +20,8 @@ from .test_scripted_attacks import STREAM, TABLE, feed, numbers, once
 
 NARROW = "ALTER CHANGE STREAM items_stream SET FOR items(n)"
 WIDE = "ALTER CHANGE STREAM items_stream SET FOR items"
-HOUR = 3600
+EXPLICIT = "ALTER CHANGE STREAM items_stream SET FOR items(n, text, f)"  # all columns, each by its name
+MINUTE, HOUR = 60, 3600
 
 
 def run(items, *statements):
@@ -29,6 +30,13 @@ def run(items, *statements):
 
 def put(items, key, number):
     items.put((key, number, "text"), names=("id", "n", "text"))
+
+
+def quarters(items, count):
+    """Write rows, one in each quarter of a minute."""
+    for number in range(count):
+        put(items, f"k{number}", number)
+        items.server.advance(MINUTE / 4)
 
 
 def schema_reads(items):
@@ -96,6 +104,31 @@ class TestColumns:
             put(items, "a", 3)
             assert states(items.drain(token)) == [row("a", 1), None, row("a", 3)]
 
+    def test_a_column_that_the_table_gained_and_the_stream_does_not_watch(self):
+        """The records have the same columns before and after. Only the schema shows that one is missing."""
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            put(items, "a", 1)
+            run(items, EXPLICIT, "ALTER TABLE items ADD COLUMN extra INT64")
+            items.server.advance(2 * MINUTE)
+            put(items, "b", 2)
+            events = items.drain(token)
+            once(events, 2)
+            assert states(events) == [row("a", 1), None]
+
+    def test_a_schema_that_changes_while_a_backlog_is_read_backwards_and_forwards(self):
+        """A client may read an older change after a later one, because partitions are read side by side."""
+        with feed(initial_partitions=1) as items:
+            tokens = [items.token()]
+            for number, statement in enumerate((EXPLICIT, WIDE, EXPLICIT)):
+                put(items, f"k{number}", number)
+                items.server.advance(2 * MINUTE)
+                tokens.append(items.token())
+                more = ["ALTER TABLE items ADD COLUMN extra INT64"] if number == 0 else []
+                run(items, statement, *more)
+            found = [states(items.drain(token))[0] for token in (tokens[2], tokens[0], tokens[1])]
+            assert [state and state["id"] for state in found] == ["k2", "k0", None]
+
     def test_a_schema_that_the_database_no_longer_keeps(self):
         """The database keeps old schemas for an hour. For an older record, the present schema is used."""
         with feed(initial_partitions=1) as items:
@@ -123,6 +156,23 @@ class TestCost:
                 put(items, f"k{number}", number)
             once(items.drain(token, 7), 40)
             assert schema_reads(items) == 1
+
+    def test_the_schema_is_read_again_after_a_minute_of_changes(self):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            quarters(items, 40)
+            items.server.journal.clear()
+            once(items.drain(token, 7), 40)
+            assert 5 <= schema_reads(items) <= 10
+
+    def test_a_schema_that_is_gone_is_asked_for_once_for_a_minute_of_changes(self):
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            quarters(items, 40)
+            items.server.advance(2 * HOUR)
+            items.server.journal.clear()
+            once(items.drain(token, 7), 40)
+            assert 5 <= schema_reads(items) <= 12
 
 
 @pytest.mark.emulator(*STILL)

@@ -40,7 +40,7 @@ def begun(items):
 @STATES
 @pytest.mark.parametrize("minutes", [3, 9, 30])
 def test_a_token_whose_unread_changes_expired_is_refused(told, minutes):
-    with feed(horizon_is_told=told) as items:
+    with feed(names_horizon=told) as items:
         token = begun(items)
         assert sorted(numbers(items.drain(token))) == [1, 3]
         items.server.advance(minutes * MINUTE)
@@ -50,7 +50,7 @@ def test_a_token_whose_unread_changes_expired_is_refused(told, minutes):
 
 @STATES
 def test_skipping_them_is_a_gap(told):
-    with feed(horizon_is_told=told) as items:
+    with feed(names_horizon=told) as items:
         token = begun(items)
         items.server.advance(3 * MINUTE)
         items.restart()

@@ -30,7 +30,7 @@ def expired(read):
 class TestBeginning:
     @STATES
     def test_a_young_stream_begins_exactly_where_it_was_created(self, told):
-        with feed(horizon_is_told=told) as items:
+        with feed(names_horizon=told) as items:
             items.server.crowd(0.2)
             items.fill(4)
             items.server.advance(DAY - 2 * MINUTE)
@@ -38,7 +38,7 @@ class TestBeginning:
 
     @STATES
     def test_an_old_one_begins_a_minute_after_its_oldest_change(self, told):
-        with feed(horizon_is_told=told) as items:
+        with feed(names_horizon=told) as items:
             items.fill(2)
             items.server.advance(40)  # these changes will be kept for less than the margin
             items.fill(2, start=2)
@@ -50,7 +50,7 @@ class TestBeginning:
     @STATES
     def test_a_first_read_that_comes_too_late_is_refused(self, told):
         """Resolve the start, let time pass, and then read each partition for the first time."""
-        with feed(horizon_is_told=told) as items:
+        with feed(names_horizon=told) as items:
             items.fill(3)
             items.server.advance(DAY + MINUTE)
             items.fill(4, start=3)

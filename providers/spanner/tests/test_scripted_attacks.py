@@ -143,7 +143,7 @@ class TestRetention:
             assert sorted(numbers(event for page in found for event in page.events)) == [3, 4, 5, 6, 7]
 
     def test_a_horizon_that_the_service_does_not_name_is_found(self):
-        with feed(horizon_is_told=False) as items:
+        with feed(names_horizon=False) as items:
             items.fill(3)
             items.server.advance(2 * DAY)
             items.fill(5, start=3)

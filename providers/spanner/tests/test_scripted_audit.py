@@ -64,7 +64,7 @@ class TestAudit:
     @TOLD
     @pytest.mark.parametrize("shape", ["open", "split", "split again", "merged"])
     def test_what_a_start_left_out_is_read_late_and_whole(self, shape, told):
-        with feed(initial_partitions=3, life_is_told=told, horizon_is_told=told) as items:
+        with feed(initial_partitions=3, names_lifetime=told, names_horizon=told) as items:
             token = left_out(items)
             missed = items.open_partitions()[-1]
             fill(items, 0)
@@ -84,7 +84,7 @@ class TestAudit:
     @pytest.mark.parametrize("shape", ["split", "split again", "merged"])
     def test_what_was_missed_is_found_through_its_ancestors(self, shape, told):
         """The partition that was missed has ended before the audit, so only its descendants are listed."""
-        with feed(initial_partitions=3, life_is_told=told, horizon_is_told=told) as items:
+        with feed(initial_partitions=3, names_lifetime=told, names_horizon=told) as items:
             items.server.advance(3600)  # changes that were written before the start are not needed
             fill(items, 5)
             token = left_out(items)
@@ -114,7 +114,7 @@ class TestAudit:
 class TestAlone:
     @TOLD
     def test_a_partition_that_began_after_the_start_is_read_from_its_beginning(self, told):
-        with feed(initial_partitions=1, life_is_told=told) as items:
+        with feed(initial_partitions=1, names_lifetime=told) as items:
             fill(items, 0)
             children = items.server.split(items.open_partitions()[0])
             fill(items, 1)
