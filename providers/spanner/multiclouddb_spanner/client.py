@@ -26,7 +26,7 @@ from google.cloud.spanner_v1 import (
 from multiclouddb_spanner import forks
 from multiclouddb_spanner.cancel_scope import CancelScope, late
 from multiclouddb_spanner.clock import Clock
-from multiclouddb_spanner.errors import is_lost_session
+from multiclouddb_spanner.errors import is_lost_session, status_of
 from multiclouddb_spanner.records import rows_of
 from multiclouddb_spi import Deadline
 
@@ -63,17 +63,26 @@ class Answer:
         call: The gRPC call.
         session: The session in which the query runs.
         expires: The value of `time.monotonic()` at which gRPC ends the call.
+        forks: The number of forks when the call started.
     """
 
-    def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float) -> None:
+    def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float, forks: int) -> None:
         self._client, self._call, self._session, self.expires = client, call, session, expires
+        self._forks = forks
 
     def __iter__(self) -> Iterator[PartialResultSet]:
         try:
-            yield from self._call
+            while True:
+                with forks.receiving():
+                    message = next(self._call, None)
+                if message is None:
+                    return
+                yield message
         except grpc.RpcError as error:
             if is_lost_session(error):
                 self._client.forget(self._session)
+            if status_of(error) is grpc.StatusCode.CANCELLED and forks.count() != self._forks:
+                raise forks.Interrupted from None
             raise
         finally:
             self._client.over(self._call)
@@ -103,6 +112,7 @@ class DatabaseClient:
         self.now, self.passed, self.ahead = self._clock.now, self._clock.passed, self._clock.ahead
         self.forget_clock = self._clock.forget
         self._closed = False
+        forks.watch(self)
 
     @property
     def name(self) -> str:
@@ -177,26 +187,35 @@ class DatabaseClient:
         deadline: Deadline,
         scope: CancelScope,
     ) -> Any:
-        call = method.future(request, timeout=deadline.remaining(), metadata=metadata)
-        self._begun(call)
-        scope.take(call)
-        try:
-            return call.result()
-        except grpc.FutureCancelledError:
-            scope.check()
-            raise late() from None
-        finally:
-            self.over(call)
+        def make() -> Any:
+            with forks.calling():
+                before = forks.count()
+                call = method.future(request, timeout=deadline.remaining(), metadata=metadata)
+                self._begun(call)
+            scope.take(call)
+            try:
+                with forks.receiving():
+                    return call.result()
+            except grpc.FutureCancelledError:
+                scope.check()
+                raise (late() if forks.count() == before else forks.Interrupted()) from None
+            finally:
+                self.over(call)
+
+        return forks.again(make)
 
     def _answer(
         self, method: Callable[..., Any], request: Any, deadline: Deadline, scope: CancelScope
     ) -> Answer:
         session = request.session
         # A call is sent even if its deadline has passed, because gRPC then raises its own error.
-        call = method(request, timeout=deadline.remaining(), metadata=self._metadata("session", session))
-        self._begun(call)
+        metadata = self._metadata("session", session)
+        with forks.calling():
+            before = forks.count()
+            call = method(request, timeout=deadline.remaining(), metadata=metadata)
+            self._begun(call)
         scope.take(call)
-        return Answer(self, call, session, deadline.at)
+        return Answer(self, call, session, deadline.at, before)
 
     def rows(
         self,
@@ -217,10 +236,17 @@ class DatabaseClient:
             parameters: Maps each name to its value.
             at: As in `query`.
         """
-        answer = self.query(sql, parameters or {}, deadline, scope, at=at)
-        return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
+
+        def read() -> list[list[Any]]:
+            answer = self.query(sql, parameters or {}, deadline, scope, at=at)
+            return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
+
+        return forks.again(read)
 
     def _ask_time(self, deadline: Deadline, scope: CancelScope) -> int:
+        return forks.again(lambda: self._asked_time(deadline, scope))
+
+    def _asked_time(self, deadline: Deadline, scope: CancelScope) -> int:
         found = 0
         for message in self.query("SELECT 1", {}, deadline, scope, read_timestamp=True):
             moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
@@ -242,6 +268,14 @@ class DatabaseClient:
         """Return the number of calls that are running or kept open."""
         with self._lock:
             return len(self._active)
+
+    def interrupt(self) -> list[Any]:
+        """Cancel all calls before a fork, without waiting for their ends. Return the calls."""
+        with self._lock:
+            active = list(self._active)
+        for call in active:
+            call.cancel()
+        return active
 
     def close(self) -> None:
         """Cancel all calls, delete the session, and close the channel if the library made it.
@@ -291,7 +325,6 @@ class DatabaseClient:
         If the server supports multiplexed sessions, the session is multiplexed. Many queries can then use it
         at the same time.
         """
-        forks.begin_call()
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
         metadata = self._metadata("database", self._name)
@@ -304,13 +337,13 @@ class DatabaseClient:
         A failed deletion does no harm.
         """
         request = DeleteSessionRequest.pb()(name=session)
-        call = self._transport.delete_session.future(
-            request, timeout=_DELETE_SECONDS, metadata=self._metadata("name", session)
-        )
-        try:
-            call.result(timeout=_DELETE_SECONDS)
-        except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
-            call.cancel()
+        metadata = self._metadata("name", session)
+        with forks.calling():
+            call = self._transport.delete_session.future(request, timeout=_DELETE_SECONDS, metadata=metadata)
+            try:
+                call.result(timeout=_DELETE_SECONDS)
+            except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
+                call.cancel()
 
     def _begun(self, call: Any) -> None:
         with self._lock:

@@ -125,8 +125,9 @@ class SpannerProvider(Provider):
         if self._admin is None:
             self._admin = self._client.database_admin_api
         parent = self._client.instance(self._config.instance).name
-        listed = self._admin.list_databases(parent=parent, retry=None, timeout=deadline.remaining())
-        return [each.name.rpartition("/")[2] for each in listed]
+        with forks.calling():
+            listed = self._admin.list_databases(parent=parent, retry=None, timeout=deadline.remaining())
+            return [each.name.rpartition("/")[2] for each in listed]
 
     def classify(self, error: Exception) -> Fault:
         """Classify an exception of gRPC or of Google's libraries."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import ChangeStreamInfo
 from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, DatabaseClient, Parameter
+from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import text_at
 from multiclouddb_spanner.records import Children, Item, Shapes, parse_rows, rows_of
 from multiclouddb_spi import Deadline, collector_paused
@@ -67,14 +68,18 @@ def list_partitions(
         Exception: The error that gRPC raised. `is_past` returns True for this error if the stream no longer
             keeps changes of that time.
     """
-    answer = begin_query(client, info, None, at, None, deadline, scope)
-    shapes = Shapes()
-    tokens: dict[str, None] = {}
-    for rows in rows_of(answer):
-        for item in parse_rows(rows, info.table, shapes):
-            if isinstance(item, Children):
-                tokens.update(dict.fromkeys(item.parents))
-    return list(tokens)
+
+    def ask() -> list[str]:
+        answer = begin_query(client, info, None, at, None, deadline, scope)
+        shapes = Shapes()
+        tokens: dict[str, None] = {}
+        for rows in rows_of(answer):
+            for item in parse_rows(rows, info.table, shapes):
+                if isinstance(item, Children):
+                    tokens.update(dict.fromkeys(item.parents))
+        return list(tokens)
+
+    return again(ask)
 
 
 def _parsed(rows: Sequence[Sequence[Any]], table: str, shapes: Shapes) -> list[Item]:

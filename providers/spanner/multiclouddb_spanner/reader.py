@@ -9,6 +9,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
 from multiclouddb_spanner.position import Place, cursor_of, moment_of, ordered
 from multiclouddb_spanner.query import Window
@@ -205,7 +206,11 @@ class SpannerReader(Reader):
                 return nbytes, False
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
-            items = window.next()
+            try:
+                items = window.next()
+            except Interrupted:
+                self._end_window()
+                continue
             if items is None:
                 return nbytes, self._finish(window, taken)
             self._items.extend(items)

@@ -18,6 +18,7 @@ from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.client import Answer
 from multiclouddb_spanner.cutting import key_text, range_read
 from multiclouddb_spanner.errors import is_lost_version
+from multiclouddb_spanner.forks import Interrupted
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
 from multiclouddb_spanner.records import Shape, plain_value, shape_of, values_of
@@ -333,7 +334,11 @@ class SegmentReader(Reader):
             if self._received and self._received == self._span.end:
                 return None
             self._begin(deadline)
-        rows = next(self._messages, None)
+        try:
+            rows = next(self._messages, None)
+        except Interrupted:
+            self._end_answer()
+            return self._receive(deadline)
         self._scope.check()
         if rows is not None and len(rows):
             self._size, self._bytes = max(1, self._bytes // len(rows)), 0

@@ -56,7 +56,6 @@ class SpannerHarness(Harness):
     can_several = False  # the emulator chooses the number of partitions
     can_split = can_merge = False  # the emulator splits by itself, or not at all
     can_trim = can_poison = can_expire = can_keys_only = False
-    can_fork = False  # see test_forks.py
     can_notices = can_other_options = can_secrets = False
     value_types = frozenset(VALUES) - {"integer over 64 bit", "infinity", "datetime", "uuid", "set"}
     key_types = frozenset(KEYS) & {"text", "unicode"}

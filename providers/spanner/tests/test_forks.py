@@ -1,31 +1,57 @@
-"""Tests that a forked child reads if gRPC works there, and otherwise refuses."""
+"""Tests that parent and child read on after a fork, also if threads of the parent read during the fork."""
 
 import json
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import grpc
 import pytest
+from google.cloud.spanner_v1 import PartialResultSet, Session
+from google.protobuf import json_format
 
-from .servers.emulator import STILL
+from multiclouddb_spanner import forks
+from multiclouddb_spanner.cancel_scope import CancelScope
+from multiclouddb_spanner.client import DatabaseClient
+from multiclouddb_spi import Deadline, ProviderFault
+
+from .servers.emulator import STILL, shared
 from .table import Table
 
-SECONDS = 60
-REFUSED = "[INVALID_REQUEST] process: it was forked after its parent had read from Cloud Spanner"
+SECONDS = 120
+REFUSED = "[INVALID_REQUEST] process: it was forked while other code of its parent had calls of gRPC"
 
-# Each program is a process of its own, because the tests' own process uses gRPC.
+# The program is a process of its own, because the tests' own process uses gRPC.
 PROGRAM = """
 import json, os, sys, threading, warnings
 
-from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, connect
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import spanner
+
+from multiclouddb_api import (
+    Beginning, ChangeFeedRequest, FromContinuationToken, ResourceAddress, Snapshot, connect
+)
 
 warnings.simplefilter("ignore")  # Python warns of a fork while threads run
-url, database, task = sys.argv[1:]
+url, host, database, *tasks = sys.argv[1:]
 client = connect(url)
 
 
-def count(reader=client):
-    request = ChangeFeedRequest(ResourceAddress(database, "items"), Beginning())
-    return len(list(reader.iterate_changes(request, until_idle=True)))
+def pages(reader=client, start=None, size=0):
+    start = start or Beginning()
+    while True:
+        request = ChangeFeedRequest(ResourceAddress(database, "items"), start, max_page_size=size)
+        page = reader.read_changes(request)
+        yield [event.new_item_state["n"] for event in page.events]
+        if page.idle:
+            return
+        start = FromContinuationToken(page.continuation_token)
+
+
+def numbers(reader=client, start=None, size=0):
+    return sorted(number for page in pages(reader, start, size) for number in page)
 
 
 def in_child(function):
@@ -45,52 +71,228 @@ def in_child(function):
     return found
 
 
-print(json.dumps(eval(task)))
+def forking(reader=client, start=None):
+    "Read pages of one change, and fork before each page. The answer stays open between two pages."
+    found, in_children = [], []
+    for page in pages(reader, start, 1):
+        found += page
+        in_children.append(in_child(numbers))
+    return sorted(found), in_children
+
+
+def beside_threads():
+    "Fork while four threads read."
+    over, started, found = threading.Event(), threading.Barrier(5), []
+
+    def read(size):
+        found.append(numbers(size=size))
+        started.wait()
+        while not over.is_set():
+            found.append(numbers(size=size))
+
+    threads = [threading.Thread(target=read, args=(size,)) for size in (0, 1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    in_children = [in_child(numbers) for _ in range(5)]
+    over.set()
+    for thread in threads:
+        thread.join()
+    return found, in_children
+
+
+def beside_other_calls():
+    "Fork while a thread runs that has the name of gRPC's own thread."
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="Thread-7 (channel_spin)")
+    numbers()
+    thread.start()
+    found = [in_child(numbers), in_child(lambda: numbers(connect(url))), in_child(lambda: in_child(numbers))]
+    over.set()
+    thread.join()
+    return found, in_child(numbers), numbers()
+
+
+def native():
+    options = {"api_endpoint": host}
+    native = spanner.Client(
+        "tests", AnonymousCredentials(), client_options=options, disable_builtin_metrics=True
+    )
+    with connect(url, native_client=native) as reader:
+        return forking(reader)
+
+
+def attempt(task):
+    try:
+        return eval(task)
+    except Exception as error:
+        return str(error)
+
+
+print(json.dumps({task: attempt(task) for task in tasks}))
 client.close()
 """
 
 
-@pytest.fixture
-def run(still):
-    table = Table(still)
-    table.put(*([f"k{number}", number, "x"] for number in range(5)))
+ALL = [0, 1, 2, 3, 4]
+# The first task is done before the process has read.
+TASKS = (
+    "[in_child(numbers), in_child(lambda: in_child(numbers)), numbers()]",
+    "[numbers(), in_child(numbers), in_child(lambda: numbers(connect(url))), numbers()]",
+    "forking(start=Beginning())",
+    "forking(start=Snapshot())",
+    "beside_threads()",
+    "native()",
+    "beside_other_calls()",
+)
 
-    def run(task):
-        arguments = [sys.executable, "-c", PROGRAM, still.url, table.database.database_id, task]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=SECONDS)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
 
-    yield run
+@pytest.fixture(scope="module")
+def found():
+    """Return the results of all tasks."""
+    emulator = shared(STILL)
+    table = Table(emulator)
+    table.put(*([f"k{number}", number, "x"] for number in ALL))
+    values = [emulator.url, emulator.host, table.database.database_id, *TASKS]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *values], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
     table.drop()
+    return json.loads(done.stdout)
 
 
 @pytest.mark.emulator(*STILL)
 class TestForks:
-    def test_a_child_reads_if_its_parent_has_not_read(self, run):
-        assert run("[in_child(count), in_child(lambda: count(connect(url))), count()]") == [5, 5, 5]
+    def test_a_child_reads_if_its_parent_has_not_read(self, found):
+        assert found[TASKS[0]] == [ALL] * 3
 
-    def test_a_child_reads_if_the_parent_of_its_parent_has_not_read(self, run):
-        assert run("in_child(lambda: in_child(count))") == 5
+    def test_a_child_reads_after_its_parent(self, found):
+        assert found[TASKS[1]] == [ALL] * 4
 
-    @pytest.mark.parametrize(
-        "child",
-        ["count", "lambda: count(connect(url))", "lambda: in_child(count)"],
-        ids=["the parent's client", "a new client", "a grandchild"],
-    )
-    def test_a_child_of_a_parent_that_has_read_refuses_and_says_what_to_do(self, run, child):
-        before, message, after = run(f"[count(), in_child({child}), count()]")
-        assert (before, after) == (5, 5)
-        assert REFUSED in message
-        assert "'spawn' or 'forkserver'" in message
+    @pytest.mark.parametrize("task", TASKS[2:4])
+    def test_both_read_on_after_a_fork_in_the_middle_of_an_answer(self, found, task):
+        numbers, in_children = found[task]
+        assert numbers == ALL
+        assert len(in_children) >= 5
+        assert all(each == ALL for each in in_children)
 
-    def test_children_of_a_parent_whose_threads_read_refuse(self, run):
-        found = run(
-            "[threading.Thread(target=count).start() for _ in range(4)] and "
-            "[count(), *(in_child(count) for _ in range(4)), count()]"
-        )
-        assert (found[0], found[-1]) == (5, 5)
-        assert all(REFUSED in message for message in found[1:-1])
+    def test_both_read_on_if_threads_of_the_parent_read(self, found):
+        in_parent, in_children = found[TASKS[4]]
+        assert in_children == [ALL] * 5
+        assert all(each == ALL for each in in_parent)
 
-    def test_a_child_that_does_not_read_is_not_disturbed(self, run):
-        assert run("[count(), in_child(lambda: repr(client)), in_child(client.close)]")[2] is None
+    def test_an_application_s_own_client_reads_on_in_the_parent(self, found):
+        numbers, in_children = found[TASKS[5]]
+        assert numbers == ALL
+        assert all(each == ALL for each in in_children)
+
+    def test_a_child_refuses_if_other_calls_of_grpc_go_on(self, found):
+        refusals, later, in_parent = found[TASKS[6]]
+        assert all(REFUSED in message and "'spawn' or 'forkserver'" in message for message in refusals)
+        assert later == in_parent == ALL
+
+
+class Cancelled(grpc.RpcError):
+    def code(self):
+        return grpc.StatusCode.CANCELLED
+
+    def details(self):
+        return "Locally cancelled by application!"
+
+
+class FakeCall:
+    """A call that answers at once, or waits until it is cancelled."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.cancelled = threading.Event()
+        self.waiting = threading.Event()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.answer:
+            return self.answer.pop()
+        if self.answer is None:
+            self.wait()
+            raise Cancelled
+        raise StopIteration
+
+    def result(self):
+        if self.answer is None:
+            self.wait()
+            raise grpc.FutureCancelledError
+        return self.answer.pop()
+
+    def wait(self):
+        self.waiting.set()
+        assert self.cancelled.wait(SECONDS)
+
+    def cancel(self):
+        self.cancelled.set()
+
+
+class FakeMethod:
+    """A method of gRPC whose first call waits until it is cancelled."""
+
+    def __init__(self, answer):
+        self.first, self.calls = FakeCall(None), 0
+        self.answer = answer
+        self.future = self
+
+    def __call__(self, request, timeout, metadata):
+        self.calls += 1
+        return self.first if self.calls == 1 else FakeCall([self.answer])
+
+
+class FakeTransport:
+    def __init__(self):
+        self.create_session = FakeMethod(Session(name="s", multiplexed=True))
+        message = json_format.Parse('{"values": ["x"]}', PartialResultSet.pb()())
+        self.execute_streaming_sql = FakeMethod(PartialResultSet.wrap(message))
+        self.methods = (self.create_session, self.execute_streaming_sql)
+
+
+def test_calls_that_a_fork_cancels_are_made_again_without_an_error():
+    transport = FakeTransport()
+    api = SimpleNamespace(transport=transport)
+    client = DatabaseClient(SimpleNamespace(name="d", spanner_api=api), ours=False)
+    with ThreadPoolExecutor(1) as pool:
+        rows = pool.submit(client.rows, "SELECT 'x'", 1, Deadline.after(SECONDS), CancelScope())
+        for method in transport.methods:
+            assert method.first.waiting.wait(SECONDS)
+            forks._before_fork()
+            forks._after_fork_in_parent()
+        assert rows.result(SECONDS) == [["x"]]
+    assert [method.calls for method in transport.methods] == [2, 2]
+
+
+def test_a_call_that_the_caller_cancels_is_not_made_again():
+    transport = FakeTransport()
+    api = SimpleNamespace(transport=transport)
+    client, scope = DatabaseClient(SimpleNamespace(name="d", spanner_api=api), ours=False), CancelScope()
+    with ThreadPoolExecutor(1) as pool:
+        rows = pool.submit(client.rows, "SELECT 'x'", 1, Deadline.after(SECONDS), scope)
+        assert transport.create_session.first.waiting.wait(SECONDS)
+        scope.cancel()
+        with pytest.raises(ProviderFault, match="cancelled"):
+            rows.result(SECONDS)
+    assert transport.create_session.calls == 1
+
+
+def test_a_call_starts_before_a_fork_or_after_it():
+    entered = threading.Event()
+
+    def call():
+        with forks.calling():
+            entered.set()
+
+    forks._before_fork()
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert not entered.wait(0.2)
+    forks._after_fork_in_parent()
+    assert entered.wait(SECONDS)
+    thread.join()
