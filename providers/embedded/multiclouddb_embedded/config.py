@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -139,7 +140,8 @@ def check_path(field: str, path: object) -> str:
         raise invalid_request(field, "names a database in memory", "name a file: other processes open it too")
     if "\0" in utf8(field, str(path)):
         raise invalid_request(field, "has a character with the code 0", "no file has one in its name")
-    place = Path(path).absolute()
+    # On POSIX, Python keeps two leading slashes apart from one. Both name the same file.
+    place = Path(re.sub("^//+", "/", str(Path(path).absolute())))
     with store_errors("open", str(place)):
         _check_place(field, place)
     return str(place)

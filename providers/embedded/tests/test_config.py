@@ -60,6 +60,13 @@ class TestNaming:
         with connect(f"embedded://{tmp_path}/a%20b%3Fc.db") as client:
             assert client.read_changes(request()).idle
 
+    def test_an_absolute_path_may_start_with_two_slashes(self, store):
+        """SQLAlchemy's users write the URL of an absolute path with four slashes."""
+        with EmbeddedStore(f"/{store.path}") as same:
+            same.create_collection("items")
+        with connect(f"embedded:///{store.path}") as client:
+            assert client.read_changes(request()).idle
+
     def test_a_configuration_pickles(self, store):
         store.create_collection("items")
         with connect(pickle.loads(pickle.dumps(config(path=store.path)))) as client:
