@@ -29,7 +29,7 @@ _EVENTS: Final = 200
 
 @attrs.frozen
 class Hops:
-    """The counts of one call.
+    """Counts how much code one profiled call runs through.
 
     Attributes:
         functions: The number of different functions.

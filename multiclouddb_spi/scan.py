@@ -5,8 +5,8 @@ how its service scans a collection. The engine does the rest: the order of scan 
 rate, the notices, and the end of the scan. A provider supports snapshots if its feeds implement
 `SupportsSnapshot` and its capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
 
-- *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan
-  consists of an id, a floor, a moment, and a cursor for everything that is not divided into segments yet.
+- *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan has
+  an id, a floor, a moment, and a cursor for the part of the collection not yet divided into segments.
 - *Segments.* `segments` takes the next segments from a plan. A segment is a part of the collection's keys,
   and is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
   About eight segments are active at the same time, so a plan of 32,000 segments is never listed as a whole.

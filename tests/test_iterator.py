@@ -113,7 +113,7 @@ def event(partition, number):
 class Service:
     """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
 
-    A page is given as a number of events, or as a ChangeFeedPage whose notices and diagnostics are used.
+    Each page is either a number of events, or a ChangeFeedPage that supplies the notices and diagnostics.
     After its last page a partition is idle, or retired if it has children.
 
     Args:

@@ -1,4 +1,4 @@
-"""Plans the ends of micro-batches and the work of their tasks, for every Spark version."""
+"""Decides where each micro-batch ends and what its tasks read, for every Spark version."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Pinned:
         origin: The lineage, as JSON, at the start of the step to this offset. It is set only if the step
             starts at a symbolic offset.
         more: True if more records may follow, for a Spark version that runs one micro-batch at a time.
-        snapshot: The last snapshot of the query: `plan`, `floor`, `over` and `whole`.
+        snapshot: The query's last snapshot, with the fields `plan`, `floor`, `over` and `whole`.
     """
 
     incarnation: str | None

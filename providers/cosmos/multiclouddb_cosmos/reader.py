@@ -177,7 +177,7 @@ class CosmosReader(Reader):
     # -- Fetched records
 
     def _taken(self, strands: list[_Strand], most: int, begin: Place) -> Batch:
-        """Return the records that are certain to come next."""
+        """Return the records that can be delivered now, because no unread record comes before them."""
         if len(strands) == 1:
             (strand,) = strands
             records, strand.records = strand.records.part(0, most), strand.records.part(most)
