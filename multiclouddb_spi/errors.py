@@ -101,12 +101,7 @@ def to_error(
 
 @contextmanager
 def user_errors(provider: Provider, operation: str) -> Iterator[None]:
-    """Convert any failure inside the block to the user's error.
-
-    Args:
-        provider: Classifies failures.
-        operation: The name of the call, for `ErrorDetail.operation`.
-    """
+    """Convert any failure inside the block to the error that the user receives."""
     try:
         yield
     except MulticloudDbError:

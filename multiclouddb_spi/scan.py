@@ -24,10 +24,11 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
   returned as an event with `type=CREATE`, `backfilled=True`, `timestamp` = the plan's moment, `event_id` =
   `snapshot_event_id(plan_id, key)`, `order_key` = the floor, `old_item_state=None`, `by_expiry=False`, and as
   `partition_id` the public id of the segment.
-- *Floor.* The floor is the `order_key` of every row. It is greater than the `order_key` of every change that
-  the scan certainly shows, and less than the `order_key` of every change that is committed after `snapshot`
-  has returned. The floor is never empty. If no such text exists (because the service's `order_key` is not
-  known before the stream is read), the floor is less than every change, and the capability's note says so.
+- *Floor.* The floor is the `order_key` of every row. The floor is greater than the `order_key` of every
+  change that the scan certainly shows, and less than the `order_key` of every change that is committed after
+  `snapshot` has returned. The floor is never empty. If no such text exists (because the service's `order_key`
+  is not known before the stream is read), the floor is less than every change, and the capability's note says
+  so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
   stream. The stream may return a change again although the scan has already shown its result.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. A

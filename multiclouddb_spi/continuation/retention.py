@@ -8,8 +8,8 @@ on another entry to name a listed partition, because a lost entry may still end 
 were read before, and then it names only its own children.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
-list only open partitions, or list a partition late. `Feed.oldest` finds out: if a partition can still be
-read, the method returns a seed with the same id.
+list only open partitions, or list a partition late. To find out, the engine calls `Feed.oldest`: if a
+partition can still be read, the method returns a seed with the same id.
 
 If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed. A
 parent was missed if its sibling is known and the parent itself is not. An audited feed waits for a missed
@@ -91,7 +91,7 @@ class Retention:
         return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
-        """Return what the children of an ended partition wait for, for `Lineage.retire`.
+        """Return an ended partition's children and the parents they wait for, for `Lineage.retire`.
 
         Args:
             lineage: The lineage, which still contains the ended partition.

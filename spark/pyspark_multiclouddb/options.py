@@ -95,8 +95,8 @@ class Settings:
         max_records: The hard limit on the rows of a micro-batch, or None.
         max_tasks: The maximum number of tasks of a batch.
         on_loss: What to do if changes have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
-        new_item_state: The mode of the new document in rows.
-        old_item_state: The mode of the old document in rows.
+        new_item_state: Whether rows contain the new document.
+        old_item_state: Whether rows contain the old document.
         poll_seconds: The time between two polls of an idle feed.
         idle_checkpoint_seconds: The time after which positions that moved without a record are saved.
         given: Maps each given option to its name as the user spelled it.

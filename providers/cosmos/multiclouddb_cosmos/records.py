@@ -301,7 +301,8 @@ def key_of(item: Item, view: View) -> dict[str, Any]:
     A component that is absent is omitted.
 
     Raises:
-        LookupError: Raised if the item has no key (or `TypeError`, `ValueError`).
+        LookupError: Raised if the item has no key. In some cases, `TypeError` or `ValueError` is raised
+            instead.
     """
     metadata = item["metadata"]
     if metadata["operationType"] == "delete":

@@ -120,7 +120,7 @@ class _Session(requests.Session):
         return dict(self._settings[asked])
 
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request in the same way as the library requests, but send a plain read with fewer steps.
+        """Send a request like the `requests` library, but with fewer steps for a plain read.
 
         For each request, the library requests merges and checks settings, headers and cookies. These steps
         take a quarter of the CPU time of a call. A read of azure-cosmos needs none of these steps: the

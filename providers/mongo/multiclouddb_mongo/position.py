@@ -154,11 +154,7 @@ def place_of(cursor: Cursor) -> Place:
 
 
 def start_of(cursor: Cursor) -> int | None:
-    """Return the cluster time of the start in a cursor, in ticks, or None if the start does not lie ahead.
-
-    Raises:
-        InvalidCursor: Raised if the value is not a cursor.
-    """
+    """Return the cluster time of the start, in ticks, if the cursor is before the start; otherwise None."""
     return _parsed(cursor)[1]
 
 

@@ -33,7 +33,7 @@ The number is larger than any backoff.
 
 @attrs.frozen
 class Change:
-    """One change. The writer makes it, and an application must receive it."""
+    """One change, which the writer makes and an application must receive."""
 
     type: ChangeType
     key: str
