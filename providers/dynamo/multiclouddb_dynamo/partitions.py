@@ -97,8 +97,8 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 def _start_of(shard: Shard, place: Place) -> Place:
     """Return the start position of a shard.
 
-    The records of the shard cannot be older than the position of its parent. If the shard is open, they also
-    cannot be older than the maximum age of an open shard.
+    The records of the shard cannot be older than the position of its parent. If the shard is open, its
+    records also cannot be older than the maximum age of an open shard.
     """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:

@@ -231,7 +231,8 @@ def without_iterator(place: Place) -> Place:
 def without_trail(cursor: Cursor) -> Cursor:
     """Return the cursor without the parts that only save calls.
 
-    A `Now` position keeps these parts, because two positions of the same second differ only in them.
+    A `Now` position keeps these parts. Without these parts, two positions from the same second would be
+    equal.
     """
     match cursor:
         case [str() as kind, time, _, _] if kind not in ("n", "w"):
