@@ -186,7 +186,7 @@ def options_page() -> str:
 
 
 def command_line_page(file: Path) -> None:
-    """Make the page with the transcript of the command line. This takes some seconds."""
+    """Make the page with the transcript of the command line. The recording takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
 
 

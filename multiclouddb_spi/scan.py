@@ -41,8 +41,9 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
   None.
 - *Rate.* The engine limits the rate: it requests at most the rows for about one second from a segment at a
   time, and waits between the fetches. A provider neither waits nor counts rows.
-- *Errors.* As with all other methods, the engine retries. If a plan can no longer be continued (because the
-  service refuses its positions), the call raises `CHECKPOINT_EXPIRED`.
+- *Errors.* If one of these methods fails, the engine retries the call, as for all other methods. If a plan
+  can no longer be continued (because the service refuses its positions), the call raises
+  `CHECKPOINT_EXPIRED`.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ class SupportsSnapshot(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The segments, and the cursor of the rest, or None if nothing is left. If the list is empty and
-            something is left, the engine calls the method again.
+            The segments, and the cursor of the rest, or None if nothing is left. If the list is empty but
+            there is a cursor, the engine calls the method again.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.

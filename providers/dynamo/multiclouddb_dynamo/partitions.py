@@ -204,7 +204,7 @@ def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ())
 def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
     """Return the ended shards whose listed children are all open, with these children.
 
-    For such a shard, another child may be listed later.
+    The service may list another child of such a shard later.
     """
     children: dict[str, list[Shard]] = {}
     for shard in shards.values():

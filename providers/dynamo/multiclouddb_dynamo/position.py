@@ -12,9 +12,10 @@
     ["w", t, it, looks, seq]    like `["n", t, null, seq]`, with the same meaning of `it`
 
 `t` is in whole seconds since 1970 (None if the service gave no time). Sequence numbers are texts of digits.
-`looks` is the number of consecutive readers that have found no record. It decides how far the next reader
-scans. A start has no sequence number. The starting number listed for a shard may not belong to any record in
-the shard; in that case the service refuses to read from that number, as if the record had been trimmed.
+`looks` is the number of consecutive readers that have found no record. This number decides how far the next
+reader scans. A start has no sequence number. The starting number listed for a shard may not belong to any
+record in the shard; in that case the service refuses to read from that number, as if the record had been
+trimmed.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Looks:
 
         Args:
             shard_ids: The shards.
-            childless: The shards among them that still have no known child.
+            childless: Those of `shard_ids` that still have no known child.
         """
         for name in shard_ids:
             self._asked[name] = None

@@ -52,7 +52,7 @@ twice, and the first of these times in Python. `portable` converts the decimals 
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)
-"""The codec for events that become text. Its times are in UTC and have no zone.
+"""The codec for events that become text. It decodes times to UTC without a time zone.
 
 For PyMongo, adding the zone takes longer than decoding the time, and `json_text` writes the same text with
 and without a zone.
