@@ -322,7 +322,7 @@ def interrupt(timer, place, act):
     """Stop a timer at one instruction of an action.
 
     Returns:
-        The number of seconds until that instruction, or None if the action has fewer instructions.
+        The number of seconds until the timer was stopped, or None if the action has fewer instructions.
     """
     began = time.monotonic()
     seen = itertools.count()

@@ -138,7 +138,7 @@ class Looks:
 
 
 class ShardMap:
-    """The shards of one stream. They are listed completely once, and later only as needed.
+    """The shards of one stream. The object lists all shards once, and later lists only what it needs.
 
     Several threads can use one object.
 

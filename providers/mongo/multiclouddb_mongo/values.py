@@ -48,7 +48,7 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 """The codec that decodes events.
 
 The codec deliberately has no type registry: with a type registry, PyMongo's change stream decodes every event
-twice, and the first of these times in Python. `portable` converts the decimals instead.
+twice, and the first of these times in Python. Therefore `portable` converts the decimals, not the codec.
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)

@@ -366,7 +366,7 @@ def _from(place: Place) -> Cut:
 
 
 def _last_of(until: Cut) -> int:
-    """Return the latest time that can have changes before a bound."""
+    """Return the latest commit time for which changes can lie before the bound `until`."""
     return until.at if until.delivered else until.at - 1
 
 
