@@ -100,7 +100,7 @@ class Mover:
 
     Args:
         feed: The feed of the lineage.
-        lineage: Changed in place.
+        lineage: The lineage to change; it is changed in place.
         call: The function that sends control requests to the service.
         deadline: The time limit of the call.
         watch_seconds: How long to search for more children of an ended partition.

@@ -4,8 +4,8 @@ A partition that no longer exists names no children, and a partition that the se
 from several such partitions. The listed partition has to start after all of them, so that it is read once and
 in order. Therefore, the listed partition waits for a lost entry of the lineage as if the entry were a parent.
 When the loss of that entry is detected, the partition waits for the next such entry. The engine never relies
-on another entry to name a listed partition, because a lost entry may still end normally, with records that
-were read before, and then it names only its own children.
+on another entry to name a listed partition. A lost entry may still end normally, because its last records
+were read in time, and then it names only its own children.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
 list only open partitions, or list a partition late. To find out, the engine calls `Feed.oldest`: if a

@@ -13,7 +13,7 @@ Therefore, if a partition was read past the time at which the child was named, a
 undiscovered parent descends from that partition. The same is true of a partition that was asked after that
 time and had no more records.
 
-With this rule a child may start late, but no child is left out. Children start one at a time, the oldest
+Because of this rule, a child may start late, but every child starts. Children start one at a time, the oldest
 first, because one waiting child may lead to another.
 """
 

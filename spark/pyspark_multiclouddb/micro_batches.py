@@ -283,9 +283,9 @@ class MicroBatches:
         return connection.start(position)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
-        """Return the lineage from which to plan.
+        """Return the lineage at which the next micro-batch starts.
 
-        It is ahead of the offset if an earlier call found no record after the offset.
+        The lineage is ahead of the offset if an earlier call found no record after the offset.
         """
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 

@@ -73,7 +73,7 @@ class Taken:
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
-        """If the next answer has failed, set the position to the end of the taken changes."""
+        """After a failed request, set the position to the end of the changes that were taken before."""
         if self.changes:
             self.place = place_of_change(self.changes[-1])
 

@@ -145,7 +145,7 @@ def _of_connection(error: Exception, code: int | None) -> Fault | None:
 
 
 def _of_use(error: Exception, code: int | None) -> Fault | None:
-    """Return the fault for data that PyMongo refuses to send or cannot read."""
+    """Return the fault for an error that PyMongo raised because of incorrect use or unreadable data."""
     match error:
         case InvalidBSON():
             return _plain(
