@@ -35,7 +35,7 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 class UndiscoveredParents:
     """The children of a lineage that wait only for undiscovered parents.
 
-    Each call of a feed without audits makes its own instance before it reads. A child starts at once if the
+    If a feed has no audits, each call makes its own instance before it reads. A child starts at once if the
     positions show that its wait would never end.
 
     Args:

@@ -2,8 +2,8 @@
 
 azure-cosmos nests retries of a page inside other retries, and some of its retries have no limit.
 azure-cosmos cannot always resume from its own continuations, and it silently widens a range that spans
-several partitions. Therefore this provider passes only one range per call, and its transport ends a call at
-the first answer that only the provider can handle correctly.
+several partitions. Therefore this provider passes only one range per call. Some answers can be handled
+correctly only by the provider; at the first such answer, the transport ends the call.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class EmbeddedStore:
     stores in any number of processes can have the same file open. Writers wait for each other, and readers
     never wait. Several threads can use a store. After a fork, the parent and the child can both continue to
     use the store. A fork waits up to ten seconds for calls that are running in other threads. If a call is
-    still running then, or if the application has its own SQLite connection to the file, the child is refused
-    with `INVALID_REQUEST`.
+    still running after ten seconds, or if the application has its own SQLite connection to the file, the
+    child is refused with `INVALID_REQUEST`.
 
     Args:
         path: The path of the file; its folder must exist.
