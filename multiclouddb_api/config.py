@@ -93,8 +93,8 @@ class ClientConfig:
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """The time between two comparisons of a feed of a whole collection with the service's list of partitions,
-    in seconds; ten minutes by default. After a partition has ended, the feed waits only a tenth of this
-    time."""
+    in seconds; ten minutes by default. After a partition has ended, the next comparison follows after a tenth
+    of this time."""
     max_readers_per_partition: int = attrs.field(
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )

@@ -68,8 +68,8 @@ class Snapshot:
     """Delivers every existing row and then every change; no change during the scan is lost.
 
     The first page contains no rows, only a `SnapshotStarted` notice. Store the token of that page before you
-    continue reading. No change after that call is missed: if a row is changed later, it is returned again as
-    a change. Each row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as
+    continue reading. No change after the first call is missed: if a row is changed later, it is returned
+    again as a change. Each row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as
     `order_key`. The page with the last row also contains a `BackfillDone` notice. Before that page, no page
     is `idle`, and the watermark remains at the time of the snapshot.
 

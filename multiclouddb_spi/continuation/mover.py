@@ -66,7 +66,7 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """What the descendants of a lost partition, which is older than the retention, wait for.
+    """Describes what the descendants of a partition wait for if retention has removed the partition.
 
     Attributes:
         partitions: The partitions that will be discovered later.

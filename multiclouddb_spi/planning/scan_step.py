@@ -123,7 +123,7 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
 
 
 def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadline: Deadline) -> None:
-    """Plan reading the segments of the first lineage to their end, and define those for the next step."""
+    """Plan to read the segments of `before` to their ends, and define the segments of the next step."""
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
     for entry in before.active():

@@ -66,7 +66,7 @@ _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """Raised if a range now spans several partitions. In that case azure-cosmos would read a wrong range."""
+    """Raised if a range now spans several partitions. azure-cosmos would read it incorrectly."""
 
 
 class _EndedError(Exception):

@@ -23,7 +23,8 @@ COLLECTION = "items"
 KEYS = 12
 MAJORITY = pymongo.WriteConcern(w="majority")
 LONG = 90.0
-"""The number of seconds to wait before a test fails. Every outage in these tests is shorter."""
+"""The number of seconds to wait before a test fails. Every outage in these tests is shorter than this
+wait."""
 STUCK = 60.0
 """The number of seconds that may pass without progress while every server works.
 
