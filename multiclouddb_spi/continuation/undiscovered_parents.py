@@ -1,7 +1,7 @@
 """Decides when a child partition starts if the feed may never read some of the child's parents.
 
-A feed of a whole collection waits for every parent, because an audit finds parents to which the feed does not
-lead. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
+A feed of a whole collection waits for every parent, because an audit finds the parents that the feed itself
+does not find. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
 partition key. In these feeds, a parent that is not in the lineage is called undiscovered. There are two
 cases: another reader reads the parent, or the parent descends from a partition of the lineage that has not
 been read to its end. In most cases the service's listing shows which case applies. A child does not wait for

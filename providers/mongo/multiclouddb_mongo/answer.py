@@ -108,7 +108,7 @@ class Taker:
 
         Args:
             stream: The stream.
-            taken: Receives the changes.
+            taken: The object to which the changes are added.
             room: The maximum number of changes to take.
             batch_size: The batch size of the stream.
 
