@@ -41,7 +41,7 @@ class Plan:
             divided.
         floor: The `order_key` of every row in the snapshot.
         moment: The start of the snapshot, in µs since 1970.
-        holds: True as long as the engine reads no changes before the scan ends.
+        holds: True if the engine reads no changes until the scan ends.
         announced: True once a page has contained the `SnapshotStarted` notice of this scan.
         auto: True if the engine may start to read changes before the scan ends.
         rate: `Snapshot.max_scan_rate`.

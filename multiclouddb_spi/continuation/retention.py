@@ -72,8 +72,8 @@ class Retention:
                 (`Feed.oldest`).
 
         Returns:
-            Every partition that will be discovered later, and a mapping from each partition to the entry for
-            which it must wait as if the entry were a parent.
+            Every partition that will be discovered later, and a mapping from waiting partitions to entries. A
+            partition must wait for its entry as if the entry were a parent.
         """
         if any(seed.partition_id == name for seed in seeds):
             return set(), {}

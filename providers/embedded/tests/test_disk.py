@@ -259,7 +259,7 @@ class TestNoStore:
 
 
 class TestCannotOpen:
-    """Tests files that cannot be opened. SQLite reports the same code, whatever the reason."""
+    """Tests files that cannot be opened. SQLite reports the same code for all causes."""
 
     def fault(self, path):
         error = sqlite3.OperationalError("unable to open database file")
