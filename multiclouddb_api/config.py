@@ -99,8 +99,8 @@ class ClientConfig:
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )
     """The number of partition readers that are kept open between calls; 64 by default. Each consumer of a
-    feed in this client needs one open reader. Without it, the client opens a new reader for each page, and
-    with it a new cursor at the service."""
+    feed in this client needs one open reader. If there are too few readers, the client opens a new reader,
+    and thus a new cursor at the service, for each page."""
 
     def __init__(
         self,

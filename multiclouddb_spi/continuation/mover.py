@@ -51,7 +51,8 @@ class Waits:
 
     Attributes:
         fresh: The children that are not known yet.
-        named: The same children, with all other entries that each of them has to wait for.
+        named: The children in `fresh`; here, the parents of a child include every entry that the child must
+            wait for.
         lost: Parents that are older than the retention, or that are not reachable from any entry of the
             lineage. No child waits for these parents.
         now: The service's time, in µs since 1970, if the children wait for undiscovered parents in a feed

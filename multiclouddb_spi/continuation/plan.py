@@ -4,8 +4,8 @@
 
 `cursor` identifies the part that is not divided into segments yet; null if everything is divided. The
 flags are a set of bits. Bit 16 marks a plan, 32 a stream that waits for the scan, 64 a scan whose start was
-announced, and 128 `SnapshotOrder.AUTO`. The segments that are currently read are ordinary entries with bit 8,
-because no listing of the service names them.
+announced, and 128 `SnapshotOrder.AUTO`. A segment that is being read is an ordinary entry, but has bit 8,
+because the service does not list segments.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Computes the effects of retention on a lineage: what replaces a lost partition, and which waits never end.
 
 A partition that no longer exists names no children, and a partition that the service still lists may descend
-from several such partitions. The listed partition has to start after all of them, so that it is read once and
-in order. Therefore, the listed partition waits for a lost entry of the lineage as if the entry were a parent.
-When the loss of that entry is detected, the partition waits for the next such entry. The engine never relies
-on another entry to name a listed partition. A lost entry may still end normally, because its last records
-were read in time, and then it names only its own children.
+from several such partitions. The listed partition has to start after all its lost ancestors, so that it is
+read once and in order. Therefore, the listed partition waits for a lost entry of the lineage as if the entry
+were a parent. When the loss of that entry is detected, the partition waits for the next such entry. The
+engine never relies on another entry to name a listed partition. A lost entry may still end normally, because
+its last records were read in time, and then it names only its own children.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
 list only open partitions, or list a partition late. To find out, the engine calls `Feed.oldest`: if a

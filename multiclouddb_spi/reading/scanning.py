@@ -213,7 +213,7 @@ class Scanning:
                 other.not_before = min(other.not_before, soonest)
 
     def _reserved(self, rate: float) -> int:
-        """Return the approximate number of rows for one second; at most the size of one fetch."""
+        """Return about how many rows may be read in one second, but not more than one fetch can return."""
         return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan

@@ -21,9 +21,9 @@ It also applies only to a new query.
 
 The position of an idle feed advances with the service's log. A position that stays in the checkpoint for too
 long expires. Therefore a query saves the new position when it resumes from a checkpoint, and then once per
-`idleCheckpointInterval`. To save the position, the query runs a micro-batch that has no rows and reads
-nothing. If the position has not moved, there is no such micro-batch. Durations have a unit: `ms`, `seconds`,
-`minutes`, `hours`; without a unit they are seconds.
+`idleCheckpointInterval`. If the position has moved, the query saves it with a micro-batch that has no rows
+and reads nothing. Durations have a unit: `ms`, `seconds`, `minutes`, `hours`; without a unit they are
+seconds.
 """
 
 from __future__ import annotations

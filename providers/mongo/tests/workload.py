@@ -40,7 +40,8 @@ class Change:
     key: str
     n: int | None  # None for a delete
     before: int | None = attrs.field(default=None, eq=False)
-    """The number of the earlier change that this change replaces or deletes. No event contains it."""
+    """The number of the earlier change that this change replaces or deletes. Events do not contain this
+    number."""
 
 
 def seen(event):
