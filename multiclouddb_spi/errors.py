@@ -101,7 +101,12 @@ def to_error(
 
 @contextmanager
 def user_errors(provider: Provider, operation: str) -> Iterator[None]:
-    """Convert any failure inside the block to the error that the user receives."""
+    """Convert any failure inside the block to the error that the user receives.
+
+    Args:
+        provider: Classifies failures.
+        operation: The name of the call, for `ErrorDetail.operation`.
+    """
     try:
         yield
     except MulticloudDbError:

@@ -94,7 +94,7 @@ class Turns:
         lineage: A function that returns the position of each partition.
 
     Attributes:
-        all: The partitions of the call in any stage.
+        all: All partitions of the call, in every stage.
         due: Partitions that are read when their turn comes.
         asked: Partitions that are being read.
         paced: Partitions that are read later.

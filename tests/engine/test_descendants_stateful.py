@@ -1,6 +1,6 @@
-"""Tests followers of partitions with random histories of a partitioned log.
+"""Tests readers that follow partitions and their descendants, with random histories of a log.
 
-Each root has a follower, which reads, crashes and restarts.
+Each root partition has one follower, which reads, crashes and restarts.
 """
 
 from __future__ import annotations

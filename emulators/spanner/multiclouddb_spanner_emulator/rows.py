@@ -1,4 +1,4 @@
-"""Reads ranges of rows, as of a time whose data the database still keeps."""
+"""Reads ranges of rows at a timestamp, if the database still keeps the data of this timestamp."""
 
 from __future__ import annotations
 

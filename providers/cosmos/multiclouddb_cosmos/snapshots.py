@@ -197,7 +197,7 @@ class _RowMapper(CosmosMapper):
         ]
 
     def arrow(self, records: Records, start: int, stop: int) -> Any:
-        """Return None. Rows are read only once, so the engine builds the batch from events."""
+        """Return None, so that the engine builds the batch from events: rows are read only once."""
         return None
 
 

@@ -101,9 +101,9 @@ class Watch:
 class _Session(requests.Session):
     """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
 
-    By default, the library requests searches all environment variables for a proxy before each request. The
-    library requests also reads `.netrc`. An authorization from that file would replace the authorization that
-    azure-cosmos has made.
+    By default, the `requests` library searches all environment variables for a proxy before each request. It
+    also reads `.netrc`. An authorization from that file would replace the authorization that azure-cosmos has
+    made.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Session(requests.Session):
         self._urls: dict[str, str] = {}
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """Merge the settings in the same way as the library requests, and remember the result."""
+        """Merge the settings in the same way as the `requests` library, and remember the result."""
         asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
         if asked not in self._settings:
             self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
@@ -122,7 +122,7 @@ class _Session(requests.Session):
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
         """Send a request like the `requests` library, but with fewer steps for a plain read.
 
-        For each request, the library requests merges and checks settings, headers and cookies. These steps
+        For each request, the `requests` library merges and checks settings, headers and cookies. These steps
         take a quarter of the CPU time of a call. A read of azure-cosmos needs none of these steps: the
         headers are complete, and the service sets no cookies. All other requests are sent in the usual way.
         """
@@ -135,13 +135,13 @@ class _Session(requests.Session):
         asked.method, asked.url = method, self._prepared(url)
         asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
         answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
-        # The whole body is read at once. The library requests would read the body in steps of 10 KB, which
+        # The whole body is read at once. The `requests` library would read the body in steps of 10 KB, which
         # takes as long as parsing the page.
         answer._content = b"".join(answer.iter_content(None))
         return answer
 
     def _prepared(self, url: str) -> str:
-        """Return the URL in the form that the library requests uses.
+        """Return the URL in the form that the `requests` library uses.
 
         The result is remembered, because each container has only one URL.
         """

@@ -154,7 +154,11 @@ def place_of(cursor: Cursor) -> Place:
 
 
 def start_of(cursor: Cursor) -> int | None:
-    """Return the cluster time of the start, in ticks, if the cursor is before the start; otherwise None."""
+    """Return the cluster time of the start, in ticks, if the cursor is before the start; otherwise None.
+
+    Raises:
+        InvalidCursor: Raised if the value is not a cursor.
+    """
     return _parsed(cursor)[1]
 
 
