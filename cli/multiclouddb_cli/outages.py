@@ -1,4 +1,4 @@
-"""Reports outages of a feed on stderr. On a terminal, it also shows that an idle feed is still followed."""
+"""Reports outages of a feed on stderr. On a terminal, also shows that an idle feed is still followed."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ feed began and when its coverage was last audited.
 
 A child starts when *every* parent has named it. Every partition of the feed descends from the feed's seeds,
 so a parent that is not in the lineage has not been discovered yet. The child also waits for such a parent,
-and therefore never starts too early. There are two kinds of parents for which a child does not wait: a
-partition that is older than retention (`replace`, `undiscovered`), and a parent that does not descend from
-the partitions that are read (`UndiscoveredParents`). A partition that may descend from several lost
-partitions waits for one lost partition as if the lost one were a parent (`Retention`).
+and therefore never starts too early. Other rules apply to two kinds of parents: parents that
+are older than retention (`replace`, `undiscovered`), and parents that do not descend from the partitions that
+are read (`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one lost
+partition as if the lost one were a parent (`Retention`).
 """
 
 from __future__ import annotations

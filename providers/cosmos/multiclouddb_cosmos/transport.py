@@ -66,7 +66,10 @@ _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """Raised if a range now spans several partitions. azure-cosmos would read it incorrectly."""
+    """Raised if a range now spans several partitions.
+
+    If the call continued, azure-cosmos would read a wrong range.
+    """
 
 
 class _EndedError(Exception):
@@ -101,9 +104,9 @@ class Watch:
 class _Session(requests.Session):
     """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
 
-    By default, the `requests` library searches all environment variables for a proxy before each request. It
-    also reads `.netrc`. An authorization from that file would replace the authorization that azure-cosmos has
-    made.
+    By default, the `requests` library searches all environment variables for a proxy before each request. The
+    library also reads `.netrc`. An authorization from that file would replace the authorization that
+    azure-cosmos has made.
     """
 
     def __init__(self) -> None:

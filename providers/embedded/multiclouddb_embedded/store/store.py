@@ -166,7 +166,9 @@ class EmbeddedStore:
         return address
 
     def drop_collection(self, name: str, database: str = MAIN) -> None:
-        """Drop a collection with its documents and changes. Its readers then fail with `NOT_FOUND`.
+        """Drop a collection with its documents and changes.
+
+        Readers of the collection then fail with `NOT_FOUND`.
 
         Args:
             name: The name of the collection.
