@@ -115,7 +115,8 @@ NO_TOKEN: Final = Row(
 )
 BAD_COMMAND: Final = Row(
     ErrorCategory.INVALID_REQUEST,
-    "the server does not accept the pipeline, the command or one of its options; change what it names",
+    "the server does not accept the pipeline, the command or one of its options; change the part that the "
+    "server's message names",
     quoted=True,
 )
 _BAD_NAMESPACE: Final = Row(
