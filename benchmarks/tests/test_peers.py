@@ -123,7 +123,7 @@ class TestRunning:
 class TestMeasuring:
     @pytest.fixture
     def measured(self, monkeypatch):
-        """Measure peers without a server. Each peer is given as a command, or as the reason why it is
+        """Measure peers without a server. Tests give each peer as a command, or as the reason why the peer is
         missing."""
         from contextlib import contextmanager
 

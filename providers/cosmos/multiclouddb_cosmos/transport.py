@@ -328,9 +328,9 @@ def _no_retries() -> Any:
 
 
 def close_client(client: CosmosClient) -> None:
-    """Wait until the thread that checks the account's regions has ended.
+    """Close the library's own client.
 
-    Then close the library's own client.
+    First wait, for about half a second at most, until the thread that checks the account's regions has ended.
     """
     for thread in threading.enumerate():
         if thread.name == _THREAD:

@@ -37,7 +37,7 @@ CHANGES: Final = {
 }
 """The operation types that change a document.
 
-All other operation types describe collections or are unknown.
+Other operation types do not change documents: they concern whole collections, or are unknown.
 """
 
 _TEXTS_AT_ONCE: Final = 64
