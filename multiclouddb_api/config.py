@@ -47,7 +47,7 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 
 
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a value; neither its repr nor the repr of any text in it shows a secret."""
+    """Return a copy of the settings; no text in the copy shows a secret in its repr."""
     found = to_dict("ClientConfig.connection", connection)
     return {
         name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
