@@ -246,7 +246,7 @@ def is_waiting(unit):
 
 
 def waiting_workers(count):
-    """Return how many of the given number of workers start with tests that wait."""
+    """Return how many workers, of `count` in total, start with tests that wait."""
     return min(count // 2, MOST_WAITING)
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.hops
 
-The measured call reads the third page of 20 events from an embedded store with two partitions. A person who
-reads the code must follow each of these steps. A comprehension counts as a function, because Python 3.11
-executes it as a function.
+The measured call reads the third page of 20 events from an embedded store with two partitions. To understand
+this call from the code, a person must follow each of the counted steps. A comprehension counts as a function,
+because Python 3.11 executes it as a function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EVENTS: Final = 200
 
 @attrs.frozen
 class Hops:
-    """The counts of one call.
+    """Counts how much code one profiled call runs through.
 
     Attributes:
         functions: The number of different functions.

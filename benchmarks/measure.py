@@ -146,7 +146,7 @@ def _result(row: Row, ours: list[Sample], baseline: list[Sample]) -> Result:
 
 
 def _nobody(done: int, pairs: int) -> None:
-    """Do nothing with the progress."""
+    """Ignore the reported progress."""
 
 
 def _reason(row: Row, side: Side) -> str:

@@ -64,7 +64,7 @@ class Result:
 
     @property
     def score(self) -> float | None:
-        """Return 1 if the goal is just met, and a higher value if it is exceeded, for both kinds of bound."""
+        """Return 1 if the goal is just met, and more if the result is better, for upper and lower limits."""
         if not self.achieved:
             return None
         return self.goal / self.achieved if self.at_most else self.achieved / self.goal

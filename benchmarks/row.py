@@ -130,7 +130,7 @@ _rows: dict[str, Row] = {}
 def row(
     name: str, **settings: Any
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
-    """Register a generator function as a row. It yields one `Sides`; the settings are fields of `Row`."""
+    """Register a generator function, which yields one `Sides`, as a row; settings are fields of `Row`."""
 
     def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
         if name in _rows:

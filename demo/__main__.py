@@ -30,7 +30,7 @@ _POLL_SECONDS: Final = 0.2
 _KILL_AT: Final = 0.2
 """The fraction of the work after which the pipeline is killed.
 
-At this point, the pipeline is reading the rows that existed before its start.
+When the pipeline is killed, it is reading the rows that existed before its start.
 """
 _EVENTS_PER_ROW: Final = 2
 """The number of events per flight: a flight is created, then updated or deleted."""

@@ -24,7 +24,7 @@ GATES: Final = {
     Capability.CHANGE_FEED: "every read. This capability alone allows reads of a collection or of one "
     "physical partition, from a token or from now.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
-    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note gives the precision.",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The capability's note states the precision.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
@@ -186,7 +186,7 @@ def options_page() -> str:
 
 
 def command_line_page(file: Path) -> None:
-    """Make the page with the transcript of the command line. This takes some seconds."""
+    """Make the page with the transcript of the command line. The recording takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
 
 

@@ -1,7 +1,7 @@
 """Makes the page about MongoDB's specifications from `docs/mongodb.toml` and the names of the tests.
 
-`docs/generate.py` calls this module. It finds the tests of a row by their names: `test_cs_07_…` tests the row
-CS-7.
+`docs/generate.py` calls this module. This module finds the tests of a row by their names: `test_cs_07_…`
+tests the row CS-7.
 """
 
 from __future__ import annotations

@@ -228,9 +228,9 @@ class MulticloudDbClient:
 
         Returns:
             Pairs of partition id and continuation token. A partition whose parent has not been read to its
-            end is not included, because the reader of the parent continues with that partition. A partition
-            that has ended is included as long as the service may still name more of its children, so read
-            that partition too.
+            end is not included, because the reader of the parent continues with that partition. If a
+            partition has ended but the service may still name more of its children, its token is included;
+            read this partition too.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB always has one

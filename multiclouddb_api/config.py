@@ -47,7 +47,7 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 
 
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a value; neither its repr nor the repr of any text in it shows a secret."""
+    """Return a copy of the settings; no text in the copy shows a secret in its repr."""
     found = to_dict("ClientConfig.connection", connection)
     return {
         name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
@@ -93,14 +93,14 @@ class ClientConfig:
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     """The time between two comparisons of a feed of a whole collection with the service's list of partitions,
-    in seconds; ten minutes by default. After a partition has ended, the feed waits only a tenth of this
-    time."""
+    in seconds; ten minutes by default. After a partition has ended, the next comparison follows after a tenth
+    of this time."""
     max_readers_per_partition: int = attrs.field(
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )
     """The number of partition readers that are kept open between calls; 64 by default. Each consumer of a
-    feed in this client needs one open reader. Without it, the client opens a new reader for each page, and
-    with it a new cursor at the service."""
+    feed in this client needs one open reader. If there are too few readers, the client opens a new reader,
+    and thus a new cursor at the service, for each page."""
 
     def __init__(
         self,

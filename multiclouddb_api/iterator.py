@@ -58,7 +58,7 @@ class ChangeFeedIterator:
     a page is done, `continuation_token` advances and the checkpoint is saved. Therefore, after a crash, an
     exception or a `break` in the loop body, the page is delivered again and never skipped. The next `for`
     over the same iterator, or a new iterator with the same checkpoint, starts after the last page that is
-    done. After a failed read, the iterator also continues after that page.
+    done. If a read fails, the next `for` also starts after the last page that is done.
 
     Retryable failures are retried after random waits that grow. An outage is reported within 2 seconds, and
     then every 30 seconds. Each report goes to the log (`multiclouddb.iterator`, WARNING) and to
@@ -123,8 +123,8 @@ class ChangeFeedIterator:
         validator=[is_a(int, float), at_least(0, "use 0 to raise at the first failure")],
     )
     """How long to continue while every read fails with a retryable error, or while every page names the
-    same partition in `partition_errors`, in seconds; 300 by default. After that, the last error is
-    raised; for a partition it is a `TRANSIENT_FAILURE`."""
+    same partition in `partition_errors`, in seconds; 300 by default. After this time, the last error is
+    raised. For a partition, a `TRANSIENT_FAILURE` is raised."""
     checkpoint_store: CheckpointStore | None = attrs.field(
         default=None,
         kw_only=True,

@@ -89,7 +89,7 @@ class Observer:
 
         Args:
             address: The collection that is read.
-            seconds: How long the service will still keep the oldest position among the changes.
+            seconds: The number of seconds until the oldest position in the stream of changes expires.
         """
 
     def outage(self, address: ResourceAddress, seconds: float, reason: str) -> None:

@@ -147,7 +147,7 @@ def still_waiting(reason: Callable[[], str | None]) -> None:
 
 
 def answered() -> None:
-    """The engine calls this in the thread of a read when the service has answered."""
+    """Record that the service has answered. The engine calls this function in the thread of the read."""
     outage = _current.get()
     if outage is not None:
         outage.answered()

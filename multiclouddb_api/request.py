@@ -47,7 +47,7 @@ class OldItemStateMode(Enum):
 
     Portability:
         Every value except `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`. Cosmos DB does not support
-        it, and the other services need a setting. See warning 12 in docs/configuration.md.
+        this capability, and the other services need a setting. See warning 12 in docs/configuration.md.
     """
 
     OMIT = "omit"

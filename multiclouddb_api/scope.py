@@ -41,7 +41,7 @@ class PhysicalPartition:
     If the partition merges with a partition that does not descend from it, two readers read the common child.
     Each reader starts reading the child as soon as it has finished its own parents, and does not know the
     position of the other reader. Therefore, if partitions merge, use a single reader of all parents, such as
-    `EntireCollection`. Only such a reader keeps the order across the merge and reads each event once.
+    `EntireCollection`. A single reader keeps the order across the merge and reads each event once.
 
     Portability:
         An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
@@ -55,8 +55,8 @@ class PhysicalPartition:
     """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is valid
     only for the provider and resource from which it was obtained."""
     with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
-    """True to continue in the partitions that replace this partition after a split or merge. A token that was
-    made with one value is refused with the other value."""
+    """True to continue in the partitions that replace this partition after a split or merge. A token is
+    refused if it was made with the other value of this field."""
 
 
 @attrs.frozen

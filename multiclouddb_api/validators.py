@@ -65,7 +65,7 @@ def has_methods(*names: str, advice: str) -> Validator:
             return
         if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in names):
             field, methods = f"{type(instance).__name__}.{attribute.name}", " and ".join(names)
-            raise invalid_request(field, f"must have {methods}, {type_name(value)} has not", advice)
+            raise invalid_request(field, f"must have {methods}, which {type_name(value)} lacks", advice)
 
     return check
 

@@ -70,8 +70,8 @@ class Drained:
             partition in the token and calls `Feed.discover` to find more children. By default, the engine
             does this during ten minutes of running time (`ClientConfig.child_watch_seconds`).
         instead: True if the partition no longer exists, so its children can no longer be determined. In that
-            case, `children` contains all partitions that may descend from the lost partition. The engine uses
-            them if no child is known and no audit would find a child.
+            case, `children` contains all partitions that may descend from the lost partition. The engine
+            reads these partitions if no child is known and no audit would find a child.
     """
 
     children: tuple[Child, ...]

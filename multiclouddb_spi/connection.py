@@ -120,7 +120,7 @@ def merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
 
     Args:
         found: The options that the URL contains.
-        others: The other options.
+        others: The options that were given outside the URL.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if the URL and the other options contain the same name.

@@ -29,7 +29,7 @@ __all__ = ["Cut", "Mark"]
 Mark: TypeAlias = tuple[str | int, ...]
 """A mark, which shows how far an order (a sequence of changes) was delivered.
 
-All marks of an order have the same length, and sort in the same way as the changes of the order.
+In one order, all marks have the same length. Sorting the marks sorts the changes that they belong to.
 """
 
 _MOST_POSITION: Final = 2**63 - 1

@@ -101,7 +101,7 @@ def to_error(
 
 @contextmanager
 def user_errors(provider: Provider, operation: str) -> Iterator[None]:
-    """Convert any failure inside the block to the user's error.
+    """Convert any failure inside the block to the error that the user receives.
 
     Args:
         provider: Classifies failures.

@@ -1,4 +1,4 @@
-"""Refuses requests that the database does not support, without a call to it; names an alternative."""
+"""Refuses requests that the database does not support, before calling it; each error names an alternative."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ how its service scans a collection. The engine does the rest: the order of scan 
 rate, the notices, and the end of the scan. A provider supports snapshots if its feeds implement
 `SupportsSnapshot` and its capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
 
-- *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan
-  consists of an id, a floor, a moment, and a cursor for everything that is not divided into segments yet.
+- *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan has
+  an id, a floor, a moment, and a cursor for the part of the collection not yet divided into segments.
 - *Segments.* `segments` takes the next segments from a plan. A segment is a part of the collection's keys,
   and is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
   About eight segments are active at the same time, so a plan of 32,000 segments is never listed as a whole.
@@ -24,10 +24,11 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
   returned as an event with `type=CREATE`, `backfilled=True`, `timestamp` = the plan's moment, `event_id` =
   `snapshot_event_id(plan_id, key)`, `order_key` = the floor, `old_item_state=None`, `by_expiry=False`, and as
   `partition_id` the public id of the segment.
-- *Floor.* The floor is the `order_key` of every row. It is greater than the `order_key` of every change that
-  the scan certainly shows, and less than the `order_key` of every change that is committed after `snapshot`
-  has returned. The floor is never empty. If no such text exists (because the service's `order_key` is not
-  known before the stream is read), the floor is less than every change, and the capability's note says so.
+- *Floor.* The floor is the `order_key` of every row. The floor is greater than the `order_key` of every
+  change that the scan certainly shows, and less than the `order_key` of every change that is committed after
+  `snapshot` has returned. The floor is never empty. If no such text exists (because the service's `order_key`
+  is not known before the stream is read), the floor is less than every change, and the capability's note says
+  so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
   stream. The stream may return a change again although the scan has already shown its result.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. A
@@ -40,8 +41,9 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
   None.
 - *Rate.* The engine limits the rate: it requests at most the rows for about one second from a segment at a
   time, and waits between the fetches. A provider neither waits nor counts rows.
-- *Errors.* As with all other methods, the engine retries. If a plan can no longer be continued (because the
-  service refuses its positions), the call raises `CHECKPOINT_EXPIRED`.
+- *Errors.* If one of these methods fails, the engine retries the call, as for all other methods. If a plan
+  can no longer be continued (because the service refuses its positions), the call raises
+  `CHECKPOINT_EXPIRED`.
 """
 
 from __future__ import annotations
@@ -138,8 +140,8 @@ class SupportsSnapshot(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The segments, and the cursor of the rest, or None if nothing is left. If the list is empty and
-            something is left, the engine calls the method again.
+            The segments, and the cursor of the rest, or None if nothing is left. If the list is empty but
+            there is a cursor, the engine calls the method again.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.

@@ -57,8 +57,8 @@ def mutate(
 ) -> None:
     """Plant defects in engine, iterator, stores and embedded reader; count the defects that tests find.
 
-    The exit code is 0 if at least the required share of the mutants is killed. It is 1 if fewer are killed,
-    if too few mutants ran, or if an entry in equivalents.toml is out of date.
+    The exit code is 0 if at least the required share of the mutants is killed. The exit code is 1 if fewer
+    are killed, if too few mutants ran, or if an entry in equivalents.toml is out of date.
     """
     settings = Settings.read(FOLDER / chosen, ROOT)
     began = time.monotonic()

@@ -113,7 +113,7 @@ def event(partition, number):
 class Service:
     """A service whose partitions are lists of pages; `"P@2"` is the token after the second page of P.
 
-    A page is given as a number of events, or as a ChangeFeedPage whose notices and diagnostics are used.
+    Each page is either a number of events, or a ChangeFeedPage that supplies the notices and diagnostics.
     After its last page a partition is idle, or retired if it has children.
 
     Args:
@@ -322,7 +322,7 @@ def interrupt(timer, place, act):
     """Stop a timer at one instruction of an action.
 
     Returns:
-        The number of seconds until that instruction, or None if the action has fewer instructions.
+        The number of seconds until the timer was stopped, or None if the action has fewer instructions.
     """
     began = time.monotonic()
     seen = itertools.count()

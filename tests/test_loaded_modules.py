@@ -38,7 +38,7 @@ array atexit bz2 calendar compression concurrent csv email gc heapq hmac importl
 multiclouddb_embedded multiclouddb_spi queue quopri secrets select selectors shutil socket sqlite3 string
 tempfile textwrap traceback uuid zipfile zlib
 """
-"""The modules that `connect` and the first page of an embedded store load in addition."""
+"""The modules that are loaded in addition by `connect` and the first page of an embedded store."""
 
 
 @pytest.fixture(scope="module")

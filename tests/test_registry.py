@@ -1,6 +1,6 @@
 """Tests that providers are found by entry point.
 
-The error distinguishes a missing provider from an unknown one.
+The error tells a provider that is not installed from a provider that does not exist.
 """
 
 import sys

@@ -205,9 +205,9 @@ def expected(element):
 
 
 def described(path):
-    """Return the names that a docstring describes: in a section or, in the SPI, in prose.
+    """Return the names that a docstring describes, in a section or (only in the SPI) in plain sentences.
 
-    `contract.py` must stay short, so its prose explains the arguments.
+    To stay short, the docstrings of `contract.py` describe arguments in sentences, not in a section.
     """
     element = ELEMENTS[path]
     names = set().union(*sections(element).values())

@@ -45,7 +45,7 @@ app = typer.Typer(
 @app.command()
 def bench(
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run only this peer; repeat it for more.")
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this peer; may be repeated.")
     ] = None,
     events: Annotated[
         int, typer.Option(min=500, help="How many changes are measured in each run.")

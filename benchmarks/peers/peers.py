@@ -157,8 +157,8 @@ PEERS: Final = (
         "spark",
         Group.MONGO,
         "multiclouddb, stream of Spark",
-        "A stream of the Spark data source that writes the keys as text, on `local[2]`. The time is that of "
-        "the micro-batches with rows, by Spark's own progress, in the second run of the stream.",
+        "A stream of the Spark data source that writes the keys as text, on `local[2]`. The time is what "
+        "Spark itself reports for the micro-batches with rows, in the second run of the stream.",
         _python("spark_stream", "pymongo", "pyspark"),
     ),
     Peer(

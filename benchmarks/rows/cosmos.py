@@ -1,4 +1,4 @@
-"""The Cosmos emulator compared with its HTTP framework, which always returns the same answer."""
+"""Compares the Cosmos emulator with its bare HTTP framework, which always sends the same answer."""
 
 from __future__ import annotations
 

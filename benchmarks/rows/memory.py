@@ -49,7 +49,7 @@ def scan_all(path: Path) -> dict[str, Any]:
 def peak_mebibytes() -> float:
     """Return the peak resident memory of this process.
 
-    On Linux this is not `ru_maxrss`, which starts with the peak of the parent process.
+    On Linux, the function does not use `ru_maxrss`, because that value starts with the parent's peak.
     """
     if _STATUS.exists():
         (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")]

@@ -168,7 +168,7 @@ def mongo_events(bench: Bench) -> Iterator[Sides]:
     shown=(empty_loop,),
 )
 def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
-    """In this row, our side makes events and the loop makes nothing."""
+    """In this row, our side makes events, but the loop of the other side makes nothing."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _counted(changes, _through_the_client(changes)),

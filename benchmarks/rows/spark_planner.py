@@ -25,7 +25,7 @@ def options(path: Path, **more: object) -> dict[str, str]:
 
 
 class Plans:
-    """The planner of a stream at the end of its feed, on a store with this number of partitions."""
+    """Plans micro-batches at the end of a feed, on a store with the given number of partitions."""
 
     def __init__(self, folder: Path, partitions: int) -> None:
         from multiclouddb_embedded import EmbeddedStore

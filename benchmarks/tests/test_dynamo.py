@@ -1,4 +1,4 @@
-"""Tests what the rows about DynamoDB share: cores and servers. A missing server breaks only these rows."""
+"""Tests the cores and servers that the rows about DynamoDB share. A missing server breaks only these rows."""
 
 import multiprocessing
 import os

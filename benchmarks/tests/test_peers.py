@@ -123,7 +123,7 @@ class TestRunning:
 class TestMeasuring:
     @pytest.fixture
     def measured(self, monkeypatch):
-        """Measure peers without a server. Each peer is given as a command, or as the reason why it is
+        """Measure peers without a server. Tests give each peer as a command, or as the reason why the peer is
         missing."""
         from contextlib import contextmanager
 
@@ -369,7 +369,7 @@ class TestCommand:
 
     @pytest.fixture
     def invoke(self, record, monkeypatch):
-        """Run the command as if the machine were quiet; these outcomes replace the peers."""
+        """Run the command on a seemingly quiet machine, with prepared outcomes instead of real peers."""
         found = {each.name: each for each in record.outcomes}
         written = []
         monkeypatch.setattr(command, "measure", lambda peers, *_: [found[peer.name] for peer in peers])

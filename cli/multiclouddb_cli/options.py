@@ -228,12 +228,18 @@ Format: TypeAlias = Annotated[
 UntilIdle: TypeAlias = Annotated[bool, typer.Option("--until-idle", help="End when no changes are left.")]
 State: TypeAlias = Annotated[
     Want,
-    typer.Option(metavar="STATE", case_sensitive=False, help="Documents: omit, include or require."),
+    typer.Option(
+        metavar="STATE",
+        case_sensitive=False,
+        help="Whether events contain the documents: omit, include or require.",
+    ),
 ]
 OldState: TypeAlias = Annotated[
     Want,
     typer.Option(
-        metavar="STATE", case_sensitive=False, help="Documents before the change: omit, include or require."
+        metavar="STATE",
+        case_sensitive=False,
+        help="Whether events contain the previous documents: omit, include or require.",
     ),
 ]
 Type: TypeAlias = Annotated[

@@ -1,4 +1,4 @@
-"""Reports on stderr that a feed cannot be read, and on a terminal that an idle feed is still followed."""
+"""Reports outages of a feed on stderr. On a terminal, also shows that an idle feed is still followed."""
 
 from __future__ import annotations
 

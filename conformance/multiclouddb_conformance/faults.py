@@ -202,7 +202,7 @@ FAULTS: Final[Mapping[str, FaultScript]] = {
     "children named late": LateChildren(),
     "trimmed": Trimmed(),
 }
-"""The scripts that the suite runs by name. Separate tests run the other scripts."""
+"""The scripts that the suite runs by name. Separate tests run the scripts that are not in this list."""
 
 
 def _failure(category: ErrorCategory, message: str, retry_after: float | None = None) -> ProviderFault:

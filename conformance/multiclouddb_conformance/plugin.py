@@ -118,7 +118,7 @@ def _harness_of(item: pytest.Function) -> type[Harness]:
 
 
 def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
-    """Return the missing ability that prevents a test ("" if it has no name), or None to run the test."""
+    """Return None to run the test, or the missing ability that prevents the test ("" if it has no name)."""
     from multiclouddb_api import Capability, Support
 
     required = [Capability.CHANGE_FEED, *_marked(item, "requires")]

@@ -36,7 +36,7 @@ def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: floa
     must also end within `at_most`, so that an action that sometimes hangs is detected.
 
     Args:
-        seconds: The promised time.
+        seconds: The time within which the action must end.
         attempt: A function that performs the action and returns its duration in seconds.
         at_most: A time in seconds, longer than the action takes on a busy machine and shorter than an action
             that hangs.

@@ -59,7 +59,7 @@ def telling(name):
 
 
 def inside(of, *abilities):
-    """Make an object of a contract class with these protocols; no member behaves like the default."""
+    """Make an object of a contract class with these protocols; each member returns a recognizable value."""
     names = {name for each in (of, *abilities) for name in methods(each)}
     members = {name: telling(name) for name in names}
     made = type(f"Inside{of.__name__}", (of,), members)()

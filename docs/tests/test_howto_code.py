@@ -82,7 +82,7 @@ def by_prometheus(read):
 @pytest.mark.parametrize("metrics", [by_opentelemetry, by_prometheus])
 class TestMetrics:
     def reading(self, partitions, fault=None):
-        """Split every partition of a simulated collection, and read it to its end."""
+        """Split every partition of a simulated collection, and read the whole collection."""
 
         def read(observer):
             sim = Simulation(partitions=partitions)

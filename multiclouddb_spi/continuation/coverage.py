@@ -135,7 +135,7 @@ def _tracked(entry: Active | AwaitingChildren | Waiting, unlisted: Collection[st
 def missed_by_parents(
     tracked: Mapping[str, Tracked], listed: Iterable[Partition], is_gone: Callable[[str], bool]
 ) -> dict[str, tuple[str, ...]] | None:
-    """Return the partitions that a token neither contains nor leads to, found through the listed parents.
+    """Follow the listed parents to find the partitions that a token neither contains nor leads to.
 
     Pure. The search begins at each open partition, and at each parent for which a partition of the token
     still waits. From there, the search goes from each partition to its parents. If the search reaches a

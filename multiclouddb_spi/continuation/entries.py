@@ -55,7 +55,7 @@ class Entries:
         return value
 
     def stands_like(self, other: Entries) -> bool:
-        """Return whether both lineages contain the same partitions at the same positions.
+        """Return whether another lineage contains the same partitions at the same positions.
 
         Searches for children and audits are ignored.
 

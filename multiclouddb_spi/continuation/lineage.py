@@ -6,18 +6,18 @@ A lineage is the part of a token that changes. Each partition in a lineage is in
     AwaitingChildren   it was read to its end, and the service may name more children later
     Waiting   a child with parents that are not drained yet; it stores the cursors from its drained parents
 
-A known child starts at once, unless it waits for another parent. The parent of such a child stays in the
-lineage as AwaitingChildren, and the engine keeps searching for more of its children (`watch`). The search
+A known child starts at once, unless it waits for another parent. The ended parent of a known child stays in
+the lineage as AwaitingChildren, and the engine keeps searching for more of its children (`watch`). The search
 ends when it is certain that all children are known, or when the search has lasted long enough. As long as the
 parent is in the lineage, none of its descendants can be missed. A lineage also contains the times when the
 feed began and when its coverage was last audited.
 
 A child starts when *every* parent has named it. Every partition of the feed descends from the feed's seeds,
 so a parent that is not in the lineage has not been discovered yet. The child also waits for such a parent,
-and therefore never starts too early. There are two exceptions: a partition that is older than retention
-(`replace`, `undiscovered`), and a parent that does not descend from the partitions that are read
-(`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one of them as if
-it were a parent (`Retention`).
+and therefore never starts too early. Other rules apply to two kinds of parents: parents that
+are older than retention (`replace`, `undiscovered`), and parents that do not descend from the partitions that
+are read (`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one lost
+partition as if the lost one were a parent (`Retention`).
 """
 
 from __future__ import annotations

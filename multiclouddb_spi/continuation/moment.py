@@ -23,5 +23,5 @@ def to_moment(micros: int) -> datetime:
 
 
 def is_micros(value: Any) -> TypeGuard[int]:
-    """Return whether a value in a token's JSON is a time in this form."""
+    """Return True if a value in a token's JSON is a time in microseconds, as `to_micros` returns it."""
     return type(value) is int and value in _TIMES

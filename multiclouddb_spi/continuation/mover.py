@@ -51,7 +51,8 @@ class Waits:
 
     Attributes:
         fresh: The children that are not known yet.
-        named: The same children, with all other entries that each of them has to wait for.
+        named: The children in `fresh`; here, the parents of a child include every entry that the child must
+            wait for.
         lost: Parents that are older than the retention, or that are not reachable from any entry of the
             lineage. No child waits for these parents.
         now: The service's time, in µs since 1970, if the children wait for undiscovered parents in a feed
@@ -66,7 +67,7 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """What the descendants of a lost partition, which is older than the retention, wait for.
+    """Describes what the descendants of a partition wait for if retention has removed the partition.
 
     Attributes:
         partitions: The partitions that will be discovered later.
@@ -100,7 +101,7 @@ class Mover:
 
     Args:
         feed: The feed of the lineage.
-        lineage: Changed in place.
+        lineage: The lineage to change; it is changed in place.
         call: The function that sends control requests to the service.
         deadline: The time limit of the call.
         watch_seconds: How long to search for more children of an ended partition.

@@ -4,8 +4,8 @@
 
 `cursor` identifies the part that is not divided into segments yet; null if everything is divided. The
 flags are a set of bits. Bit 16 marks a plan, 32 a stream that waits for the scan, 64 a scan whose start was
-announced, and 128 `SnapshotOrder.AUTO`. The segments that are currently read are ordinary entries with bit 8,
-because no listing of the service names them.
+announced, and 128 `SnapshotOrder.AUTO`. A segment that is being read is an ordinary entry, but has bit 8,
+because the service does not list segments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Plan:
             divided.
         floor: The `order_key` of every row in the snapshot.
         moment: The start of the snapshot, in µs since 1970.
-        holds: True as long as the engine reads no changes before the scan ends.
+        holds: True if the engine reads no changes until the scan ends.
         announced: True once a page has contained the `SnapshotStarted` notice of this scan.
         auto: True if the engine may start to read changes before the scan ends.
         rate: `Snapshot.max_scan_rate`.

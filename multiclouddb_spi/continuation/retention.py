@@ -1,15 +1,15 @@
 """Computes the effects of retention on a lineage: what replaces a lost partition, and which waits never end.
 
 A partition that no longer exists names no children, and a partition that the service still lists may descend
-from several such partitions. The listed partition has to start after all of them, so that it is read once and
-in order. Therefore, the listed partition waits for a lost entry of the lineage as if the entry were a parent.
-When the loss of that entry is detected, the partition waits for the next such entry. The engine never relies
-on another entry to name a listed partition, because a lost entry may still end normally, with records that
-were read before, and then it names only its own children.
+from several such partitions. The listed partition has to start after all its lost ancestors, so that it is
+read once and in order. Therefore, the listed partition waits for a lost entry of the lineage as if the entry
+were a parent. When the loss of that entry is detected, the partition waits for the next such entry. The
+engine never relies on another entry to name a listed partition. A lost entry may still end normally, because
+its last records were read in time, and then it names only its own children.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
-list only open partitions, or list a partition late. `Feed.oldest` finds out: if a partition can still be
-read, the method returns a seed with the same id.
+list only open partitions, or list a partition late. To find out, the engine calls `Feed.oldest`: if a
+partition can still be read, the method returns a seed with the same id.
 
 If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed. A
 parent was missed if its sibling is known and the parent itself is not. An audited feed waits for a missed
@@ -72,8 +72,8 @@ class Retention:
                 (`Feed.oldest`).
 
         Returns:
-            Every partition that will be discovered later, and a mapping from each partition to the entry for
-            which it must wait as if the entry were a parent.
+            Every partition that will be discovered later, and a mapping from waiting partitions to entries. A
+            partition must wait for its entry as if the entry were a parent.
         """
         if any(seed.partition_id == name for seed in seeds):
             return set(), {}
@@ -91,7 +91,7 @@ class Retention:
         return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
-        """Return what the children of an ended partition wait for, for `Lineage.retire`.
+        """Return an ended partition's children and the parents they wait for, for `Lineage.retire`.
 
         Args:
             lineage: The lineage, which still contains the ended partition.

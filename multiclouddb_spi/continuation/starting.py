@@ -69,7 +69,7 @@ def check_not_ahead(
     """Refuse a start time in the future.
 
     Args:
-        moment: The caller's time.
+        moment: The start time that the caller has passed.
         now: The service's time, or None if the service does not report its time; such a service checks the
             start time itself.
         field: The caller's name for the time, used in the error.

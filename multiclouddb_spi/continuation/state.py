@@ -30,7 +30,7 @@ __all__ = [
 class Retired:
     """The only partition that was read has ended.
 
-    The token keeps this state so that each read reports the end again.
+    The token keeps this state, so each later read with the token reports the end again.
 
     Attributes:
         partition_id: The service's own id of the partition.

@@ -1,7 +1,7 @@
 """Decides when a child partition starts if the feed may never read some of the child's parents.
 
-A feed of a whole collection waits for every parent, because an audit finds parents to which the feed does not
-lead. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
+A feed of a whole collection waits for every parent, because an audit finds the parents that the feed itself
+does not find. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
 partition key. In these feeds, a parent that is not in the lineage is called undiscovered. There are two
 cases: another reader reads the parent, or the parent descends from a partition of the lineage that has not
 been read to its end. In most cases the service's listing shows which case applies. A child does not wait for
@@ -13,7 +13,7 @@ Therefore, if a partition was read past the time at which the child was named, a
 undiscovered parent descends from that partition. The same is true of a partition that was asked after that
 time and had no more records.
 
-With this rule a child may start late, but no child is left out. Children start one at a time, the oldest
+Because of this rule, a child may start late, but every child starts. Children start one at a time, the oldest
 first, because one waiting child may lead to another.
 """
 
@@ -35,7 +35,7 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 class UndiscoveredParents:
     """The children of a lineage that wait only for undiscovered parents.
 
-    Each call of a feed without audits makes its own instance before it reads. A child starts at once if the
+    If a feed has no audits, each call makes its own instance before it reads. A child starts at once if the
     positions show that its wait would never end.
 
     Args:

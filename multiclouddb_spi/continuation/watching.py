@@ -1,8 +1,8 @@
 """Decides when to search again for the children of an ended partition, and for how long.
 
 The duration of a search is running time: the sum of the monotonic seconds between the lookups in one process.
-The token keeps this duration, so that neither a restart nor a client's clock ends a search early. The process
-remembers only the time of its last lookup; if this time is lost, the search only lasts longer.
+The token keeps this duration, so that neither a restart nor a client's clock ends a search early. The time of
+the last lookup is only in the process's memory. If a restart loses this time, the search just lasts longer.
 """
 
 from __future__ import annotations

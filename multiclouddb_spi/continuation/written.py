@@ -37,7 +37,7 @@ class Written:
             join: `Feed.join`.
 
         Raises:
-            InvalidCursor: Raised if partitions wait for each other, as for a parsed token.
+            InvalidCursor: Raised if partitions wait for each other; parsing fails for the same reason.
         """
         self.state.join = join
         if self.state.waiting():

@@ -2,8 +2,8 @@
 
 The plan of a step is the difference between two lineages (`ranges_between`). Therefore, both lineages can be
 stored, and any process can repeat the step with the same result. A step never reads a child together with its
-parent, because the ranges of one step may be read in any order. A step also does not advance a partition that
-becomes active during the step, because the lineage before the step does not contain that partition.
+parent, because the ranges of one step may be read in any order. If a partition becomes active during a step,
+this step does not advance it, because the lineage before the step does not contain the partition.
 
 No method changes its arguments, so each method can be called again. This module retries nothing except reads.
 """

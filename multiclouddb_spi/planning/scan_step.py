@@ -105,9 +105,9 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
         deadline: The time limit.
 
     Returns:
-        A step that also reads every segment of the lineage before the step to its end. No more segments are
-        defined while the stream fills its limit and half of the retention time of one of its positions has
-        passed.
+        The step, which now also reads to its end every segment that is in the lineage before the step. No
+        more segments are defined while the stream fills its limit and half of the retention time of one of
+        its positions has passed.
     """
     used = step.records
     limit = stream_limit(step.before, max_records)
@@ -123,7 +123,7 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
 
 
 def _scan(feed: Feed, before: Lineage, after: Lineage, most: int | None, deadline: Deadline) -> None:
-    """Plan reading the segments of the first lineage to their end, and define those for the next step."""
+    """Plan to read the segments of `before` to their ends, and define the segments of the next step."""
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
     for entry in before.active():

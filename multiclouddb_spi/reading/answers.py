@@ -298,7 +298,7 @@ class Answers(Generic[T]):
         ]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
-        """Record that the events of the partitions that follow also come after the partition's notice."""
+        """If the partition's notice was sent, record that its successors' events follow the notice."""
         if self._turns.of(name).noticed:
             for heir in heirs:
                 self._turns.of(heir).noticed = True

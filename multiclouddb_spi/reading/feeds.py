@@ -110,10 +110,11 @@ class FeedCache:
         return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """Return the service's current time if it answers quickly; later results are never earlier.
+        """Return the service's current time, or None if the service does not answer quickly.
 
         A time that this process has computed may be later than the service's own time, because the service's
-        clock may have been set back, or another machine may answer.
+        clock may have been set back, or another machine may answer. A later call never returns an earlier
+        time.
         """
         return self.soon(feed, deadline, fresh=True)
 

@@ -35,7 +35,7 @@ class Fetches:
         context: The objects that all calls share.
         feed: The opened feed.
         turns: The call's partitions.
-        active: The number of partitions that share the budget.
+        active: The number of partitions that share the limit on buffered bytes.
         limit: The page's limit. The first read requests at most this many bytes; each later read requests
             more.
         deadline: The time limit of the call.

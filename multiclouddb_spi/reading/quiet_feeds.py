@@ -56,8 +56,8 @@ class Check:
 
     Attributes:
         wait: The number of seconds that are left to wait for a first event.
-        page: The page to return, because nothing has changed; otherwise None.
-        feed: The feed that was asked for its mark; None if no feed was asked.
+        page: If nothing has changed, the page to return; otherwise None.
+        feed: The feed that returned `mark`; None if no mark was requested.
         mark: The feed's mark before anything is read.
     """
 

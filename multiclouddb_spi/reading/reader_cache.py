@@ -189,8 +189,8 @@ class _Crowd:
     A reader is called proven if its consumer has come back to it. A consumer that continues in another
     process never comes back. Therefore, the cache first closes a random reader that is not proven. If the
     cache closed the oldest reader first, consumers that take turns would always find that their reader had
-    just been closed. At most seven eighths of the readers are proven, so there is room for new consumers when
-    old consumers have stopped.
+    just been closed. At most seven eighths of the readers may be proven. The remaining readers leave room for
+    new consumers.
     """
 
     __slots__ = ("_new", "_proven")

@@ -3,8 +3,9 @@
 Partitions of the change stream are read first, the one with the oldest position first. Then the segments of
 the scan are read. Therefore, the positions of the change stream do not expire, even if a scan takes days. A
 quarter of each page is kept for the scan, so that it ends even if changes arrive as fast as they are read.
-This quarter is not kept if half of the retention time of a stream position has passed. On small pages, a
-quarter is not a whole number of places; the token stores the sum of the fractions (`Plan.credit`).
+This quarter is not kept if half of the retention time of a stream position has passed. If a page is small, a
+quarter of its size is not a whole number of events. The token then stores the fractions that are still owed
+to the scan (`Plan.credit`).
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class Scanning:
                 other.not_before = min(other.not_before, soonest)
 
     def _reserved(self, rate: float) -> int:
-        """Return the approximate number of rows for one second; at most the size of one fetch."""
+        """Return about how many rows may be read in one second, but not more than one fetch can return."""
         return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan

@@ -94,7 +94,7 @@ class Turns:
         lineage: A function that returns the position of each partition.
 
     Attributes:
-        all: The partitions of the call in any stage.
+        all: All partitions of the call, in every stage.
         due: Partitions that are read when their turn comes.
         asked: Partitions that are being read.
         paced: Partitions that are read later.
@@ -174,7 +174,7 @@ class Turns:
         self.move(turn, Stage.PACED)
 
     def ask_paced(self) -> None:
-        """Mark the paced partitions whose time has come as due."""
+        """Mark every paced partition as due if the time for its next read has come."""
         now = time.monotonic()
         self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
 

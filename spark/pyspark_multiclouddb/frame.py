@@ -28,7 +28,7 @@ def pages_to_dataframe(
     """Return the events of some pages as a DataFrame with the columns of the data source.
 
     Use this function to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark if they fit
-    into the memory of the driver. If the events do not fit, use a stream.
+    into the memory of the driver. For more events, use a stream.
 
     Args:
         spark: The session.

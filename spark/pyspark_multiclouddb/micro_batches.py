@@ -1,4 +1,4 @@
-"""Plans the ends of micro-batches and the work of their tasks, for every Spark version."""
+"""Decides where each micro-batch ends and what its tasks read, for every Spark version."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ class MicroBatches:
 
         Returns:
             `start` itself if there is nothing to read. Spark then asks again without a pause, so this answer
-                is reused for `pollInterval`. A position that moved without a record is also returned as an
-                end, at the first call and then once per `idleCheckpointInterval`. Otherwise the position in
-                the checkpoint would expire.
+                is reused for `pollInterval`. If the position has moved without a record, it is also returned
+                as an end: at the first call, and then once per `idleCheckpointInterval`. Otherwise the
+                position in the checkpoint would expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
@@ -283,9 +283,9 @@ class MicroBatches:
         return connection.start(position)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
-        """Return the lineage from which to plan.
+        """Return the lineage at which the next micro-batch starts.
 
-        It is ahead of the offset if an earlier call found no record after the offset.
+        The lineage is ahead of the offset if an earlier call found no record after the offset.
         """
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 

@@ -13,9 +13,9 @@ ends of the partitions that the step to this offset has read completely, so that
 with the same result. `empty` is present if only the positions of an idle feed have moved. Such a step reads
 nothing. Therefore it can be replayed even if the service has since deleted that part of the log.
 
-On Spark 4.0 and 4.1, the first micro-batch has rows. Its end contains `o`, the lineage of the resolved start.
-On these versions, `more` means that the step contained records and that more records may follow
-(`caught_up`).
+On Spark 4.0 and 4.1, the first micro-batch has rows. The end of this micro-batch contains `o`, the lineage of
+the resolved start. On these versions, `more` means that the step contained records and that more records may
+follow (`caught_up`).
 
 After a snapshot has begun, the offset also contains `s` for the sink. `s` contains the id of the plan, the
 floor, whether the scan is over, and `whole` if the scan reads every existing row. `s` is also present for an
@@ -64,7 +64,7 @@ class Pinned:
         origin: The lineage, as JSON, at the start of the step to this offset. It is set only if the step
             starts at a symbolic offset.
         more: True if more records may follow, for a Spark version that runs one micro-batch at a time.
-        snapshot: The last snapshot of the query: `plan`, `floor`, `over` and `whole`.
+        snapshot: The query's last snapshot, with the fields `plan`, `floor`, `over` and `whole`.
     """
 
     incarnation: str | None

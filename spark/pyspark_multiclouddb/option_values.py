@@ -59,8 +59,8 @@ _Mode = TypeVar("_Mode", bound=Enum)
 def from_environment(name: str, value: str) -> str:
     """Return the value of an option; an environment variable can supply it.
 
-    For `env:NAME`, return the value of this environment variable in this process. Return any other value
-    unchanged.
+    If the value is `env:NAME`, return the value of this environment variable in this process. Otherwise,
+    return the value unchanged.
 
     Args:
         name: The name of the option, for the error.

@@ -21,9 +21,9 @@ It also applies only to a new query.
 
 The position of an idle feed advances with the service's log. A position that stays in the checkpoint for too
 long expires. Therefore a query saves the new position when it resumes from a checkpoint, and then once per
-`idleCheckpointInterval`. To save the position, the query runs a micro-batch that has no rows and reads
-nothing. If the position has not moved, there is no such micro-batch. Durations have a unit: `ms`, `seconds`,
-`minutes`, `hours`; without a unit they are seconds.
+`idleCheckpointInterval`. If the position has moved, the query saves it with a micro-batch that has no rows
+and reads nothing. Durations have a unit: `ms`, `seconds`, `minutes`, `hours`; without a unit they are
+seconds.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Settings:
         max_records: The hard limit on the rows of a micro-batch, or None.
         max_tasks: The maximum number of tasks of a batch.
         on_loss: What to do if changes have expired: `Fail()`, `SkipToOldest()` or `Resnapshot(…)`.
-        new_item_state: The mode of the new document in rows.
-        old_item_state: The mode of the old document in rows.
+        new_item_state: Whether rows contain the new document.
+        old_item_state: Whether rows contain the old document.
         poll_seconds: The time between two polls of an idle feed.
         idle_checkpoint_seconds: The time after which positions that moved without a record are saved.
         given: Maps each given option to its name as the user spelled it.

@@ -9,9 +9,8 @@ From Spark 4.2 on, `sources[].latestOffset` in the progress is a report, not an 
 `events` is the number of records in the step. It is null if the service does not report this number before
 the records are read. All changes that are older than `readUntil` have been read.
 `lagSeconds` is the difference between the service's clock and `readUntil`; it is 0 if the feed is idle.
-`headroomSeconds` is the time until the first position expires. `skipped` counts the places at which
-`failOnDataLoss=false` left out expired changes in this run of the query. It also shows the last of these
-places.
+`headroomSeconds` is the time until the first position expires. `skipped` shows how often, and where last,
+`failOnDataLoss=false` left out expired changes in this run of the query.
 
 For a query that began with a snapshot, `snapshot` contains:
 

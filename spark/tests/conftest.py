@@ -83,7 +83,7 @@ def databases(tmp_path_factory):
 
 @pytest.fixture
 def start_queries(tmp_path):
-    """Return a function that makes `Queries`. Their processes end with the test."""
+    """Return a function that makes `Queries`. The processes of these queries end with the test."""
     made = []
 
     def make(feeds, **settings):

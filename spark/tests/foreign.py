@@ -1,4 +1,4 @@
-"""Defines another Python data source of the session. Spark finds it in the same way as this project's."""
+"""Defines another Python data source. Spark finds this data source in the same way as the project's own."""
 
 SOURCE = """
 from pyspark.sql.datasource import DataSource, DataSourceReader

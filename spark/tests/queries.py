@@ -101,7 +101,7 @@ class Queries:
         self.wait(lambda place: len(rows_of(place)) > than)
 
     def clean(self):
-        """Kill every process that the driver has started. The driver is the leader of their session."""
+        """Kill every process that the driver has started. All of them run in the driver's session."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):

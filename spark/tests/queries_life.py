@@ -47,7 +47,7 @@ class Place:
         self.armed, self.plans = self.folder / "armed", self.folder / "plans"
 
     def reach(self, moment):
-        """Wait here if this is the given moment.
+        """Wait here if `moment` is the moment at which the test stops queries.
 
         The wait ends when the test lets the query continue, or when the driver has ended.
         """

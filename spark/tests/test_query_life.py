@@ -66,7 +66,7 @@ class Query(RuleBasedStateMachine):
         return ask
 
     def restart(self):
-        """Continue planning in another process. On Spark 4.0, that process receives the end of the log."""
+        """Continue planning in another process. On Spark 4.0, the new process receives the end of the log."""
         connection.close_connections()
         self.reader = (PlainStreamReader if self.plain else ChangeFeedStreamReader)(self.settings)
         if self.plain and self.log:

@@ -167,8 +167,8 @@ def clock(monkeypatch):
 
 
 class TestIdlePosition:
-    """The store changes but the collection does not. Therefore only the position of the collection's feed
-    moves."""
+    """The store changes, but the collection does not. The feed's position moves, although the feed has no
+    changes."""
 
     @pytest.fixture
     def offset(self, source, clock):

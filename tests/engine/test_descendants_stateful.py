@@ -1,6 +1,6 @@
-"""Tests followers of partitions with random histories of a partitioned log.
+"""Tests readers that follow partitions and their descendants, with random histories of a log.
 
-Each root has a follower, which reads, crashes and restarts.
+Each root partition has one follower, which reads, crashes and restarts.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3), index=st.integers(0, 10**6))
     def rewind(self, which: int, index: int) -> None:
-        """Read from an old token: it must deliver every event that was not delivered before it."""
+        """Read again from an old token: the events that followed the token must all be delivered again."""
         follower = self.followers[which % len(self.followers)]
         if not follower.tokens:
             return

@@ -349,7 +349,7 @@ class Forest(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def look(self, data):
-        """Search for children without a result, so that only the time in the token changes."""
+        """Search for children and find none, so that only the time in the token changes."""
         ends = self.lineage.awaiting_children()
         if ends:
             entry = data.draw(st.sampled_from(ends))

@@ -1,6 +1,7 @@
 """Tests random histories with several faults at once: poison, retention, permanent failures, restarts.
 
-`test_stateful.py` tests faults that end by themselves. Here, the consumer must react to the faults.
+`test_stateful.py` tests faults that end by themselves. The faults in this file end only if the consumer
+reacts.
 """
 
 import os

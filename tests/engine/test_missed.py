@@ -148,8 +148,8 @@ class Life:
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_nothing_that_was_read_is_ever_found(first):
-    """The pages of the listing show the state at different times, some before the token's time. They also
-    omit some partitions.
+    """The pages of the listing show the state at different times, some before the token's time. The pages
+    also omit some partitions.
     """
     found_any = 0
     for seed in range(first, first + 500):

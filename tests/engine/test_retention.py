@@ -33,9 +33,7 @@ class Service:
         return [found[name] for name in self.parents if name in found]
 
     def lost(self, entries, name):
-        """Return which partitions are discovered later, and which partition waits for which other
-        partition.
-        """
+        """Return the partitions discovered later, and a map from waiting partitions to awaited ones."""
         seeds = self.oldest([name])
         return self.retention.lost(entries, name, seeds)
 
@@ -99,7 +97,7 @@ class TestLost:
         assert service.lost(lineage("p", c="p", g="c"), "p")[1] == {"d": "g"}
 
     def test_nothing_waits_in_a_circle(self):
-        """`a` and `c` are named at the same time. Each may be a child of `g`, which waits for `c`."""
+        """The service names `a` and `c` at the same time. Each may be a child of `g`, which waits for `c`."""
         service = Vague("pg", p="", a="p", c="a", g="c", d="g")
         made, seeds = lineage("p", g="c"), service.oldest(["p"])
         coming, holds = service.retention.lost(made, "p", seeds)

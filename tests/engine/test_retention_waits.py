@@ -6,7 +6,7 @@ from .test_retention import Service, Vague, lineage
 
 
 def test_what_follows_what_is_left_of_another_lost_one_comes_later():
-    """`a` is a child of `q`, which is also lost; `x` is a child of `a`, and a child of `x` waits for `q`."""
+    """`a` is a child of `q`, which is also lost. `x` is a child of `a`. A child of `x` waits for `q`."""
     service = Service("pq", p="", q="", l="p", a="q", x="a", y="x")
     assert service.lost(lineage("p", "q"), "p") == ({"a", "x", "y"}, {})
 

@@ -1,4 +1,4 @@
-"""Tests that this process does not parse its own tokens again, and that they mean the same as their text."""
+"""Tests that a process does not parse its own tokens again, and that this does not change their meaning."""
 
 from concurrent.futures import ThreadPoolExecutor
 

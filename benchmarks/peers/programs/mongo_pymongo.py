@@ -1,4 +1,4 @@
-"""Reads a collection with a PyMongo loop that makes a dict with the fields of an event from each change."""
+"""Reads a collection with a PyMongo loop. The loop makes one dict per change, with the fields of an event."""
 
 from __future__ import annotations
 

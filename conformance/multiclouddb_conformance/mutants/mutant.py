@@ -48,7 +48,7 @@ class Mutant(WrappedProvider):
         return read(request, options)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """Return the error to raise instead of the given one."""
+        """Return the error that is raised in place of `error`; by default, `error` itself."""
         return error
 
 

@@ -223,7 +223,7 @@ class SimulationFeed(Feed):
         return Dice(self.sim.behaviour.seed, what).jumbled(items) if self.sim.behaviour.jumble else items
 
     def _startable(self, partition_id: str | None) -> list[PartitionLog]:
-        """Return the partitions of one listing.
+        """Return the listed partitions, or the partition with the given id.
 
         A partition that is requested by id is found even if it is not listed.
         """

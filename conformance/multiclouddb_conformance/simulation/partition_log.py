@@ -91,7 +91,7 @@ class PartitionLog:
         closed: The commit at which the partition ended, or None while it accepts writes.
         children: The ids of the partition's children; empty while it accepts writes.
         trimmed: The last commit that was removed.
-        forgotten: The last commit with records in this partition that was removed.
+        forgotten: Of the removed commits, the last one that has records in this partition.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class Simulation(ScannedLog):
     # -- Questions of readers and feeds
 
     def dice(self, partition_id: str) -> Dice:
-        """Return the random numbers of a partition under the present behaviour."""
+        """Return the random generator of a partition, for the behaviour that is set now."""
         which = (self.behaviour.seed, partition_id)
         dice = self._dice.get(which)
         if dice is None:

@@ -57,7 +57,7 @@ class View:
         return tuple(name for name in partition.parents if self.covers(self.sim.partitions[name]))
 
     def ending(self, partition_id: str, *, asked: bool) -> Outcome:
-        """Return the end of a closed partition; `asked` is True for a call of `discover`."""
+        """Return how a closed partition ends; `asked` is True if `discover` is the caller."""
         partition = self.sim.partitions[partition_id]
         if partition.closed is None:
             return Continue()

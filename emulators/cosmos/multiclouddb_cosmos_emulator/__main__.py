@@ -17,7 +17,7 @@ __all__ = ["main"]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m multiclouddb_cosmos_emulator",
-        description="A Cosmos DB account for azure-cosmos. Its data is lost when the process ends.",
+        description="A Cosmos DB account for azure-cosmos. All data is lost when the process ends.",
     )
     parser.add_argument("--host", default="localhost", help="the host to listen on (default: localhost)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Represents a request in progress, and makes the parts that all answers about items have in common."""
+"""Represents a request in progress, and makes the parts that are the same in all answers about items."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class Item:
     """One version of a document.
 
     Attributes:
-        key: Its partition key.
-        item_id: Its `id`.
+        key: The document's partition key.
+        item_id: The document's `id`.
         number: The number of the item in the container, which gives the order of a scan.
         document: The JSON object, including the system's properties.
         head: The document as JSON text without the last brace, so that the change feed can add properties.

@@ -1,4 +1,4 @@
-"""Answers requests. Another module applies the requested faults."""
+"""Answers requests. A different module applies the faults that tests request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests methods of the SDK that this server does not offer. Each gets a 501 answer that names the method."""
+"""Tests SDK methods that the server does not offer. Each method gets a 501 answer that names the method."""
 
 import inspect
 

@@ -24,7 +24,7 @@ class ChildFilter(Enum):
 
     APPLIED = "applied"
     IGNORED = "ignored"
-    """All shards are returned, as by DynamoDB Local."""
+    """The server ignores the filter and returns all shards, as DynamoDB Local does."""
     REFUSED = "refused"
     """The answer is a `ValidationException`."""
 

@@ -57,7 +57,7 @@ class Page:
 
 
 class Shard:
-    """A shard. The store's lock protects it.
+    """A shard, which the store's lock protects.
 
     Attributes:
         shard_id: The id of the shard, 37 characters as in the service.

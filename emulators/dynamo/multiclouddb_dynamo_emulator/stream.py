@@ -27,7 +27,7 @@ _OLD_VIEWS: Final = {"OLD_IMAGE", "NEW_AND_OLD_IMAGES"}
 
 
 class Stream:
-    """A stream. The lock of the store protects it.
+    """A stream, which the lock of the store protects.
 
     Attributes:
         arn: The ARN, which identifies one incarnation of a table's stream.

@@ -48,7 +48,7 @@ class Empty:
 
 @attrs.frozen
 class Act:
-    """A function is called between the reading of the data and the answer."""
+    """The fault calls a function after the data is read and before the answer is sent."""
 
     act: Callable[[], object]
 

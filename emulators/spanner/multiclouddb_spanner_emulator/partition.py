@@ -62,7 +62,7 @@ def new_token(stream: str, number: int) -> str:
 
 
 def place_of(text: str) -> int:
-    """Return the hash that a key has."""
+    """Return the hash of a key."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 

@@ -101,7 +101,7 @@ class DataChange:
         return self._value
 
     def text(self) -> str:
-        """Return the row in PostgreSQL."""
+        """Return the row as the JSON text that a PostgreSQL database returns."""
         columns = ",".join(
             f'{{"is_primary_key":{dumped(key)},"name":{dumped(each.name)},"ordinal_position":{each.ordinal},'
             f'"type":{dumped(each.type.described())}}}'

@@ -1,4 +1,4 @@
-"""Reads ranges of rows, as of a time whose data the database still keeps."""
+"""Reads ranges of rows at a timestamp, if the database still keeps the data of this timestamp."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Fields = list[tuple[str, dict[str, Any]]]
 
 
 def moment_of(world: World, request: Any) -> int:
-    """Return the time as of which a request reads.
+    """Return the timestamp at which a request reads the data.
 
     A read of a part (`PartitionRead`) belongs to a transaction. The id of the transaction contains the time.
 
     Raises:
-        ServiceError: Raised if the database no longer keeps data of that time.
+        ServiceError: Raised if the database no longer keeps the data of this timestamp.
     """
     if request.transaction.id:
         return int(request.transaction.id)

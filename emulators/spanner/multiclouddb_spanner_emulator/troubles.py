@@ -34,7 +34,7 @@ class Hang:
 
 @attrs.frozen
 class Act:
-    """A function is called while the call runs."""
+    """The fault calls a function while the service's call is running."""
 
     act: Callable[[], object]
 

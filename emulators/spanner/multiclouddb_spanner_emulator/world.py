@@ -22,7 +22,9 @@ _DATABASE: Final = re.compile(r"(projects/[^/]+/instances/[^/]+)/databases/([^/]
 
 
 class World:
-    """The state that the calls use. A thread must hold `changed` while it reads or changes the state.
+    """The emulator's state, which all calls share.
+
+    A thread must hold `changed` while it reads or changes the state.
 
     Attributes:
         habits: The settings.

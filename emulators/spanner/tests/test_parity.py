@@ -151,7 +151,7 @@ _seen = {}
 
 
 def _expected(name, told):
-    """Return the other server's answer to the same program. The first server's answer is kept until then."""
+    """Return the answer of the first server that ran this program, so that the servers can be compared."""
     return _seen.setdefault(name, told)
 
 

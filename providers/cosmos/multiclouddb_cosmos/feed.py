@@ -52,7 +52,7 @@ class CosmosFeed(Feed):
         self._learned: Resolution | None = None
 
     def for_one_call(self) -> CosmosFeed:
-        """Return a feed that reuses what earlier attempts to resolve the same start have found."""
+        """Return a copy of the feed for one call; its attempts to resolve a start share results."""
         feed = copy(self)
         feed._learned = Resolution(self._source)
         return feed

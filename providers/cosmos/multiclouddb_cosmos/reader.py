@@ -55,9 +55,9 @@ class _Strand:
 class CosmosReader(Reader):
     """Reads one range forward.
 
-    After a split, the range has ended, and its parts continue at the position where reading stopped. Only a
-    bounded read continues in the parts, and returns their records in the order of the whole range. Up to the
-    bound, the parts contain the same records as the whole range.
+    After a split, the range has ended, and its parts continue at the position where reading stopped. A
+    bounded read continues in the parts, and returns their records in the order of the whole range; other
+    reads do not continue. Up to the bound, the parts contain the same records as the whole range.
 
     Args:
         source: The objects that all readers of the feed share.
@@ -177,7 +177,7 @@ class CosmosReader(Reader):
     # -- Fetched records
 
     def _taken(self, strands: list[_Strand], most: int, begin: Place) -> Batch:
-        """Return the records that are certain to come next."""
+        """Return the records that can be delivered now, because no unread record comes before them."""
         if len(strands) == 1:
             (strand,) = strands
             records, strand.records = strand.records.part(0, most), strand.records.part(most)

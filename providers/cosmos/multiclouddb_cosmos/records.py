@@ -251,8 +251,8 @@ def _chain(group: list[Any], lsn: int) -> list[Any]:
     """Sort the changes of one key in one LSN into a possible order of events.
 
     The service promises no order. A document that exists can be replaced or deleted; any other document can
-    be created. If the document existed before, its first change refers to an earlier LSN. If these rules do
-    not determine the order, the changes stay in the order of the page.
+    be created. If the document existed before, its first change refers to an earlier LSN. If several orders
+    (or none) are possible, the changes stay in the order of the page.
     """
     if len(group) == 1:
         return group
@@ -301,7 +301,8 @@ def key_of(item: Item, view: View) -> dict[str, Any]:
     A component that is absent is omitted.
 
     Raises:
-        LookupError: Raised if the item has no key (or `TypeError`, `ValueError`).
+        LookupError: Raised if the item has no key. In some cases, `TypeError` or `ValueError` is raised
+            instead.
     """
     metadata = item["metadata"]
     if metadata["operationType"] == "delete":

@@ -1,9 +1,9 @@
 """Scans of a container for `Snapshot()`, and for `Beginning()` and `AtTime(…)` with the option `backfill`.
 
-First, a scan records the position N of each range in the feed with all versions. Then the scan reads the feed
-of latest versions from the beginning. This feed contains every item once, at the place of its last change.
-Items that were changed after N are left out, because the stream contains their changes. Therefore a scan ends
-at N, no matter how much is written during the scan.
+First, a scan records the current position N of each range, in the feed of all versions. Then the scan reads
+the feed of latest versions from the beginning. The feed of latest versions contains every item once, at the
+place of its last change. Items that were changed after N are left out, because the stream contains their
+changes. Therefore a scan ends at N, no matter how much is written during the scan.
 
 A segment is a range, and its id names the range. The cursor of a segment is `[plan id, N, moment, since,
 lsn]`; if the position lies within an LSN, the cursor has a sixth part. A plan's cursor is `[plan id, moment,
@@ -197,7 +197,7 @@ class _RowMapper(CosmosMapper):
         ]
 
     def arrow(self, records: Records, start: int, stop: int) -> Any:
-        """Return None. Rows are read only once, so the engine builds the batch from events."""
+        """Return None, so that the engine builds the batch from events: rows are read only once."""
         return None
 
 

@@ -2,8 +2,8 @@
 
 azure-cosmos nests retries of a page inside other retries, and some of its retries have no limit.
 azure-cosmos cannot always resume from its own continuations, and it silently widens a range that spans
-several partitions. Therefore this provider passes only one range per call, and its transport ends a call at
-the first answer that only the provider can handle correctly.
+several partitions. Therefore this provider passes only one range per call. Some answers can be handled
+correctly only by the provider; at the first such answer, the transport ends the call.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """Raised if a range now spans several partitions. In that case azure-cosmos would read a wrong range."""
+    """Raised if a range now spans several partitions.
+
+    If the call continued, azure-cosmos would read a wrong range.
+    """
 
 
 class _EndedError(Exception):
@@ -101,8 +104,8 @@ class Watch:
 class _Session(requests.Session):
     """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
 
-    By default, the library requests searches all environment variables for a proxy before each request. The
-    library requests also reads `.netrc`. An authorization from that file would replace the authorization that
+    By default, the `requests` library searches all environment variables for a proxy before each request. The
+    library also reads `.netrc`. An authorization from that file would replace the authorization that
     azure-cosmos has made.
     """
 
@@ -113,16 +116,16 @@ class _Session(requests.Session):
         self._urls: dict[str, str] = {}
 
     def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """Merge the settings in the same way as the library requests, and remember the result."""
+        """Merge the settings in the same way as the `requests` library, and remember the result."""
         asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
         if asked not in self._settings:
             self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
         return dict(self._settings[asked])
 
     def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request in the same way as the library requests, but send a plain read with fewer steps.
+        """Send a request like the `requests` library, but with fewer steps for a plain read.
 
-        For each request, the library requests merges and checks settings, headers and cookies. These steps
+        For each request, the `requests` library merges and checks settings, headers and cookies. These steps
         take a quarter of the CPU time of a call. A read of azure-cosmos needs none of these steps: the
         headers are complete, and the service sets no cookies. All other requests are sent in the usual way.
         """
@@ -135,13 +138,13 @@ class _Session(requests.Session):
         asked.method, asked.url = method, self._prepared(url)
         asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
         answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
-        # The whole body is read at once. The library requests would read the body in steps of 10 KB, which
+        # The whole body is read at once. The `requests` library would read the body in steps of 10 KB, which
         # takes as long as parsing the page.
         answer._content = b"".join(answer.iter_content(None))
         return answer
 
     def _prepared(self, url: str) -> str:
-        """Return the URL in the form that the library requests uses.
+        """Return the URL in the form that the `requests` library uses.
 
         The result is remembered, because each container has only one URL.
         """
@@ -325,9 +328,9 @@ def _no_retries() -> Any:
 
 
 def close_client(client: CosmosClient) -> None:
-    """Wait until the thread that checks the account's regions has ended.
+    """Close the library's own client.
 
-    Then close the library's own client.
+    First wait, for about half a second at most, until the thread that checks the account's regions has ended.
     """
     for thread in threading.enumerate():
         if thread.name == _THREAD:

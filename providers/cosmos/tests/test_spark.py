@@ -39,7 +39,7 @@ def options_of(world, **options):
 
 
 def run(spark, world, folder, **options):
-    """Run a query that ends by itself. It continues where the previous query stopped."""
+    """Run a query that ends by itself. The query continues where the previous query stopped."""
     query = (
         spark.readStream.format("multiclouddb")
         .options(**options_of(world, **options))

@@ -1,5 +1,4 @@
-"""Runs twenty tests of the conformance suite over TLS. These are the tests of continued reads and of
-splits."""
+"""Runs twenty tests of the conformance suite over TLS. The chosen tests cover resumed reads and splits."""
 
 import pytest
 

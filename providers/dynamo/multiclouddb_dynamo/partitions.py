@@ -97,8 +97,8 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 def _start_of(shard: Shard, place: Place) -> Place:
     """Return the start position of a shard.
 
-    The records of the shard cannot be older than the position of its parent. If the shard is open, they also
-    cannot be older than the maximum age of an open shard.
+    The records of the shard cannot be older than the position of its parent. If the shard is open, its
+    records also cannot be older than the maximum age of an open shard.
     """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
@@ -120,7 +120,7 @@ def _age(shard: Shard) -> int | None:
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
     """Return what follows a fully read shard that is no longer listed and whose children are unknown.
 
-    The descendants of such a shard may no longer exist either. In that case, the next read reports that the
+    The shard's descendants may have been deleted too. In that case, the next read reports that the
     position has expired.
     """
     left = _orphans(shards) or set(shards)
@@ -165,8 +165,9 @@ def oldest_left(
     """Return the seeds (start positions) at which reading can resume for expired shards.
 
     If a shard is no longer listed, its descendants are not known, because its children may be gone too. So
-    every shard whose parent is not listed may be a descendant. Some of these shards belong to other branches.
-    Reading them repeats events, but leaving them out would lose events.
+    every shard whose parent is not listed may descend from an expired shard. Some of these shards belong to
+    other branches, and reading such a shard repeats events. However, leaving out all these shards would lose
+    events.
 
     Args:
         shards: The shards that the service lists.
@@ -204,7 +205,7 @@ def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ())
 def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
     """Return the ended shards whose listed children are all open, with these children.
 
-    For such a shard, another child may be listed later.
+    The service may list another child of such a shard later.
     """
     children: dict[str, list[Shard]] = {}
     for shard in shards.values():

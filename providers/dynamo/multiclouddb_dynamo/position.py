@@ -12,9 +12,10 @@
     ["w", t, it, looks, seq]    like `["n", t, null, seq]`, with the same meaning of `it`
 
 `t` is in whole seconds since 1970 (None if the service gave no time). Sequence numbers are texts of digits.
-`looks` is the number of consecutive readers that have found no record. It decides how far the next reader
-scans. A start has no sequence number. The starting number listed for a shard may not belong to any record in
-the shard; in that case the service refuses to read from that number, as if the record had been trimmed.
+`looks` is the number of consecutive readers that have found no record. This number decides how far the next
+reader scans. A start has no sequence number. The starting number listed for a shard may not belong to any
+record in the shard; in that case the service refuses to read from that number, as if the record had been
+trimmed.
 """
 
 from __future__ import annotations
@@ -231,7 +232,8 @@ def without_iterator(place: Place) -> Place:
 def without_trail(cursor: Cursor) -> Cursor:
     """Return the cursor without the parts that only save calls.
 
-    A `Now` position keeps these parts, because two positions of the same second differ only in them.
+    A `Now` position keeps these parts. Without these parts, two positions from the same second would be
+    equal.
     """
     match cursor:
         case [str() as kind, time, _, _] if kind not in ("n", "w"):

@@ -143,7 +143,8 @@ class Part:
         Return None at the start of the segment.
 
         Raises:
-            InvalidCursor: Raised if the table's key has a different number of attributes.
+            InvalidCursor: Raised if the cursor's key and the table's key differ in their number of
+                attributes.
         """
         if not self.key:
             return None

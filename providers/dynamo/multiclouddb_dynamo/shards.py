@@ -121,7 +121,7 @@ class Looks:
 
         Args:
             shard_ids: The shards.
-            childless: The shards among them that still have no known child.
+            childless: Those of `shard_ids` that still have no known child.
         """
         for name in shard_ids:
             self._asked[name] = None
@@ -138,7 +138,7 @@ class Looks:
 
 
 class ShardMap:
-    """The shards of one stream. They are listed completely once, and later only as needed.
+    """The shards of one stream. The object lists all shards once, and later lists only what it needs.
 
     Several threads can use one object.
 

@@ -54,8 +54,8 @@ _ITEM_BYTES: Final = 4096
 class SameTable:
     """Checks that a table is still the table of a feed. Several threads can share one object.
 
-    If a check that began after an answer was received succeeds, the answer is from this table, because a
-    stream's ARN is never used again. Readers that wait at the same time share one call.
+    A stream's ARN is never used again. Therefore, if an answer was received and a later check succeeds, the
+    answer is from this table. Readers that wait at the same time share one call.
 
     Args:
         source: The objects that all readers of the feed share.

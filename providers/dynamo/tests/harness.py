@@ -1,4 +1,4 @@
-"""The conformance harness for DynamoDB. It works with any test server."""
+"""The conformance harness for DynamoDB. The harness works with any test server."""
 
 import itertools
 import time

@@ -38,7 +38,7 @@ def no_pauses(monkeypatch):
 
 
 class Living(World):
-    """A world that a script changes. It keeps a record of every shard that ever existed."""
+    """A world that a script changes. The world keeps a record of every shard that ever existed."""
 
     address = ADDRESS
 

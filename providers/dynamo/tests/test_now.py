@@ -258,7 +258,7 @@ def started_anywhere(world):
 
 
 class TestManyShards:
-    """Tests many shards: the token contains no iterators, because they would make it too large."""
+    """Tests a feed with many shards: its token contains no iterators, which would make it too large."""
 
     @pytest.fixture
     def world(self):

@@ -329,7 +329,7 @@ class TestTrimmed:
             assert caught.value.detail.oldest_position
 
     def test_a_branch_is_not_left_to_a_lost_shard_whose_end_was_read_before(self):
-        """Both shards are trimmed after `right` was read to its end and before its records are returned.
+        """Both shards are trimmed after `right` was read to its end, but before the records are returned.
 
         The position in `left` has expired.
         """

@@ -247,7 +247,7 @@ class TestListing:
     @pytest.mark.parametrize("what", ["start", "partitions"])
     @pytest.mark.parametrize("ended", [False, True], ids=["that failed", "that is over"])
     def test_another_call_begins_anew(self, world, what, ended):
-        """A call with the same deadline also begins again.
+        """A second call starts from the beginning, even if its deadline equals the first call's.
 
         A coarse clock may give two threads the same deadline.
         """

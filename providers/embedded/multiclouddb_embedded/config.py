@@ -124,7 +124,7 @@ def _parsed(url: object) -> dict[str, Any]:
 
 
 def check_path(field: str, path: object) -> str:
-    """Return the absolute form of a path. Its folder must exist, but the file itself need not exist.
+    """Return the absolute form of a path. The folder must exist, but the file itself need not exist.
 
     Args:
         field: The name of the path in messages.

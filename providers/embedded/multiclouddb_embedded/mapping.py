@@ -189,7 +189,7 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map rows to Arrow. Stored texts are not parsed. The mapping only checks that they are complete.
+    """Map rows to Arrow. Stored texts are not parsed, but the mapping checks that each text is complete.
 
     Raises:
         RecordFault: Raised for the first row that is damaged.

@@ -232,7 +232,7 @@ class Family:
         ]
 
     def one(self, name: str, position: tuple[int, int] | None) -> list[Seed]:
-        """Return a start in one partition, after a position or at the oldest change; [] if it is unknown."""
+        """Return a start in one partition, at `position` or at its oldest change; [] if it is unknown."""
         row = self._rows.get(name)
         if row is None:
             return []

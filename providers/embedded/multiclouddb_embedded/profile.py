@@ -4,10 +4,10 @@ With `profile="dynamo"`, a store on a laptop refuses the same requests as Dynamo
 requests that the store accepts. A profile changes neither the file nor the content of the log.
 
 Under every profile, a position is a place in the log. Therefore a token that was made under `dynamo`,
-`spanner`, `cosmos` or no profile is valid under the others, if these profiles allow the rest of the request.
-Under `mongo`, the whole collection is one partition, whereas the other profiles show the store's partitions.
-Therefore a token or partition id made under `mongo` is `INVALID_REQUEST` under the other profiles, and their
-tokens and ids are `INVALID_REQUEST` under `mongo`.
+`spanner`, `cosmos` or no profile is also valid under the other three, but the rest of the request must be
+allowed there. Under `mongo`, the whole collection is one partition, whereas the other profiles show the
+store's partitions. Therefore a token or partition id made under `mongo` is `INVALID_REQUEST` under the other
+profiles, and their tokens and ids are `INVALID_REQUEST` under `mongo`.
 """
 
 from __future__ import annotations

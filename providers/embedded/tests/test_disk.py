@@ -94,7 +94,7 @@ def told(error, category, *words):
 class TestFullDisk:
     @contextmanager
     def full(self, store):
-        """Prevent the file from growing. SQLite reports this in the same way as a full disk."""
+        """Prevent the file from growing. SQLite then raises the same error as for a full disk."""
         connection = store._session._connection
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -259,7 +259,7 @@ class TestNoStore:
 
 
 class TestCannotOpen:
-    """Tests files that cannot be opened. SQLite reports the same code, whatever the reason."""
+    """Tests files that cannot be opened. SQLite reports the same code for all causes."""
 
     def fault(self, path):
         error = sqlite3.OperationalError("unable to open database file")

@@ -447,8 +447,7 @@ provider.close()
 
 
 class TestRefused:
-    """Tests calls for which SQLite cannot be used in a child process. Only the calls of the child are
-    refused."""
+    """Tests calls for which SQLite cannot be used in a child process. The parent's calls still work."""
 
     LONG = """
 forking._PATIENCE_SECONDS = 0.1

@@ -88,7 +88,8 @@ def world() -> Iterator[World]:
 def test_a_consumer_killed_after_every_step_loses_nothing(
     start: StartPosition, consumer: Consumer, size: int
 ) -> None:
-    """The script contains splits, merges and a trim. The consumer is killed after each step of its own.
+    """The script contains splits, merges and a trim. The consumer is killed after each step that the consumer
+    makes.
 
     `TestLoss` in the conformance suite uses other page sizes.
     """

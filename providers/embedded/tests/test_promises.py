@@ -223,7 +223,7 @@ class TestPool:
 
 
 class TestSurrogates:
-    """Tests text that cannot be stored in a file. The text is refused, and the error names the text."""
+    """Tests that the store refuses text that a file cannot contain, with an error that names the text."""
 
     def test_every_name_of_a_store(self, store):
         store.create_collection("items")

@@ -73,7 +73,7 @@ class Taken:
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
-        """If the next answer has failed, set the position to the end of the taken changes."""
+        """After a failed request, set the position to the end of the changes that were taken before."""
         if self.changes:
             self.place = place_of_change(self.changes[-1])
 
@@ -108,7 +108,7 @@ class Taker:
 
         Args:
             stream: The stream.
-            taken: Receives the changes.
+            taken: The object to which the changes are added.
             room: The maximum number of changes to take.
             batch_size: The batch size of the stream.
 

@@ -39,8 +39,7 @@ NOT_AUTHORIZED: Final = 13
 IMAGE_MISSING: Final = 47
 TIME_LIMIT: Final = 50
 OVERTAKEN: Final = 136
-"""The server's code for an open cursor if the oplog no longer contains the entries that the cursor must read
-next.
+"""The server's error code if the oplog no longer contains the entries that an open cursor must read next.
 
 Opening the stream again shows whether the token is lost.
 """
@@ -116,7 +115,8 @@ NO_TOKEN: Final = Row(
 )
 BAD_COMMAND: Final = Row(
     ErrorCategory.INVALID_REQUEST,
-    "the server does not accept the pipeline, the command or one of its options; change what it names",
+    "the server does not accept the pipeline, the command or one of its options; change the part that the "
+    "server's message names",
     quoted=True,
 )
 _BAD_NAMESPACE: Final = Row(

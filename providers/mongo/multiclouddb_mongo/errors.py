@@ -145,7 +145,7 @@ def _of_connection(error: Exception, code: int | None) -> Fault | None:
 
 
 def _of_use(error: Exception, code: int | None) -> Fault | None:
-    """Return the fault for data that PyMongo refuses to send or cannot read."""
+    """Return the fault for an error that PyMongo raised because of incorrect use or unreadable data."""
     match error:
         case InvalidBSON():
             return _plain(
@@ -215,7 +215,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
 def _configuration(error: ConfigurationError) -> Fault:
     """Return the fault for a configuration that PyMongo refuses.
 
-    The messages of most such errors may quote the connection string, including the password.
+    For most of these errors, PyMongo's message can quote the connection string, including the password.
     """
     cause = error.__cause__
     if cause is not None and type(cause).__module__.startswith("dns."):

@@ -37,7 +37,7 @@ CHANGES: Final = {
 }
 """The operation types that change a document.
 
-All other operation types describe collections or are unknown.
+Other operation types do not change documents: they concern whole collections, or are unknown.
 """
 
 _TEXTS_AT_ONCE: Final = 64
@@ -66,8 +66,9 @@ class View:
         with_new: True if events include the new document.
         with_old: True if events include the old document.
         native: True if events include the change document.
-        start: The cluster time of the feed's start, in ticks, if the start may lie ahead, or None. A resource
-            that ended before this time was a different resource with the same name.
+        start: The cluster time of the feed's start, in ticks, if the feed may not have reached its start yet;
+            otherwise None. A resource that ended before this time was a different resource with the same
+            name.
     """
 
     address: ResourceAddress
@@ -244,7 +245,8 @@ def _texts(documents: Sequence[Any]) -> pa.Array:
     """Return a column of JSON texts.
 
     A JSON text takes about a kilobyte. If all texts of a batch existed at once, memory would be returned to
-    the system and allocated again for every batch. This would take longer than making the texts.
+    the system and allocated again for every batch. Returning and allocating the memory would take longer than
+    making the texts.
     """
     import pyarrow as pa
 

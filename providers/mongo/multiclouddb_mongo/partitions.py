@@ -119,7 +119,7 @@ def list_collections(client: MongoClient[Any], database: str | None) -> list[Res
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:
-    """Return the hexadecimal text of a UUID. Its Python type depends on the client's codec."""
+    """Return the hexadecimal text of a UUID. The client's codec decides the Python type of the argument."""
     return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
 
 

@@ -7,7 +7,7 @@
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, including its changes
 
 Each form may have one more element: the cluster time of the start, in ticks. This element is present as long
-as the position is before that time. If a collection or database was dropped or renamed before that time, it
+as the position is before the start. If a collection or database was dropped or renamed before the start, it
 was another resource with the same name.
 
 `data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
@@ -154,7 +154,7 @@ def place_of(cursor: Cursor) -> Place:
 
 
 def start_of(cursor: Cursor) -> int | None:
-    """Return the cluster time of the start in a cursor, in ticks, or None if the start does not lie ahead.
+    """Return the cluster time of the start, in ticks, if the cursor is before the start; otherwise None.
 
     Raises:
         InvalidCursor: Raised if the value is not a cursor.

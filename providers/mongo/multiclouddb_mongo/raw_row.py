@@ -19,7 +19,8 @@ class RawRow(RawBSONDocument):
 
     PyMongo's own class checks each document that it makes. `find_raw_batches` also makes and checks one
     object for each row. Making these objects takes longer than decoding the row. This class keeps only the
-    bytes. PyMongo reads fields of the answer that contains the rows, so this class can also return fields.
+    bytes. PyMongo uses this class for the whole answer too, and reads fields of the answer. Therefore this
+    class can also return fields.
     """
 
     __slots__ = ("_bytes", "_document", "_options")

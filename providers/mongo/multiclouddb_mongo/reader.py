@@ -292,7 +292,7 @@ class MongoReader(Reader):
                 return
 
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
-        """Raise the error for the change after this position, which the server cannot send."""
+        """Raise the error for the change after `place`; the server cannot send that change."""
         if error.code == IMAGE_MISSING:
             raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,

@@ -111,7 +111,7 @@ class ScanSource:
         return error.code in _GONE
 
     def gone(self, place: Range) -> Notice | None:
-        """Return what happened to a collection that no longer has its name.
+        """Return the notice for a collection that was dropped or renamed.
 
         Return None if the collection still has the name.
 

@@ -87,7 +87,7 @@ class Source:
             place: The position.
             batch_size: The maximum number of changes in one answer.
             await_ms: How long the server may delay an empty answer.
-            slim: True for changes without documents, to find out which change is at a position.
+            slim: True to omit the documents, if the caller only wants to know which change is next.
 
         Raises:
             PyMongoError: Raised if the server refuses the request, or for a network error.

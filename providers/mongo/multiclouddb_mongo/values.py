@@ -48,11 +48,11 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 """The codec that decodes events.
 
 The codec deliberately has no type registry: with a type registry, PyMongo's change stream decodes every event
-twice, and the first of these times in Python. `portable` converts the decimals instead.
+twice, and the first of these times in Python. Therefore `portable` converts the decimals, not the codec.
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)
-"""The codec for events that become text. Its times are in UTC and have no zone.
+"""The codec for events that become text. It decodes times to UTC without a time zone.
 
 For PyMongo, adding the zone takes longer than decoding the time, and `json_text` writes the same text with
 and without a zone.

@@ -651,7 +651,7 @@ class TestLimits:
         with watched(one.uri(appName=app, timeoutMS=1000)) as (client, _):
 
             def waited():
-                """Wait three times, because opening the stream again could hide every second failure."""
+                """Wait three times: opening the stream again could hide one failure, but not two in a row."""
                 feed = Feed(client, here, **asked(max_await_time_ms=10_000))
                 for _ in range(3):
                     assert feed.read(wait=1).events == ()

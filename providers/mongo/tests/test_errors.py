@@ -125,7 +125,7 @@ CODES = [
     (51091, "Regular expression is invalid: missing )", INVALID, False, "missing )"),
     (40323, "A pipeline stage must contain exactly one field.", INVALID, False, "exactly one field"),
     (17276, "Use of undefined variable: nonsense", INVALID, False, "undefined variable"),
-    (15000, "it is so", INVALID, False, "change what it names"),
+    (15000, "it is so", INVALID, False, "change the part that the server"),
     (14999, "it is so", PERMANENT, False, "list of error codes"),
     (40066, f"{AT_WORK}$switch found no branch for {KEY}", INVALID, False, "fails on a document"),
     (241, f"{AT_WORK}Failed to parse number '{KEY}' in $convert", PERMANENT, False, "fails on a document"),

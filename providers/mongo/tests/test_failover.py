@@ -141,7 +141,7 @@ def killed(cluster):
 
 @contextmanager
 def paused(cluster):
-    """Pause the current primary. At the end, it continues."""
+    """Pause the current primary, and resume it at the end of the block."""
     member = cluster.wait_primary()
     cluster.pause(member)
     try:

@@ -131,7 +131,7 @@ class TestEnd:
 
 
 class TestPlanned:
-    """Ranges, read in the same way as by Spark, contain all events and nothing else."""
+    """Tests ranges that are planned and read as Spark does: they contain all events, each exactly once."""
 
     @pytest.mark.parametrize("most", [None, 1, 2, 100])
     def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):

@@ -1,4 +1,5 @@
-"""Tests the options that only MongoDB has. They are typed, frozen, and stored in the token if needed."""
+"""Tests the options that only MongoDB has. The options are typed and frozen, and are stored in the token if
+needed."""
 
 import functools
 

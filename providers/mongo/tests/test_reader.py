@@ -407,7 +407,7 @@ class TestNothingLost:
 
 
 class TestParts:
-    """Tests that a change that is sent in parts is returned as one change. There is no position within it."""
+    """Tests that a change sent in parts is returned as one change, with no position between the parts."""
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 10])
     @pytest.mark.parametrize("page", [1, 2, 10])

@@ -185,7 +185,7 @@ class TestKeys:
 
 
 def rest(url, database, tokens):
-    """Return, for each token, the keys of the rows that a new client still reads."""
+    """Return, for each token, the keys of the rows that a new client reads from this token on."""
     address = ResourceAddress(database, "mixed")
     found = []
     for token in tokens:

@@ -23,7 +23,8 @@ COLLECTION = "items"
 KEYS = 12
 MAJORITY = pymongo.WriteConcern(w="majority")
 LONG = 90.0
-"""The number of seconds to wait before a test fails. Every outage in these tests is shorter."""
+"""The number of seconds to wait before a test fails. Every outage in these tests is shorter than this
+wait."""
 STUCK = 60.0
 """The number of seconds that may pass without progress while every server works.
 
@@ -33,13 +34,14 @@ The number is larger than any backoff.
 
 @attrs.frozen
 class Change:
-    """One change. The writer makes it, and an application must receive it."""
+    """One change, which the writer makes and an application must receive."""
 
     type: ChangeType
     key: str
     n: int | None  # None for a delete
     before: int | None = attrs.field(default=None, eq=False)
-    """The number of the earlier change that this change replaces or deletes. No event contains it."""
+    """The number of the earlier change that this change replaces or deletes. Events do not contain this
+    number."""
 
 
 def seen(event):

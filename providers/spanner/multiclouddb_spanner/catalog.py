@@ -210,7 +210,7 @@ def columns_at(
 
 
 def check_provisioned(info: ChangeStreamInfo, spec: FeedSpec) -> None:
-    """Refuse a request for rows that the records of the stream do not contain.
+    """Refuse a request that needs old or new rows if the stream's records do not contain such rows.
 
     Raises:
         ProviderFault: `UNSUPPORTED_CAPABILITY` with a message that contains the statement to run.

@@ -199,7 +199,7 @@ class SpannerFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """Compare the token with a listing for a time up to which all its partitions have been read.
+        """Compare the token with the partitions that are alive at a time up to which the token was read.
 
         The service does not name parents. Therefore the method gives an answer only if all partitions of the
         token are alive at that time. In that case these partitions contain all keys, and any other live

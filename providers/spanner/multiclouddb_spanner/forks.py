@@ -28,7 +28,7 @@ _GRPC_THREADS: Final = ("(channel_spin)", "(managed_target)")
 
 
 class Caller(Protocol):
-    """An object whose calls go on when its method has returned."""
+    """An object whose calls may still be running after its methods have returned."""
 
     def interrupt(self) -> list[Any]:
         """Cancel all calls, without waiting for their ends. Return the calls."""

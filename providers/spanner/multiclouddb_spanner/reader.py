@@ -197,7 +197,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes. Return their size, and True if no change is left."""
+        """Take the available changes. Return their size in bytes, and True if no more are available."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -366,7 +366,7 @@ def _from(place: Place) -> Cut:
 
 
 def _last_of(until: Cut) -> int:
-    """Return the latest time that can have changes before a bound."""
+    """Return the latest commit time for which changes can lie before the bound `until`."""
     return until.at if until.delivered else until.at - 1
 
 

@@ -129,7 +129,7 @@ def _kind(type_: Any) -> dict[str, Any]:
 
 @attrs.frozen(eq=False)
 class _Mapper(Mapper):
-    """Maps rows that were read as of the same time.
+    """Maps rows that were all read at the same timestamp.
 
     Attributes:
         view: The properties that are the same for all events of the segment.
@@ -197,7 +197,7 @@ class SegmentReader(Reader):
     Args:
         scans: The information about the table that the scans of the feed share.
         view: The properties that are the same for all events of the segment.
-        span: The segment, with the position in it at which to start.
+        span: The segment, including the position at which the read starts.
     """
 
     def __init__(self, scans: Scans, view: View, span: Span) -> None:

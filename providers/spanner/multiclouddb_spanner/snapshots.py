@@ -66,7 +66,7 @@ _MARGIN: Final = 120 * _SECOND
 
 
 def floor_of(at: int) -> str:
-    """Return the `order_key` of rows at a given time.
+    """Return the `order_key` of the rows of a snapshot taken at the given time.
 
     This floor is greater than the `order_key` of every change up to this time, and less than the `order_key`
     of every later change.

@@ -1,4 +1,4 @@
-"""Provides emulators for the tests of this provider. All tests of a worker share them."""
+"""Provides emulators for the tests of this provider. All tests of a worker share its emulators."""
 
 import os
 

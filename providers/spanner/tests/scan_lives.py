@@ -3,8 +3,8 @@
     python scan_lives.py URL DATABASE TABLE ORDER
 
 The program merges rows and changes by key and `order_key`. When the scan is over, the program prints
-"scanned". After the program has been told to stop, it continues until it is idle. Then it prints the number
-of processes and the rows.
+"scanned". After the program has been told to stop, it continues until it is idle. At the end, the program
+prints the number of processes and the rows.
 """
 
 import json

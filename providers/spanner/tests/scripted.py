@@ -1,4 +1,4 @@
-"""Provides the scripted server for the tests of this provider, with a database and network failures."""
+"""Provides the scripted server for this provider's tests, with a database and with network failures."""
 
 import base64
 import itertools

@@ -1,5 +1,4 @@
-"""Tests that the model finds defects. With each of the defects, a run fails that passes without the
-defect."""
+"""Tests that the model finds defects. A run that passes without a defect must fail with each defect."""
 
 from importlib import import_module
 from pathlib import Path

@@ -64,7 +64,7 @@ def refused(category, call, *arguments, **settings):
 
 @pytest.fixture
 def made(still):
-    """Make tables. Return the address and the table of each."""
+    """Provide a function that makes a table, and returns the table and its address."""
     tables = []
 
     def make(**settings):

@@ -51,7 +51,7 @@ class Execution:
 
     @property
     def equalities(self) -> dict[tuple[str, ...], Any]:
-        """Map each path whose property must have a certain value because of the filter to this value."""
+        """Map paths to values: the filter matches only documents that have these values at these paths."""
         source = self.select.source
         if source is None or source.path is not None:
             return {}

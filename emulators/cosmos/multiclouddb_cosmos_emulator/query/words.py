@@ -64,7 +64,7 @@ class Words:
         return syntax_error(self.next.text, self.next.start, self.next.end)
 
     def since(self, token: Token) -> str:
-        """Return the text that has been read since a token, as written."""
+        """Return the query's text from the given token to the last token that was read."""
         last = self._tokens[self._place - 1]
         return self._text[token.start : last.end]
 

@@ -68,7 +68,7 @@ class LocalDynamo(Server):
             raise ServerUnavailableError(f"DynamoDB Local did not start: {error}\n{said}") from error
 
     def close(self) -> None:
-        """Kill the server. It stores nothing that would need an orderly shutdown.
+        """Kill the server. The server stores nothing that an orderly shutdown would have to save.
 
         The method may be called twice.
         """

@@ -155,7 +155,7 @@ def inherited(path: str) -> MulticloudDbError:
         path,
         "was in use in the parent process when it forked, and SQLite cannot use it in such a child",
         "open the file in a process that is started with the method 'spawn' or 'forkserver' of "
-        "multiprocessing, or"
+        "multiprocessing, or "
         "fork while no call, no scan and no connection of your own uses it",
     )
 

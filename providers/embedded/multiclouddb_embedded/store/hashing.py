@@ -33,6 +33,6 @@ def partition_hash(identity: bytes) -> int:
 
 
 def even_ranges(count: int) -> list[tuple[int, int]]:
-    """Return `count` adjacent ranges `[low, high)` of about equal size. Together they cover every hash."""
+    """Return `count` adjacent ranges `[low, high)` of about equal size, which together cover every hash."""
     bounds = [HASH_END * number // count for number in range(count + 1)]
     return list(pairwise(bounds))

@@ -86,7 +86,7 @@ class Session(Holder):
             self._drop()
 
     def let_go(self) -> None:
-        """Close the connection, unless a transaction is open. The next call opens it again."""
+        """Close the connection, unless a transaction is open. The next call opens a new connection."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._connection is not None and not self._connection.in_transaction:

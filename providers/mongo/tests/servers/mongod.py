@@ -282,7 +282,7 @@ class ReplicaSet:
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
 
     def pause(self, member: str) -> None:
-        """Make a member hang. Its connections stay open, but it does not answer."""
+        """Make a member hang: the member's connections stay open, but the member does not answer."""
         process = self._processes[member]
         process.send_signal(signal.SIGSTOP)
         # The signal takes a moment to arrive. Until then, the member would still answer commands.

@@ -94,7 +94,7 @@ class Emulator:
         return made
 
     def stop(self):
-        """Stop the emulator. Its data is lost."""
+        """Stop the emulator; all its data is lost."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
