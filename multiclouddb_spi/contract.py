@@ -234,7 +234,7 @@ class Reader(ABC):
         Raises:
             RecordFault: Raised with index 0 if the first record at this position cannot be fetched.
             Exception: Any error from the vendor's client. The engine then closes this reader and opens
-                another reader at the last position, so a failed reader does not have to work again.
+                another reader at the last position, so a reader need not be usable after an error.
         """
 
     @abstractmethod
@@ -362,8 +362,8 @@ class Feed(ABC):
         Returns:
             For each partition id in the request: `Drained`, `Ended`, or, as long as no child is known,
             `Awaiting`. A later answer may omit a child that an earlier answer named. An answer must show the
-            current state of the service; it must not come from a cache. The default implementation raises,
-            because it is meant for a service whose partitions have no children.
+            current state of the service; it must not come from a cache. The default implementation raises an
+            error; a provider can keep it only if partitions of its service never have children.
         """
         raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
 

@@ -26,8 +26,9 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
   `partition_id` the public id of the segment.
 - *Floor.* The floor is the `order_key` of every row. It is greater than the `order_key` of every change that
   the scan certainly shows, and less than the `order_key` of every change that is committed after `snapshot`
-  has returned. The floor is never empty. If no such text exists (because the service's `order_key` is not
-  known before the stream is read), the floor is less than every change, and the capability's note says so.
+  has returned. The text of the floor is never empty. If no such text exists (because the service's
+  `order_key` is not known before the stream is read), the floor is less than every change, and the
+  capability's note says so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
   stream. The stream may return a change again although the scan has already shown its result.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. A
@@ -246,7 +247,7 @@ def snapshot_event_ids(plan_id: str, names: Sequence[str], columns: Sequence[Seq
 
 
 def _is_plain(column: Sequence[Any]) -> bool:
-    """Return True if JSON writes the values in the same way as `MulticloudDbKey.canonical`."""
+    """Return True if each value has the same text in JSON as in `MulticloudDbKey.canonical`."""
     kinds = set(map(type, column))
     if kinds <= {str}:
         return True

@@ -117,7 +117,7 @@ def test_every_attribute_is_that_of_the_one_inside(of, name):
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda each: each.__name__)
 class TestProtocols:
     def wrappers(self, protocol):
-        """Return the wrappers that have the protocol of their wrapped object."""
+        """Wrap objects that implement the protocol, and return the wrappers that implement it too."""
         pairs = [(wrapped(inner), inner) for inner in (inside(of, protocol) for of in CONTRACT)]
         return [(outer, inner) for outer, inner in pairs if isinstance(outer, protocol)]
 

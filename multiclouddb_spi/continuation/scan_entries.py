@@ -1,8 +1,8 @@
 """Keeps a snapshot scan in a lineage: the plan, the segments, and the partitions that wait for the end.
 
 A plan is one entry. The plan stays in the lineage until every segment is defined and read. Therefore, a
-partition that waits for the plan waits for the whole scan, even if segments are split. `Lineage` is the only
-subclass.
+partition can wait for the end of the whole scan by waiting for this entry, even if segments are split.
+`Lineage` is the only subclass.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def looked(feed: Feed, partition_id: str, watched: int) -> int:
         watched: The duration of the search so far, in tenths of a second.
 
     Returns:
-        The new duration of the search. The duration grows by the time since the last search of this process;
-        if that time is unknown, the duration does not grow.
+        The new duration of the search. It includes the time since this process last searched for the
+        children. If this process has not searched before, the duration stays the same.
     """
     now = time.monotonic()
     with _lock:

@@ -57,8 +57,8 @@ class PartitionReader:
         fetches: The number of fetches that have finished.
         window: The number of records that the next fetch requests; it grows while the reader is reused.
         not_before: The monotonic time before which another request is not useful.
-        asked_at: The monotonic time at which the last fetch started; the answer says nothing about later
-            times.
+        asked_at: The monotonic time at which the last fetch started. The answer does not show what happened
+            after this time.
         retries: The number of retries of the last fetch.
         trouble: The reason for the last retry of the running fetch, or None.
         waiting: True while the running fetch waits for new records, because there were none when it started.

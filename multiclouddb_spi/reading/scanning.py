@@ -167,7 +167,7 @@ class Scanning:
         )
 
     def share_no_more(self) -> bool:
-        """Let any partition with records use the kept places; return False if this was already allowed."""
+        """Let all partitions use the places reserved on the page; return False if they already could."""
         shared, self._stream_first = self.is_sharing(), False
         self._unasked.clear()
         self._kept = 0

@@ -29,7 +29,7 @@ _DOCUMENT: Final = "new_item_state"
 _SNAPSHOT: Final = "multiclouddb-snapshot"
 """The name of the transaction that records the merge of a snapshot.
 
-A second transaction, whose name also contains the id of a snapshot, records how far that snapshot was merged.
+Another transaction records how far the snapshot was merged; its name also contains the id of the snapshot.
 """
 _BEGUN: Final = 0
 _ENDED: Final = 1
@@ -54,7 +54,7 @@ class Target:
             raise _missing(where)
 
     def has(self, app_id: str, batch_id: int) -> bool:
-        """Return True if this batch or a later batch was merged completely."""
+        """Return True if the table already contains all changes of this batch or of a later batch."""
         last = None if self._table is None else self._table.transaction_version(app_id)
         return last is not None and last >= batch_id
 

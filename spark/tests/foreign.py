@@ -1,4 +1,4 @@
-"""Defines another Python data source of the session. Spark finds it in the same way as this project's."""
+"""Defines a Python data source that does not belong to this project. Spark finds both in the same way."""
 
 SOURCE = """
 from pyspark.sql.datasource import DataSource, DataSourceReader

@@ -1,4 +1,4 @@
-"""Tests that audits find every partition that a service listed or named too late, and read nothing twice."""
+"""Tests that audits find all partitions that a service reported too late, and that nothing is read twice."""
 
 import os
 import random

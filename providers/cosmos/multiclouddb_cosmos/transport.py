@@ -228,7 +228,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send a request. If it asks for a page, examine the answer."""
+        """Send a request. If the request asks for a page, examine the answer."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
             answer = super().send(request, **kwargs)

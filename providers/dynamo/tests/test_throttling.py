@@ -319,7 +319,7 @@ class TestListing:
 
 
 class Script:
-    """The answers of a stream, in the order of the script. A text represents an error."""
+    """The answers of a stream, in the order of the script. A text in the script stands for an error."""
 
     def __init__(self, *answers):
         self.answers = deque(answers)

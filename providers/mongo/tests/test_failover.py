@@ -246,7 +246,7 @@ class TestOutage:
         return proxied.client()[database].create_collection(COLLECTION)
 
     def begin(self, proxied, client, items, trouble):
-        """Return a request in the middle of a feed. From then on, no member answers."""
+        """Return a request that continues in the middle of a feed, and stop all members from answering."""
         start = ChangeFeedRequest(ResourceAddress(items.database.name, COLLECTION), Now())
         token = client.read_changes(start).continuation_token
         items.insert_one({})

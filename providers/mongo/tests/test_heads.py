@@ -163,7 +163,7 @@ class TestCost:
         assert world.changes_sent() == MANY
 
     def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
-        """The test plans as Spark's `availableNow` does: a target, the step to it, and an empty step."""
+        """The test plans like Spark's `availableNow`: a target, a step to the target, and an empty step."""
         world = make()
         world.start()
         world.write(*range(MANY))

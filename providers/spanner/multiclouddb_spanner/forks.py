@@ -43,7 +43,7 @@ class Interrupted(ProviderFault):
 
 
 class _Process:
-    """What is known about this process.
+    """The calls, threads and forks of this process.
 
     Attributes:
         changed: Notified when one of the next three values changes. Its lock protects them.

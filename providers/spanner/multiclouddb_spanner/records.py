@@ -164,7 +164,7 @@ class Shapes:
         """Return the shape (columns and converters) of some columns.
 
         Args:
-            key: The column descriptions as bytes, in any form.
+            key: The column descriptions, serialized to bytes in any format.
             columns: A function that parses the bytes to names and types.
         """
         shape = self._known.get(key)

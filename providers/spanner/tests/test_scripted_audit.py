@@ -38,8 +38,8 @@ def left_out(items):
 
 
 def audited(items, token, count=COUNT):
-    """Read all changes, with an audit at each page. Return the events and the partitions that were found
-    late."""
+    """Read all changes, with an audit at each page. Return the events, and the notices about
+    partitions that were found late."""
     config = attrs.evolve(ClientConfig("spanner", {"url": items.scripted.url}), coverage_audit_seconds=0)
     events, late = [], []
     with open_client(PLUGIN, config) as client:

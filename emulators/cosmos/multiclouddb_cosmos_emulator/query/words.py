@@ -1,4 +1,4 @@
-"""Reads the tokens of a query."""
+"""Reads the text of a query token by token, for the parser."""
 
 from __future__ import annotations
 
