@@ -83,7 +83,7 @@ class Bench:
     scale: float = 1.0
 
     def size(self, full: int, least: int = 1) -> int:
-        """Return this amount of work, scaled down from a real run."""
+        """Return an amount of work: the amount of a full run, multiplied by the scale of this run."""
         return max(least, round(full * self.scale))
 
 

@@ -316,7 +316,7 @@ class Feed(ABC):
             deadline: The time limit.
 
         Returns:
-            Seeds. Each of their parents either is a seed in the same list or no longer exists. Together, the
+            Seeds. Each parent of a seed either is a seed in the same list or no longer exists. Together, the
             seeds cover the scope: every later partition descends from one of the seeds. Empty if
             `partition_id` is unknown.
 
@@ -463,7 +463,7 @@ class Feed(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
-        """Free the feed's resources; may be called more than once. The engine closes the readers first."""
+        """Free the feed's resources; may be called more than once, and only after all readers are closed."""
 
 
 class Provider(ABC):

@@ -120,7 +120,8 @@ def settle(
         feed: The feed of the lineage.
         lineage: Changed in place.
         entries: The partitions whose children were searched for.
-        outcomes: The answers of the service; the service was not asked about a partition without an answer.
+        outcomes: The answers of the service. If a partition has no answer, the service was not asked about
+            it.
         seconds: How long to search for more children.
         end: A function that applies an outcome to the lineage, and returns the ids that start.
 

@@ -272,7 +272,7 @@ class Planner:
         deadline: Deadline,
         target: Target | None,
     ) -> dict[str, Head]:
-        """Find the position up to which to read each partition; `max_records` limits their total."""
+        """Find the position up to which to read each partition; in total, read at most `max_records`."""
         if max_records is None:
             return clip(self._feed, self._ask(wanted, None, mover, deadline), target)
         heads: dict[str, Head] = {}

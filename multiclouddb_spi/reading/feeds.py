@@ -34,7 +34,8 @@ class FeedCache:
     use. The limit on feeds is as high as the limit on readers, because each partition key with its own scope
     needs a feed, and a worker may read thousands of keys in turn. Above the limit, feeds that were used in
     the last minute remain open, and each additional feed is closed after its call. The cache does not close
-    the feeds that were unused for longest, because a worker that reads keys in turn needs them next.
+    the feeds whose last use was the longest ago, because a worker that reads many keys in turn needs exactly
+    these feeds next.
 
     Args:
         fetcher: Runs calls.

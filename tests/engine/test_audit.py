@@ -78,7 +78,8 @@ class Forest:
                 self.sim.hide(name, self.dice.randrange(1, 9))
 
     def page(self, audits):
-        """Return one page of a new process, which searches for more children only once."""
+        """Read one page in a new process, which asks only once whether ended partitions have more
+        children."""
         self.bench.connect(child_watch_seconds=0, coverage_audit_seconds=audits)
         try:
             page = self.bench.page(self.place, self.dice.choice([0, 1, 3]))

@@ -1,6 +1,6 @@
 """A deterministic, partitioned log in memory: writes, splits, merges, retention, and its own clock.
 
-The log contains nothing about its readers. It keeps every written change as the truth for oracles.
+The log stores no information about its readers. It keeps every written change as the truth for oracles.
 """
 
 from __future__ import annotations

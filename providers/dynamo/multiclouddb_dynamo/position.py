@@ -291,7 +291,7 @@ def join(places: Iterable[Place]) -> Place:
 def seconds_at(place: Place) -> int | None:
     """Return a lower limit on the times of the records after a position, in seconds since 1970.
 
-    Return None if it is unknown.
+    Return None if no limit is known.
     """
     match place:
         case After(_, time) | Start(time):

@@ -155,7 +155,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Take one change of any kind. Return False if reading ends with this change.
+        """Process one change or other event of the stream. Return False if reading ends with it.
 
         Raises:
             ProviderFault: Raised if the caller's pipeline has removed a required field.

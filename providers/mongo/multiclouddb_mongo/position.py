@@ -233,9 +233,9 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
     Args:
         place: The position.
         until: The bound.
-        at_end: True if the whole log was scanned. A mark that was taken at the end of the log contains the
-            time of the next operation. Until this operation exists, no answer contains that time, and nothing
-            lies between the position and the mark.
+        at_end: True if the whole log was scanned. If a bound was taken at the end of the log, its time is
+            that of the next operation, which may not exist yet. Until then, no answer contains this time, so
+            the end of the log counts as the bound.
     """
     order = compare(place, until)
     if order is not None and order >= 0:

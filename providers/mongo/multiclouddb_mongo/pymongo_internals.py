@@ -298,7 +298,7 @@ def interrupt(client: MongoClient[Any]) -> None:
     """End all receive calls of a client that is about to be closed, within half a second.
 
     If the network drops all packets, these receives would last forever: PyMongo's monitor would end them, but
-    the monitor ends with the client. No public interface does the same.
+    the monitor ends with the client. PyMongo has no public function that ends a running receive.
     """
     servers = getattr(getattr(client, "_topology", None), "_servers", {})
     for server in list(servers.values()):

@@ -99,7 +99,7 @@ class ReplicaSet:
         election_ms: int = ELECTION_MS,
         parameters: Mapping[str, object] | None = None,
     ) -> None:
-        """Start the set.
+        """Start the replica set.
 
         When the call returns, the set has a primary that every other member follows.
 
