@@ -33,8 +33,8 @@ class ChildPartition:
     """The ids of all parents, including the ended partition; read the child only after you have read all
     parents."""
     continuation_token: str = attrs.field(repr=shorten, validator=is_a(str))
-    """The token of the position from which to read the child. A read that starts from the id alone could miss
-    changes."""
+    """The token of the position from which to read the child. A read that starts with only the child's id
+    could miss changes."""
 
 
 @attrs.frozen

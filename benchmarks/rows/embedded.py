@@ -81,7 +81,7 @@ def embedded_events(bench: Bench) -> Iterator[Sides]:
     against=_BARE,
 )
 def embedded_arrow(bench: Bench) -> Iterator[Sides]:
-    """This row reads events as columns."""
+    """Measure reading events as Arrow columns."""
     yield from _arrow(bench, 10_000)
 
 

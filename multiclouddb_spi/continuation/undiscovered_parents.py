@@ -55,7 +55,7 @@ class UndiscoveredParents:
         Call this method only after every active partition was asked in this call and none had more records.
 
         Returns:
-            True if no child waits, so that the feed is idle.
+            True if no child waits for a parent, which means that the feed is idle.
         """
         child = self._oldest()
         if child is None:

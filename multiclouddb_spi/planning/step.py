@@ -71,9 +71,9 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
     """Return the ranges between two lineages of one feed; pure.
 
     Args:
-        before: As in `Step`.
-        after: As in `Step`.
-        ends: As in `Step`.
+        before: See `Step.before`.
+        after: See `Step.after`.
+        ends: See `Step.ends`.
     """
     until = {**ends}
     until.update({entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)})

@@ -78,8 +78,7 @@ class Forest:
                 self.sim.hide(name, self.dice.randrange(1, 9))
 
     def page(self, audits):
-        """Read one page in a new process, which asks only once whether ended partitions have more
-        children."""
+        """Read one page in a new process, which asks for more children of ended partitions only once."""
         self.bench.connect(child_watch_seconds=0, coverage_audit_seconds=audits)
         try:
             page = self.bench.page(self.place, self.dice.choice([0, 1, 3]))

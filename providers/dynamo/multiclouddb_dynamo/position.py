@@ -229,7 +229,7 @@ def without_iterator(place: Place) -> Place:
 
 
 def without_trail(cursor: Cursor) -> Cursor:
-    """Return the cursor without the parts that only save calls.
+    """Return the cursor without the parts that are needed only to make fewer calls.
 
     A `Now` position keeps these parts, because two positions of the same second differ only in them.
     """

@@ -281,7 +281,7 @@ class TestHead:
         assert world.heads(cursor) == expected
 
     def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
-        """A change is the head even if the member that returned the end has not replicated the change yet."""
+        """A change can be the head even if it is later than the end of the log on another member."""
         world = make()
         cursor = world.start()
         before = world.feed._source.now()

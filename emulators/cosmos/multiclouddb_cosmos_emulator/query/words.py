@@ -60,7 +60,7 @@ class Words:
         return self.take().text
 
     def error(self) -> ServiceError:
-        """Return the error that the next token is not allowed here."""
+        """Return the syntax error for a next token that is not allowed at this place."""
         return syntax_error(self.next.text, self.next.start, self.next.end)
 
     def since(self, token: Token) -> str:
