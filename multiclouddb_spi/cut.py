@@ -55,7 +55,7 @@ class Cut:
         Args:
             at: The commit of the change.
             name: The order that contains the change, or the change itself.
-            mark: The place of the change in the order.
+            mark: The mark of the change, which shows its place in that order.
         """
         if at != self.at:
             return at < self.at

@@ -2,10 +2,10 @@
 
 A partition that no longer exists names no children, and a partition that the service still lists may descend
 from several such partitions. The listed partition has to start after all of them, so that it is read once and
-in order. Therefore, the listed partition waits for a lost entry of the lineage as if the entry were a parent.
-When the loss of that entry is detected, the partition waits for the next such entry. The engine never relies
-on another entry to name a listed partition, because a lost entry may still end normally, with records that
-were read before, and then it names only its own children.
+in order. Therefore, the listed partition waits for one lost entry of the lineage as if the entry were a
+parent. As soon as the engine detects that this entry is lost, the listed partition waits for the next lost
+entry. The engine never relies on another entry to name a listed partition, because a lost entry may still end
+normally, with records that were read before, and then it names only its own children.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
 list only open partitions, or list a partition late. `Feed.oldest` finds out: if a partition can still be

@@ -265,7 +265,7 @@ class Target:
 def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:
     """Read the documents of a table that `merge_into_delta` writes, without the tombstones.
 
-    In SQL, `WHERE _deleted_at IS NULL` gives the same rows.
+    A SQL query with `WHERE _deleted_at IS NULL` returns the same rows as this function.
 
     Args:
         table_path: As for `merge_into_delta`.

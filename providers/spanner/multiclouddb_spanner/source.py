@@ -44,7 +44,7 @@ class Slots:
     """Limits the number of answers that stay open between two reads.
 
     Each open answer occupies a stream of the gRPC connection. A gRPC connection carries at most a hundred
-    streams at a time. Any further stream would have to wait until one of them ends.
+    streams at a time; every further stream would have to wait until another stream ends.
 
     Args:
         most: The maximum number of open answers.

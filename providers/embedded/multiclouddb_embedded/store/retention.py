@@ -1,4 +1,4 @@
-"""Removes old changes from the log. Documents are not removed."""
+"""Removes old changes from the log, but no documents."""
 
 from __future__ import annotations
 
