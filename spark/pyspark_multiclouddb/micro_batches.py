@@ -123,9 +123,9 @@ class MicroBatches:
 
         Returns:
             The object `start` itself if there is nothing to read. Spark then asks again without a pause, so
-                this answer is reused for `pollInterval`. A position that moved without a record is also returned as an
-                end, at the first call and then once per `idleCheckpointInterval`. Otherwise the position in
-                the checkpoint would expire.
+                this answer is reused for `pollInterval`. A position that moved without a record is also
+                returned as an end, at the first call and then once per `idleCheckpointInterval`. Otherwise
+                the position in the checkpoint would expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
