@@ -102,7 +102,8 @@ class Row:
         unit: The unit of the figures.
         at_most: True if less is better.
         pairs: The number of counted pairs of runs.
-        warm_up: False if every run is a separate process.
+        warm_up: True to run both sides once before the measurement; not needed if each run is a separate
+            process.
         same_work: False if the two sides read different amounts on purpose. The sides then check their
             amounts themselves.
         reason: The known cause of a missed goal, from a profile.

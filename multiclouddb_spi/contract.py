@@ -12,7 +12,7 @@ The following rules apply to every method in this module:
 
 - *What is optional.* A method for an optional feature has a default implementation, which is correct for a
   service without the feature. A feature that only some services offer is a small protocol, `Supports…`. If a
-  provider does not implement the protocol, the engine does not use the feature.
+  provider does not implement the protocol of a feature, the engine does not use the feature.
 - *Who retries.* The engine retries. A provider does not retry calls and does not wrap errors. A provider does
   not catch the vendor's exceptions, because `Provider.classify` later classifies each exception from its
   contents alone. A provider raises `ProviderFault` for problems that it finds itself, and for errors whose

@@ -158,7 +158,7 @@ def spanner_events_single(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def spanner_arrow(bench: Bench) -> Iterator[Sides]:
-    """This row reads events in the form that Spark needs."""
+    """Measure reading events as Arrow batches, which Spark needs."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_arrow(changes), lambda: _by_hand(changes))
 

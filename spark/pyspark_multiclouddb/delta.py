@@ -106,7 +106,7 @@ class Target:
         return self._table is not None
 
     def begin(self, scan: Scan) -> None:
-        """Before the first rows of a snapshot are merged, record that everything in the table is older.
+        """Mark all rows of the table as older than a snapshot, before the snapshot's first rows are merged.
 
         Then the rows of the snapshot, and every change after it, win over the rows in the table. Rows whose
         `order_key` is lower than the floor do not have to be changed. All other rows get the lowest

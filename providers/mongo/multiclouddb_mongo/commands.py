@@ -324,7 +324,7 @@ class _Untimed(SON[str, Any]):
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
     """Make calls of pymongo inside the block end within `seconds`.
 
-    0 means no limit. None keeps the outer limit.
+    0 means no limit. None keeps the limit that is already in effect.
     """
     return nullcontext() if seconds is None else pymongo.timeout(seconds)
 

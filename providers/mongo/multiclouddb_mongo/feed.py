@@ -382,8 +382,8 @@ def _bound(start: Place, until: Place) -> Place:
     """Return the position at which a reader stops.
 
     If the bound is a mark, the reader stops as soon as the server has no more changes before the mark. A
-    lagging member of the replica set may have no changes at the start although changes exist. Therefore, if a
-    mark lies directly after the start, the reader stops only when the server itself has passed the mark.
+    lagging member of the replica set may return no changes after the start although changes exist. Therefore,
+    if a mark lies directly after the start, the reader stops only when the server itself has passed the mark.
     """
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)
