@@ -169,7 +169,7 @@ class SupportsBackfill(SupportsSnapshot, Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The plan; None if the partition does not exist.
+            The plan of the scan; None if `partition_id` is unknown.
         """
         ...
 

@@ -29,7 +29,7 @@ MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
 
 class Answer(str):
-    """Stands for an answer or an argument of a call, or for a wrapped feed or provider."""
+    """A text that stands for an argument or answer of a call, or for a wrapped feed or provider."""
 
     spec = identity = provider_id = options_type = page_records = None
 

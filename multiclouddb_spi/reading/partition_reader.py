@@ -114,7 +114,7 @@ class PartitionReader:
         self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
-        """Change the number of bytes that this reader holds in the budget; None leaves a number unchanged.
+        """Change the number of bytes that this reader holds in the budget; None keeps the previous value.
 
         Args:
             ask: The bytes reserved for the running fetch, or of its batch until the fetch has landed.

@@ -234,7 +234,7 @@ class MicroBatches:
         return end
 
     def _check_kept(self, connection: Connection, before: Lineage) -> None:
-        """If another snapshot is allowed, find expired positions before planning the ranges from them."""
+        """If a loss may start another snapshot, find expired positions before ranges are planned."""
         due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
         if due and isinstance(self.settings.on_loss, Resnapshot):
             connection.opened.call("plan", lambda deadline: check_kept(connection.feed, before, deadline))

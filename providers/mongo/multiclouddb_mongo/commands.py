@@ -220,7 +220,8 @@ class Commands:
             options: Fields of `RunCursorCommandOptions`.
 
         Raises:
-            MulticloudDbError: Raised as by `run_command`, and if two options exclude each other.
+            MulticloudDbError: Raised for the same reasons as by `run_command`, and if two options exclude
+                each other.
             ProviderFault: The errors of `run_command`, and `INVALID_REQUEST` if the reply is not a cursor.
             Exception: Raised as by `run_command`.
         """

@@ -225,7 +225,7 @@ def watch_otherwise(
 
     Args:
         target: A collection, a database, or the database `admin` for the cluster.
-        scope: The kind of the target.
+        scope: The scope of the feed, which decides the kind of stream to open.
         stages: The pipeline.
         settings: The keyword arguments that `watch` accepts.
     """

@@ -1,6 +1,6 @@
 """Runs replica sets of real mongod processes.
 
-Tests can kill, pause or disconnect them, or force an election.
+Tests can kill, pause or disconnect each process, or force an election.
 """
 
 import contextlib

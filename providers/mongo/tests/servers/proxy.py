@@ -88,7 +88,7 @@ class Proxy:
             link.join()
 
     def troubles(self, link: "_Link") -> bool:
-        """Return True if a connection's bytes must be dropped; if the network is cut, reset the connection."""
+        """Return True if a connection's bytes must be dropped; if the network is cut, reset it."""
         with self._lock:
             if link.spared:
                 return False
