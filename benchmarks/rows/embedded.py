@@ -64,7 +64,7 @@ def through_arrow(path: Path, max_page_size: int) -> Done:
     shown=(bare_loop,),
 )
 def embedded_events(bench: Bench) -> Iterator[Sides]:
-    """This row reads events as objects."""
+    """Measure reading events as Python objects."""
     path = bench.folder / "store.db"
     fill(path, bench.size(_EVENTS))
     yield Sides(lambda: through_the_client(path), lambda: bare_loop(path))

@@ -55,8 +55,8 @@ def pause_after(watched: int) -> float:
 def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
     """Return whether to search for more children of a partition now.
 
-    If no child is known, the engine searches at once, because the feed cannot continue without a child. A
-    process that has not searched yet also searches at once.
+    If no child is known, the engine searches at once, because the feed cannot continue without a child. The
+    first search in a process also happens at once.
 
     Args:
         feed: The feed that contains the partition.

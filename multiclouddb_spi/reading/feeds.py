@@ -124,7 +124,7 @@ class FeedCache:
         Args:
             feed: The feed.
             deadline: The time limit of the call.
-            fresh: True to ask the service in any case, as `asked_now` does.
+            fresh: True to ask the service even if this process could compute the time, as `asked_now` does.
         """
         failed = self._mute.get(id(feed))
         if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):

@@ -92,9 +92,9 @@ def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
 def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
     """Return the partitions that were open at the token's latest position but are not in the token.
 
-    Such a partition cannot have been read, because its descendants would be later than that position. If all
-    partitions of the token were also open at that position, the missing partition is not a descendant of any
-    of them, so the token will never reach it.
+    Such a partition cannot have been read: if it had been, the token would contain its descendants, which
+    begin after that position. If all partitions of the token were also open at that position, the missing
+    partition is not a descendant of any of them, so the token will never reach it.
     """
     moment = max((_commit(cursor) for entry in tracked.values() for cursor in entry.cursors), default=0)
     alive = {part.id for part in view.sim.partitions.values() if view.covers(part) and part.alive_at(moment)}

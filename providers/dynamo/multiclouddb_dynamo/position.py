@@ -66,7 +66,7 @@ _MOST_ITERATOR: Final = 2048  # the maximum length in the service model
 
 @attrs.frozen
 class Trail:
-    """The progress of a search that has not found any record yet. Its only purpose is to save calls.
+    """The progress of a search that has not found any record yet, kept only to save calls.
 
     Attributes:
         iterator: The iterator of the last answer, which is valid for 15 minutes.

@@ -43,7 +43,7 @@ def no_pace(monkeypatch):
 
 @pytest.fixture(scope="module")
 def thousand():
-    """Provide a shared world, because making it takes long."""
+    """Provide a world with many shards, which all tests share because it takes long to make."""
     with World(shards=SHARDS) as made:
         yield made
 

@@ -171,7 +171,7 @@ class MongoFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the end of the log, if there is a change before it.
+        """Return the end of the log as the head, if the stream has a change before that end.
 
         To check this, the method reads one change. A head with a limit, and a head that may lie after the end
         of a stream, must be found by reading. For a database, and for a collection that need not exist, the

@@ -55,7 +55,7 @@ def audited(items, token, count=COUNT):
 
 
 def fill(items, part):
-    """Write a third of the changes. They belong to ten keys."""
+    """Write one of three equal parts of the changes: one change for each of ten keys."""
     for number in range(part * 10, part * 10 + 10):
         items.put((f"k{number % 10}", number))
 

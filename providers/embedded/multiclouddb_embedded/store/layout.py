@@ -87,7 +87,7 @@ class PartitionRow:
         return self.written - self.removed
 
     def holds(self, number: int | None) -> bool:
-        """Return True if the partition contains the hash. Every partition contains the hash None."""
+        """Return True if the partition contains the hash, or if the hash is None."""
         return number is None or self.low <= number < self.high
 
 
