@@ -188,9 +188,9 @@ def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
 def _holds(
     parents: dict[str, tuple[str, ...]], names: Collection[str], gone: Sequence[str]
 ) -> dict[str, str]:
-    """For each partition, find an entry that no longer exists and for which the partition can wait.
+    """For each partition, find a lost entry of the lineage for which the partition can wait.
 
-    The entry itself does not wait for the partition.
+    A partition cannot wait for an entry that itself waits for the partition.
 
     Args:
         parents: Maps a partition to what it waits for, now or later; the answer is added to this mapping.

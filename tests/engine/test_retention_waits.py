@@ -40,7 +40,7 @@ def test_two_that_are_held_do_not_wait_for_each_other():
 
 
 def test_what_a_held_one_waits_for_still_counts():
-    """`z` waits for `a`, which waits for `b`. `a` waits for `g`.
+    """`z` waits for `a`, and `a` waits for `b` and `g`.
 
     So `b` must not wait for `z`.
     """

@@ -253,7 +253,7 @@ class Taker:
 def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
     """Return the `database/collection` of a change.
 
-    A question mark replaces a name that a pipeline has removed.
+    If a pipeline has removed one of the two names, the result contains a question mark in its place.
     """
     namespace = change.get(field)
     names = namespace if isinstance(namespace, Mapping) else {}

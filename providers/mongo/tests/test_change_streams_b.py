@@ -129,7 +129,7 @@ class TestLife:
         assert commands.tries() == ["succeeded"]
 
     def test_cs_30_so_would_the_driver(self, plain, here):
-        """The test simulates a server that accepts the option, because MongoDB 6.0 refuses it."""
+        """The test simulates a change without a token, because MongoDB 6.0 refuses to send one."""
         client, _ = plain
         nameless = {"operationType": "insert"}
         with client[here.database]["c"].watch() as stream:

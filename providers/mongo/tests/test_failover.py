@@ -63,7 +63,7 @@ def url(cluster, **options):
 
 
 def crowd(cluster, database):
-    """Make applications of many kinds. They all start before the first change."""
+    """Make applications of many kinds, which all start before the first change is written."""
 
     def one(name, size, consumer=None, **others):
         request = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
