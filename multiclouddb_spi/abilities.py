@@ -65,7 +65,7 @@ class SupportsChangeMark(Protocol):
     """A feed that can find out with one cheap call, for all its partitions, that nothing has changed."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
-        """Return a value that changes when a record, a partition or an end is added or lost.
+        """Return a value that changes if a record or partition is added or lost, or if a partition ends.
 
         As long as the value stays the same, the engine returns the last idle page again, with the same token.
         Therefore, a feed must not implement this method if its positions or watermark advance without

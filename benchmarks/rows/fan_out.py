@@ -102,7 +102,7 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     ),
 )
 def fan_out_100(bench: Bench) -> Iterator[Sides]:
-    """This row lies between the other two rows: latency and CPU work take about the same amount of time."""
+    """Measure a case in which latency and CPU work take about the same amount of time."""
     yield from _sides(bench, 100)
 
 

@@ -138,7 +138,7 @@ class Scanning:
         return not self._unasked
 
     def asks_again(self, turn: Turn) -> None:
-        """Record that a partition has more records, so that the scan does not use its places yet."""
+        """Record that a partition has more records, so the scan must not use the partition's places yet."""
         if self._stream_first and not self._lineage.is_segment(turn.partition_id):
             self._unasked.add(turn.partition_id)
 

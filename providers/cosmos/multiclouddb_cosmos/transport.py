@@ -72,7 +72,7 @@ class MovedError(Exception):
 class _EndedError(Exception):
     """Ends a call that azure-cosmos would otherwise retry.
 
-    None of the retries in azure-cosmos catches this class.
+    The retry code of azure-cosmos does not catch this class.
 
     Args:
         answer: The answer that the service sent.
