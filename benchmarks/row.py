@@ -39,7 +39,7 @@ class Done:
         count: The number of units that the side has processed, such as events or calls.
         ids: Ids of the events that the side read, in any order, or the checksum of these ids. The ids are
             consumed after the clock has stopped.
-        value: The figure of the side, if it is not `count` per second.
+        value: The figure of the side; None if the figure is `count` divided by the seconds.
         seconds: The wall time, if a computed ideal replaces the measured time.
         cpu: The CPU seconds, if another process did the work.
         notes: Further figures; maps each name to a number in the row's unit.
@@ -131,7 +131,7 @@ _rows: dict[str, Row] = {}
 def row(
     name: str, **settings: Any
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
-    """Register a generator function as a row. It yields one `Sides`; the settings are fields of `Row`."""
+    """Register a generator function, which yields one `Sides`, as a row; `settings` are fields of `Row`."""
 
     def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
         if name in _rows:

@@ -114,7 +114,7 @@ class SupportsCollections(Protocol):
             deadline: The time limit.
 
         Returns:
-            Addresses that a request accepts, in any order; empty if there are no collections.
+            The addresses of the collections, in any order and in the form that a request accepts.
 
         Raises:
             ProviderFault: `NOT_FOUND` if the service reports that the database does not exist.

@@ -127,7 +127,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     shown=(dict_loop,),
 )
 def spanner_events(bench: Bench) -> Iterator[Sides]:
-    """In this row, one record contains many changes."""
+    """Measure the case in which one record contains many changes."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
 

@@ -20,7 +20,7 @@ def kept(view: View) -> list[PartitionLog]:
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """Return the partitions that the service shows to a client; each call counts as one look."""
+    """Return the partitions that the service shows to a client; a hidden one appears after some calls."""
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 

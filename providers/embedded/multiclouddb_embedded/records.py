@@ -93,7 +93,7 @@ class Records:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the rows in bytes, with their numbers counted as Python integers."""
+        """Return the approximate memory that the rows occupy, including Python objects for numbers."""
         return len(self.keys) + len(self.docs or b"") + len(self.olds or b"") + 128 * self.count
 
     def column(self, name: Column) -> bytes | None:

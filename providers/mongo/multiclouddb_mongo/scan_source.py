@@ -32,7 +32,7 @@ _GONE: Final = (26, 175)  # NamespaceNotFound, QueryPlanKilled
 _SHORT: Final = 600
 """The largest number of hexadecimal digits in an `_id` that may be the end of a segment.
 
-This limit keeps tokens small, because every token contains several ends.
+This limit keeps tokens small, because every token contains the ends of several segments.
 """
 _CANDIDATES: Final = 20
 _SAMPLES: Final = 20

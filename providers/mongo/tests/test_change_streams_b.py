@@ -394,7 +394,7 @@ class TestStarts:
 
 
 def invalidated(client, collection):
-    """Return the token of an invalidate event, after which the collection exists again."""
+    """Drop and recreate a collection, and return the token of the invalidate event between them."""
     with client[collection.database.name][collection.name].watch() as stream:
         collection.drop()
         collection.database.create_collection(collection.name)

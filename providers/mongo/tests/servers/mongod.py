@@ -61,7 +61,7 @@ class Group:
     """A process group that always ends together with this process.
 
     Attributes:
-        id: The `process_group` that the group's processes need.
+        id: The argument `process_group` with which to start a process of this group.
     """
 
     def __init__(self, *data: Path) -> None:
