@@ -45,8 +45,8 @@ class ChangeFeedPage:
     """The changes; the tuple may be empty."""
     continuation_token: str = attrs.field(repr=shorten)
     """The position to resume from; never None. The token advances whenever the service's position advances,
-    even on empty pages. Store it after each page; otherwise the position of an idle feed will expire. With
-    many partitions, the token may be several kilobytes long, so store it as text or blob, never as
+    even on empty pages. Store the token after each page; otherwise the position of an idle feed will expire.
+    With many partitions, the token may be several kilobytes long, so store it as text or blob, never as
     `varchar(255)`."""
     idle: bool = False
     """True only if the service reported for every active partition that there are no more changes at present.

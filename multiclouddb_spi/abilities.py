@@ -38,8 +38,8 @@ class Head:
 class SupportsHeads(Protocol):
     """A feed that can find the end position of a bounded read without reading the records before it.
 
-    If a feed does not implement this protocol, the planner of a bounded read has to read the records. The
-    planner also has to read the records of each partition that an answer omits.
+    If a feed does not implement this protocol, the planner of a bounded read has to read the records. If an
+    answer omits a partition, the planner has to read the records of this partition too.
     """
 
     def heads(

@@ -139,8 +139,8 @@ class SupportsSnapshot(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The segments, and the cursor of the rest, or None if nothing is left. If the list is empty and
-            something is left, the engine calls the method again.
+            The segments, and the cursor of the remaining part of the plan (None if no part remains). If the
+            list is empty and a part remains, the engine calls the method again.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.

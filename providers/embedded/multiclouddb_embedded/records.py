@@ -25,8 +25,8 @@ The texts contain this character only in escaped form.
 """
 
 ORDER_DIGITS: Final = 19
-"""The number of digits in the highest possible sequence number. Texts padded to this length sort like
-numbers."""
+"""The number of digits in the highest possible sequence number. Numbers that are padded with zeros to this
+length sort as texts in the same order as numbers."""
 
 Column: TypeAlias = Literal["keys", "docs", "olds"]
 

@@ -109,7 +109,7 @@ def cut(
     """Take the next segments from a plan.
 
     Args:
-        connection: The connection, inside a snapshot of the file.
+        connection: The connection, inside a read transaction.
         scope: The part of the collection that the feed covers.
         cursor: The plan.
         count: The maximum number of segments.

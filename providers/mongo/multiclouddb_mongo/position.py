@@ -7,8 +7,8 @@
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, including its changes
 
 Each form may have one more element: the cluster time of the start, in ticks. This element is present as long
-as the position is before that time. If a collection or database was dropped or renamed before that time, it
-was another resource with the same name.
+as the position is before that time. If an event says that a collection or database was dropped or renamed
+before that time, the event concerns an earlier resource with the same name.
 
 `data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
 hexadecimal, if the server has added them. The server adds them for keys of some types. Any other token is

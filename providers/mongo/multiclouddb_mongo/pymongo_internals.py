@@ -194,8 +194,8 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
 def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
     """Do not wait long before the first call if every server refuses connections or is unknown.
 
-    While a primary is being elected, the other servers answer. Therefore, if no server answers at all, an
-    early error with the reason is more useful than a long wait.
+    During the election of a primary, the other servers still answer. Therefore, if no server answers at all,
+    an early error with the reason is more useful than a long wait.
 
     Raises:
         ServerSelectionTimeoutError: Raised if every server refuses connections or is unknown; the error

@@ -176,7 +176,7 @@ def add_partitions(
 
 
 def native_id(partition_id: str, collection: Collection) -> str:
-    """Return the store's own id, such as `p0`, for an id that is either its own or a public one.
+    """Return the store's own id, such as `p0`; the given id may be this id or a public id.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for the id of another resource.
