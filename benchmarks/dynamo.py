@@ -69,7 +69,7 @@ class Local:
     """A table in DynamoDB Local whose stream has one shard.
 
     Attributes:
-        server: The same server as in the provider's tests.
+        server: The server object that the provider's tests also use.
         arn: The ARN of the stream.
     """
 

@@ -54,7 +54,7 @@ def _own_times(profile: cProfile.Profile) -> dict[str, float]:
 
 
 def _name(code: CodeType | str) -> str:
-    """Return `reader.py:fetch`, or the name of a built-in function."""
+    """Return a name like `reader.py:fetch`, or the name of a built-in function."""
     if isinstance(code, str):
         return code.strip("<>").removeprefix("built-in method ").removeprefix("method ")
     if code.co_filename.startswith("<attrs"):

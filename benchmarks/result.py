@@ -17,7 +17,7 @@ class Result:
     Attributes:
         name: The name of the row.
         unit: The unit of the value and the baseline.
-        value: The value of the library's side; None if the row failed.
+        value: The value that was measured for the library; None if the row failed.
         baseline: The value of the other side; None if there is no other side.
         ratio: The library's value divided by the baseline, or None.
         goal: The bound on the ratio; if there is no baseline, the bound on the value.
@@ -26,8 +26,8 @@ class Result:
         reason: The reason why the goal is not met.
         failed: True if the row failed; then `reason` is the error.
         pairs: The number of pairs of runs that were counted.
-        seconds: The wall time of one run of the library's side.
-        cpu: The CPU time of one run of the library's side.
+        seconds: The wall time of one run of the library.
+        cpu: The CPU time of one run of the library.
         baseline_seconds: The wall time of one run of the baseline.
         baseline_cpu: The CPU time of one run of the baseline.
         notes: Further figures, in the same unit.

@@ -39,7 +39,7 @@ class Done:
         count: The number of units that the side has processed, such as events or calls.
         ids: Ids of the events that the side read, in any order, or the checksum of these ids. The ids are
             consumed after the clock has stopped.
-        value: The figure of the side, if it is not `count` per second.
+        value: The figure of the side; None if the figure is `count` divided by the seconds.
         seconds: The wall time, if a computed ideal replaces the measured time.
         cpu: The CPU seconds, if another process did the work.
         notes: Further figures; maps each name to a number in the row's unit.
@@ -83,7 +83,7 @@ class Bench:
     scale: float = 1.0
 
     def size(self, full: int, least: int = 1) -> int:
-        """Return this amount of work, scaled down from a real run."""
+        """Return an amount of work: the amount of a full run, multiplied by the scale of this run."""
         return max(least, round(full * self.scale))
 
 
@@ -102,7 +102,8 @@ class Row:
         unit: The unit of the figures.
         at_most: True if less is better.
         pairs: The number of counted pairs of runs.
-        warm_up: False if every run is a separate process.
+        warm_up: True to run both sides once before the measurement; not needed if each run is a separate
+            process.
         same_work: False if the two sides read different amounts on purpose. The sides then check their
             amounts themselves.
         reason: The known cause of a missed goal, from a profile.
@@ -130,7 +131,7 @@ _rows: dict[str, Row] = {}
 def row(
     name: str, **settings: Any
 ) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
-    """Register a generator function, which yields one `Sides`, as a row; settings are fields of `Row`."""
+    """Register a generator function, which yields one `Sides`, as a row; `settings` are fields of `Row`."""
 
     def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
         if name in _rows:

@@ -49,7 +49,7 @@ def write(places: Places, rows: int) -> None:
 def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
     """Write past flights, which only a scan of the collection can find.
 
-    Return the number of these flights.
+    Return the number of written flights.
     """
     count = 0
     while past := list(islice(flights, _BATCH)):

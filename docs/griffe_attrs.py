@@ -1,4 +1,4 @@
-"""Adds to the reference what griffe does not find in the code by itself.
+"""Adds information to the API reference that griffe alone does not find in the code.
 
 griffe supports dataclasses but not attrs, so this extension adds the `__init__` of each attrs class. The
 docstrings of fields are shown with their class. The portability warnings that a docstring names become links

@@ -52,7 +52,7 @@ def with_urls(text: str, repository: str) -> str:
 
 
 def with_links(text: str, repository: str) -> str:
-    """Return a mkdocs.yml that adds links to the footer of every page; the links load nothing."""
+    """Return a mkdocs.yml that adds links to each page's footer; nothing is loaded from their targets."""
     text = _SOCIAL.sub("", text)
     if not repository:
         return text

@@ -39,9 +39,9 @@ class Support(Enum):
     """The level of support for a capability."""
 
     NATIVE = "native"
-    """The service supports it natively."""
+    """The service itself supports the capability."""
     EMULATED = "emulated"
-    """This library emulates it.
+    """The service does not support the capability, but this library emulates it.
 
     A request that needs the capability is refused unless the caller sets the option that the note names.
     """

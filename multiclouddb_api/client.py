@@ -128,8 +128,8 @@ class MulticloudDbClient:
 
     Args:
         config: Names the provider and how to reach it.
-        native_client: As in `connect`.
-        observer: As in `connect`.
+        native_client: See the argument of `connect`.
+        observer: See the argument of `connect`.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class FeedEnded:
 class Gap:
     """Changes were lost because they were older than the retention.
 
-    With `SkipToOldest`, the read continued after the lost changes.
+    If the request contains `SkipToOldest`, the read continues after the lost changes.
 
     Portability:
         A gap can occur on every database; the service decides how soon changes expire. See warnings 3 and

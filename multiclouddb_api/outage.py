@@ -87,7 +87,7 @@ class Outage:
             self._report(self._now(), self._reason or _SILENCE)
 
     def ended(self) -> None:
-        """Record that a read has returned a page."""
+        """Record that a read has returned a page, which ends an outage if there was one."""
         if self._began is None:
             return
         seconds = self._now() - self._began

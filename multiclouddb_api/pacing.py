@@ -64,7 +64,7 @@ class Backoff:
         return random.uniform(least, longest)
 
     def reset(self) -> None:
-        """Make the next wait a first wait again."""
+        """Make the next wait as short as the first wait."""
         self._doubled = 0
 
 

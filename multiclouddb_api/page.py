@@ -33,8 +33,8 @@ class ChildPartition:
     """The ids of all parents, including the ended partition; read the child only after you have read all
     parents."""
     continuation_token: str = attrs.field(repr=shorten, validator=is_a(str))
-    """The token of the position from which to read the child. A read that starts from the id alone could miss
-    changes."""
+    """The token of the position from which to read the child. A read that starts with only the child's id
+    could miss changes."""
 
 
 @attrs.frozen
@@ -45,8 +45,8 @@ class ChangeFeedPage:
     """The changes; the tuple may be empty."""
     continuation_token: str = attrs.field(repr=shorten)
     """The position to resume from; never None. The token advances whenever the service's position advances,
-    even on empty pages. Store it after each page; otherwise the position of an idle feed will expire. With
-    many partitions, the token may be several kilobytes long, so store it as text or blob, never as
+    even on empty pages. Store the token after each page; otherwise the position of an idle feed will expire.
+    With many partitions, the token may be several kilobytes long, so store it as text or blob, never as
     `varchar(255)`."""
     idle: bool = False
     """True only if the service reported for every active partition that there are no more changes at present.

@@ -73,8 +73,9 @@ class FromContinuationToken:
     Portability:
         A token is valid only for the provider, resource and scope for which it was issued, and only as long
         as the service keeps the changes after the token (24 hours on DynamoDB). If a resource was deleted and
-        created again with the same name, its old tokens are refused. They are not refused in a feed of a
-        whole database or cluster on MongoDB. See warnings 3, 7, 10 and 20 in docs/configuration.md.
+        created again with the same name, its old tokens are refused. On MongoDB, such tokens are not refused
+        if they belong to a feed of a whole database or cluster. See warnings 3, 7, 10 and 20 in
+        docs/configuration.md.
     """
 
     token: str = attrs.field(

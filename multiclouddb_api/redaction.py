@@ -70,7 +70,7 @@ def redact_url(url: str) -> str:
 
 
 def _is_in_options(front: str) -> bool:
-    """Return True if the @ after `front`, and what follows it, may belong to an option or a fragment."""
+    """Return True if the text from the @ after `front` on may belong to an option or a fragment."""
     place = _PLACE.match(front)
     assert place is not None
     options = front[place.end() :]

@@ -77,7 +77,7 @@ class SkipToOldest:
 
 
 OnExpired: TypeAlias = Fail | SkipToOldest | Resnapshot
-"""The union of the policies for a position whose following changes the service no longer keeps."""
+"""What to do if the service no longer keeps the changes that follow a position."""
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ __all__ = ["Slotted"]
 
 
 class Slotted:
-    """Contains only the slot for weak references.
+    """A base class that has only one slot, for weak references.
 
     An object can change its class if both classes add the same slots to the same base class. Therefore a
     draft with plain attributes can become a frozen value. This is faster, because setting an attribute of a

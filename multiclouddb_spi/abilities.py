@@ -38,8 +38,8 @@ class Head:
 class SupportsHeads(Protocol):
     """A feed that can find the end position of a bounded read without reading the records before it.
 
-    If a feed does not implement this protocol, the planner of a bounded read has to read the records. The
-    planner also has to read the records of each partition that an answer omits.
+    If a feed does not implement this protocol, the planner of a bounded read has to read the records. If an
+    answer omits a partition, the planner has to read the records of this partition too.
     """
 
     def heads(
@@ -65,7 +65,7 @@ class SupportsChangeMark(Protocol):
     """A feed that can find out with one cheap call, for all its partitions, that nothing has changed."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
-        """Return a value that changes when a record, a partition or an end is added or lost.
+        """Return a value that changes if a record or partition is added or lost, or if a partition ends.
 
         As long as the value stays the same, the engine returns the last idle page again, with the same token.
         Therefore, a feed must not implement this method if its positions or watermark advance without
@@ -114,7 +114,7 @@ class SupportsCollections(Protocol):
             deadline: The time limit.
 
         Returns:
-            Addresses that a request accepts, in any order; empty if there are no collections.
+            The addresses of the collections, in any order and in the form that a request accepts.
 
         Raises:
             ProviderFault: `NOT_FOUND` if the service reports that the database does not exist.

@@ -12,7 +12,7 @@ The following rules apply to every method in this module:
 
 - *What is optional.* A method for an optional feature has a default implementation, which is correct for a
   service without the feature. A feature that only some services offer is a small protocol, `Supports…`. If a
-  provider does not implement the protocol, the engine does not use the feature.
+  provider does not implement the protocol of a feature, the engine does not use the feature.
 - *Who retries.* The engine retries. A provider does not retry calls and does not wrap errors. A provider does
   not catch the vendor's exceptions, because `Provider.classify` later classifies each exception from its
   contents alone. A provider raises `ProviderFault` for problems that it finds itself, and for errors whose
@@ -234,7 +234,7 @@ class Reader(ABC):
         Raises:
             RecordFault: Raised with index 0 if the first record at this position cannot be fetched.
             Exception: Any error from the vendor's client. The engine then closes this reader and opens
-                another reader at the last position, so a failed reader does not have to work again.
+                another reader at the last position, so a reader need not be usable after an error.
         """
 
     @abstractmethod
@@ -316,7 +316,7 @@ class Feed(ABC):
             deadline: The time limit.
 
         Returns:
-            Seeds. Each of their parents either is a seed in the same list or no longer exists. Together, the
+            Seeds. Each parent of a seed either is a seed in the same list or no longer exists. Together, the
             seeds cover the scope: every later partition descends from one of the seeds. Empty if
             `partition_id` is unknown.
 
@@ -362,8 +362,8 @@ class Feed(ABC):
         Returns:
             For each partition id in the request: `Drained`, `Ended`, or, as long as no child is known,
             `Awaiting`. A later answer may omit a child that an earlier answer named. An answer must show the
-            current state of the service; it must not come from a cache. The default implementation raises,
-            because it is meant for a service whose partitions have no children.
+            current state of the service; it must not come from a cache. The default implementation raises an
+            error; a provider can keep it only if partitions of its service never have children.
         """
         raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
 
@@ -463,7 +463,7 @@ class Feed(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
-        """Free the feed's resources; may be called more than once. The engine closes the readers first."""
+        """Free the feed's resources; may be called more than once, and only after all readers are closed."""
 
 
 class Provider(ABC):

@@ -1,8 +1,8 @@
 """Represents positions inside a commit, for services whose positions identify only whole commits.
 
-A page may end in the middle of a commit, but such a service can send only whole commits. Therefore, the
-position contains the commit and the part of the commit that was delivered. The reader uses the position to
-omit changes that the service sends a second time.
+A page may end in the middle of a commit, but these services can continue a read only at the start of a
+commit. Therefore, the position contains the commit and the part of the commit that was delivered. The reader
+uses the position to omit changes that the service sends a second time.
 
 The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
 a mark that identifies its last delivered change. For example, if several Spanner transactions have the same
@@ -55,7 +55,7 @@ class Cut:
         Args:
             at: The commit of the change.
             name: The order that contains the change, or the change itself.
-            mark: The place of the change in the order.
+            mark: The mark of the change, which shows its place in that order.
         """
         if at != self.at:
             return at < self.at

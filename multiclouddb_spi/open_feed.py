@@ -43,9 +43,9 @@ class OpenFeed:
         provider: Opens the feed.
         spec: The spec of the feed, made by `spec_of` from a request that the provider can serve.
         make: The function that makes the calls, for example `Tries.call`.
-        limit: The time limit. A `Deadline` limits all calls together; in that case, the caller itself makes
-            the user's errors. A number of seconds limits each call separately; in that case, a failed call
-            raises the user's error.
+        limit: The time limit. A `Deadline` limits all calls together, and the caller converts failures to
+            errors for the user. A number of seconds limits each call separately, and a failed call raises the
+            error for the user.
         keeper: Keeps the feed open for other callers. Without a keeper, `close` closes the feed.
     """
 

@@ -24,11 +24,11 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
   returned as an event with `type=CREATE`, `backfilled=True`, `timestamp` = the plan's moment, `event_id` =
   `snapshot_event_id(plan_id, key)`, `order_key` = the floor, `old_item_state=None`, `by_expiry=False`, and as
   `partition_id` the public id of the segment.
-- *Floor.* The floor is the `order_key` of every row. The floor is greater than the `order_key` of every
-  change that the scan certainly shows, and less than the `order_key` of every change that is committed after
-  `snapshot` has returned. The floor is never empty. If no such text exists (because the service's `order_key`
-  is not known before the stream is read), the floor is less than every change, and the capability's note says
-  so.
+- *Floor.* The floor is the `order_key` of every row. It is greater than the `order_key` of every change that
+  the scan certainly shows, and less than the `order_key` of every change that is committed after `snapshot`
+  has returned. The text of the floor is never empty. If no such text exists (because the service's
+  `order_key` is not known before the stream is read), the floor is less than every change, and the
+  capability's note says so.
 - *Stream.* The start positions lie at or before the floor, so every change after the floor is read from the
   stream. The stream may return a change again although the scan has already shown its result.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty batch. A
@@ -140,8 +140,8 @@ class SupportsSnapshot(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The segments, and the cursor of the rest, or None if nothing is left. If the list is empty but
-            there is a cursor, the engine calls the method again.
+            The segments, and the cursor of the remaining part of the plan (None if no part remains). If the
+            list is empty and a part remains, the engine calls the method again.
 
         Raises:
             InvalidCursor: Raised if this provider cannot have made the cursor.
@@ -170,7 +170,7 @@ class SupportsBackfill(SupportsSnapshot, Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The plan; None if the partition does not exist.
+            The plan of the scan; None if `partition_id` is unknown.
         """
         ...
 
@@ -248,7 +248,7 @@ def snapshot_event_ids(plan_id: str, names: Sequence[str], columns: Sequence[Seq
 
 
 def _is_plain(column: Sequence[Any]) -> bool:
-    """Return True if JSON writes the values in the same way as `MulticloudDbKey.canonical`."""
+    """Return True if each value has the same text in JSON as in `MulticloudDbKey.canonical`."""
     kinds = set(map(type, column))
     if kinds <= {str}:
         return True

@@ -1,7 +1,7 @@
 """Defines the small changes that are possible in a module: the operators, and the code that they leave alone.
 
-Some code has no behaviour, or should not be tested. The operators do not change such code: docstrings,
-messages, annotations, `__repr__`, logging, `assert` (which is only for the type checker here), code under
+The operators do not change code that affects no behaviour or needs no tests: docstrings, messages,
+annotations, `__repr__`, logging, `assert` (which is only for the type checker here), code under
 `TYPE_CHECKING`, and decorators.
 """
 

@@ -85,7 +85,7 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
 
 
 def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]:
-    """Choose some mutants. The choice depends only on the source and the seed, and an edit changes it little.
+    """Choose some mutants by the source and the seed only; after an edit, most of them stay the same.
 
     Args:
         mutants: The mutants to choose from.

@@ -106,7 +106,7 @@ class Runner:
         return found
 
     def run(self, mutant: Mutant, names: Sequence[str]) -> Outcome:
-        """Try to find one defect. A few tests from a few files run first, because they start sooner.
+        """Try to find one defect. A few tests from a few files run first, because a short run is faster.
 
         Args:
             mutant: The defect.

@@ -105,7 +105,7 @@ def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
 
 
 def python_path(*first: Path) -> dict[str, str]:
-    """Return the environment variable with which every Python process of a run searches these folders first.
+    """Return `PYTHONPATH` with these folders first, for every Python process of a run.
 
     Args:
         first: The folders.

@@ -373,7 +373,7 @@ class TestFork:
 
 
 def test_the_scope_of_an_iterator_needs_no_client_method_but_one(plugin):
-    """Even with descendants, the iterator only reads pages."""
+    """An iterator calls only `read_changes`, even for a partition with its descendants."""
     with connect("embedded:///x") as made:
         request = ChangeFeedRequest(ADDRESS, Beginning(), PhysicalPartition("p", with_descendants=True))
         assert list(made.iterate_changes(request, until_idle=True)) == []

@@ -178,7 +178,7 @@ class TestPortability:
 
 class TestIterator:
     def test_describes_every_setting_where_an_editor_looks_for_it(self):
-        """The keyword and the attribute of the iterator have the same text."""
+        """Each setting has the same description as a keyword and as an attribute of the iterator."""
         settings = field_docstrings("multiclouddb_api/iterator_settings.py", "IteratorSettings")
         assert list(settings) == list(multiclouddb_api.IteratorSettings.__annotations__)
         fields = field_docstrings("multiclouddb_api/iterator.py", "ChangeFeedIterator")

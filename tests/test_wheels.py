@@ -56,7 +56,7 @@ def test_distributions_share_one_version():
 
 
 def test_pip_installs_the_wheels_and_no_more(wheels, tmp_path):
-    """docs/tests/test_printed_blocks.py runs programs in such environments."""
+    """Only the installation is tested here; docs/tests/test_printed_blocks.py also runs programs after it."""
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     run(python, "-I", "-m", "pip", "install", "-q", "--find-links", wheels, "multiclouddb[embedded]")

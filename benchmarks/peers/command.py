@@ -32,7 +32,7 @@ _WARM_UP: Final = 5
 _TAIL: Final = 5000
 """The number of changes after the measured ones; it is larger than two batches of Debezium."""
 _LATENCY: Final = 50
-"""The divisor for the number of changes in the latency group, whose changes are written at a fixed rate."""
+"""The latency group has fewer changes: the total divided by this number. They are written at a fixed rate."""
 
 app = typer.Typer(
     add_completion=False,

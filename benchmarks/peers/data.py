@@ -39,7 +39,7 @@ def item(number: int) -> dict[str, dict[str, str]]:
 def keys_in(file: Path) -> list[int]:
     """Return the numbers in a file of keys, one from each line.
 
-    A program writes a key as its peer returns it, for example as JSON.
+    The program of each peer writes a key in the form in which the peer returns the key, for example as JSON.
 
     Raises:
         LostError: Raised if a line contains no key.

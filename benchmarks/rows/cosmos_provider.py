@@ -199,7 +199,7 @@ def _idle(server: Account, token: str, calls: int) -> Done:
     ),
 )
 def cosmos_thousand(bench: Bench) -> Iterator[Sides]:
-    """This row checks that the time of a call grows only linearly with the number of ranges."""
+    """This benchmark checks that the time of a call grows only linearly with the number of ranges."""
     with account(bench.size(1000, 50)) as wide, account(bench.size(100, 5)) as narrow:
         tokens = _start(wide), _start(narrow)
         yield Sides(lambda: _idle(wide, tokens[0], 2), lambda: _idle(narrow, tokens[1], 20))

@@ -104,7 +104,7 @@ def _through_arrow(table: Local) -> Done:
     shown=(bare_loop,),
 )
 def dynamo_events(bench: Bench) -> Iterator[Sides]:
-    """In this row, our side decodes events and the loop decodes nothing."""
+    """Measure a client that decodes events against a loop that decodes nothing."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, bare_loop))
 
@@ -134,7 +134,7 @@ def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
     against=_BARE,
 )
 def dynamo_arrow(bench: Bench) -> Iterator[Sides]:
-    """This row reads events in the form that Spark needs."""
+    """Measure reading events as Arrow batches, which Spark needs."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_arrow(table), lambda: _by_hand(table, bare_loop))
 

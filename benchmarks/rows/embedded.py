@@ -64,7 +64,7 @@ def through_arrow(path: Path, max_page_size: int) -> Done:
     shown=(bare_loop,),
 )
 def embedded_events(bench: Bench) -> Iterator[Sides]:
-    """This row reads events as objects."""
+    """Measure reading events as Python objects."""
     path = bench.folder / "store.db"
     fill(path, bench.size(_EVENTS))
     yield Sides(lambda: through_the_client(path), lambda: bare_loop(path))
@@ -81,7 +81,7 @@ def embedded_events(bench: Bench) -> Iterator[Sides]:
     against=_BARE,
 )
 def embedded_arrow(bench: Bench) -> Iterator[Sides]:
-    """This row reads events as columns."""
+    """Measure reading events as Arrow columns."""
     yield from _arrow(bench, 10_000)
 
 

@@ -102,7 +102,7 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     ),
 )
 def fan_out_100(bench: Bench) -> Iterator[Sides]:
-    """This row lies between the other two rows: latency and CPU work take about the same amount of time."""
+    """Measure a case in which latency and CPU work take about the same amount of time."""
     yield from _sides(bench, 100)
 
 
@@ -115,5 +115,5 @@ def fan_out_100(bench: Bench) -> Iterator[Sides]:
     against=_IDEAL,
 )
 def fan_out_1000(bench: Bench) -> Iterator[Sides]:
-    """This row represents a reader that is catching up, so each read returns a full batch."""
+    """Measure a reader that is catching up, so that each read returns a full batch."""
     yield from _sides(bench, 1000)

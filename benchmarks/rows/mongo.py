@@ -210,7 +210,7 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
     shown=(stream_a_page,),
 )
 def mongo_pages(bench: Bench) -> Iterator[Sides]:
-    """This row checks that a stream stays open between calls."""
+    """This benchmark checks that a stream stays open between calls."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         reopened = min(_REOPENED, changes.size // _SMALL_PAGE)
         yield Sides(

@@ -158,7 +158,7 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     against="",
 )
 def token(bench: Bench) -> Iterator[Sides]:
-    """This row checks that a token fits into a checkpoint."""
+    """This benchmark checks that a token fits into a checkpoint."""
     sizes = _sizes(bench)
     for count in sizes:
         fill(bench.folder / f"{count}.db", 5 * count, count, small_document, batch=10)

@@ -127,7 +127,7 @@ def _counted(changes: Backlog, done: Done) -> Done:
     shown=(dict_loop,),
 )
 def spanner_events(bench: Bench) -> Iterator[Sides]:
-    """In this row, one record contains many changes."""
+    """Measure the case in which one record contains many changes."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
 
@@ -158,7 +158,7 @@ def spanner_events_single(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def spanner_arrow(bench: Bench) -> Iterator[Sides]:
-    """This row reads events in the form that Spark needs."""
+    """Measure reading events as Arrow batches, which Spark needs."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_arrow(changes), lambda: _by_hand(changes))
 

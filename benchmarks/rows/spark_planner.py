@@ -70,7 +70,7 @@ class Plans:
     against="",
 )
 def spark_idle(bench: Bench) -> Iterator[Sides]:
-    """This row checks that an idle stream costs almost nothing."""
+    """This benchmark checks that an idle stream costs almost nothing."""
     some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
     with ExitStack() as stack:
         plans = {size: Plans(bench.folder, size) for size in {some, many}}

@@ -50,7 +50,7 @@ def inspect(token: str, *, as_json: bool) -> None:
 def watermark_of(envelope: Envelope) -> datetime | None:
     """Return the watermark: no event after the token is older than this time.
 
-    Return None if the service did not report it.
+    Return None if the service did not report a watermark.
     """
     if envelope.watermark is None:
         return None

@@ -27,7 +27,7 @@ class Branch:
 
     Attributes:
         partition: The partition.
-        lead: The text before the partition on its line.
+        lead: The text that is printed on the same line before the partition.
         again: True if the partition has several parents and its descendants were already printed above.
     """
 

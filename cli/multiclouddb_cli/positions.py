@@ -115,7 +115,7 @@ def _standing(entry: Entry) -> Standing:
 
 
 def _never_joined(child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-    """Raise an error; this is never called, because no partition ends while a token is only inspected."""
+    """Stand in for a join; never called, because no partition ends while a token is only inspected."""
     del child_id
     return cursors[0]
 

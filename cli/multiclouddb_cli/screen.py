@@ -114,8 +114,8 @@ def check_reader() -> None:
 def emit(data: bytes) -> None:
     """Write to stdout; when the call returns, all data has left this process.
 
-    A signal may interrupt a write to a pipe. If PYTHONUNBUFFERED is set, neither typer nor the text layer
-    notices this, and the rest of the output would be lost.
+    If a signal interrupts a write to a pipe, only a part of the output is written. If PYTHONUNBUFFERED is
+    set, neither typer nor Python's text layer writes the rest, so this function does.
 
     Raises:
         BrokenPipeError: Raised if the output has no reader.

@@ -29,7 +29,7 @@ class Selection:
     key: MulticloudDbKey | None = None
 
     def of(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """Return only the events to print."""
+        """Return those of the given events that must be printed."""
         return [event for event in events if self._holds(event)]
 
     def is_of_the_past(self) -> bool:

@@ -317,7 +317,7 @@ class FaultyProvider(WrappedProvider):
         return {name: attrs.evolve(head, outcome=self._ending(head.outcome)) for name, head in heads.items()}
 
     def _ending(self, outcome: Outcome) -> Outcome:
-        """Return the end of a partition, with the children that the script lets it name."""
+        """Return the end of a partition with only those children that the fault script permits."""
         match self._script, outcome:
             case ChildrenFirst(), Drained(children):
                 self._note()

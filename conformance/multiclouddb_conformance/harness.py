@@ -99,7 +99,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "high_floor": "the floor of a snapshot is below older changes",
     "interleaved": "no interleaved scan",
 }
-"""Maps the name of each ability that a harness may lack to the text about it in the summary.
+"""Maps each ability that a harness may lack to the text that the summary shows if the ability is missing.
 
 `can_NAME = False` declares that the ability is missing.
 """

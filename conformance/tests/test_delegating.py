@@ -29,7 +29,7 @@ MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
 
 class Answer(str):
-    """Stands for an answer or an argument of a call, or for a wrapped feed or provider."""
+    """A text that stands for an argument or answer of a call, or for a wrapped feed or provider."""
 
     spec = identity = provider_id = options_type = page_records = None
 
@@ -117,7 +117,7 @@ def test_every_attribute_is_that_of_the_one_inside(of, name):
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda each: each.__name__)
 class TestProtocols:
     def wrappers(self, protocol):
-        """Return the wrappers that have the protocol of their wrapped object."""
+        """Wrap objects that implement the protocol, and return the wrappers that implement it too."""
         pairs = [(wrapped(inner), inner) for inner in (inside(of, protocol) for of in CONTRACT)]
         return [(outer, inner) for outer, inner in pairs if isinstance(outer, protocol)]
 

@@ -84,7 +84,7 @@ def bloop():
 
 
 def write_to(create, update, delete):
-    """Make the four changes with the functions of a client."""
+    """Make the changes of `WRITES` with the create, update and delete functions of a client."""
     there = set()
     for key, status in WRITES:
         if status is None:

@@ -185,9 +185,9 @@ def test_search_knows_the_pages(built):
     ],
 )
 def test_search_finds(built, words, page):
-    """Every word of a query is in the title or the text of a section.
+    """A search finds each section whose title or text contains every word of the query.
 
-    One of the found pages must be the expected page.
+    The expected page must be among the pages with these sections.
     """
     folder, _ = built
     index = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))

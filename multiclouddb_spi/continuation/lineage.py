@@ -241,8 +241,8 @@ class Lineage(ScanEntries):
             partition_id: The partition.
             children: The children of the partition, as far as they are known. Children that the partition has
                 named before are ignored.
-            lost: Undiscovered parents of these children that are older than the retention; no child waits for
-                them.
+            lost: Undiscovered parents of these children. These parents ended before the oldest change that
+                the service keeps, so no child waits for them.
             complete: False to keep the partition in the lineage, because it may have more children.
             now: The service's time, in µs since 1970; it is kept with children that wait for undiscovered
                 parents.

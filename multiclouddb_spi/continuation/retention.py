@@ -1,11 +1,11 @@
 """Computes the effects of retention on a lineage: what replaces a lost partition, and which waits never end.
 
 A partition that no longer exists names no children, and a partition that the service still lists may descend
-from several such partitions. The listed partition has to start after all its lost ancestors, so that it is
-read once and in order. Therefore, the listed partition waits for a lost entry of the lineage as if the entry
-were a parent. When the loss of that entry is detected, the partition waits for the next such entry. The
-engine never relies on another entry to name a listed partition. A lost entry may still end normally, because
-its last records were read in time, and then it names only its own children.
+from several such partitions. The listed partition has to start after all of them, so that it is read once and
+in order. Therefore, the listed partition waits for one lost entry of the lineage as if the entry were a
+parent. As soon as the engine detects that this entry is lost, the listed partition waits for the next lost
+entry. The engine never relies on another entry to name a listed partition, because a lost entry may still end
+normally, with records that were read before, and then it names only its own children.
 
 If a partition is listed, it exists. If a partition is not listed, it may still exist, because some services
 list only open partitions, or list a partition late. To find out, the engine calls `Feed.oldest`: if a
@@ -188,9 +188,9 @@ def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
 def _holds(
     parents: dict[str, tuple[str, ...]], names: Collection[str], gone: Sequence[str]
 ) -> dict[str, str]:
-    """For each partition, find an entry that no longer exists and for which the partition can wait.
+    """For each partition, find a lost entry of the lineage for which the partition can wait.
 
-    The entry itself does not wait for the partition.
+    A partition cannot wait for an entry that itself waits for the partition.
 
     Args:
         parents: Maps a partition to what it waits for, now or later; the answer is added to this mapping.

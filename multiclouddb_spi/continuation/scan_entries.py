@@ -1,7 +1,7 @@
 """Keeps a snapshot scan in a lineage: the plan, the segments, and the partitions that wait for the end.
 
-The plan is a single entry of the lineage. The plan stays in the lineage until every segment is defined and
-read. Therefore, a partition that waits for the plan waits for the whole scan, even if segments are split.
+A plan is one entry. The plan stays in the lineage until every segment is defined and read. Therefore, a
+partition can wait for the end of the whole scan by waiting for this entry, even if segments are split.
 `Lineage` is the only subclass.
 """
 

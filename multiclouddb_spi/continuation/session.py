@@ -20,7 +20,7 @@ __all__ = ["Finished", "Session"]
 class Finished:
     """The content of a token after which no change can follow.
 
-    If a token has this content, the engine does not ask the service.
+    The engine answers such a token without asking the service.
 
     Attributes:
         token: The request's token.

@@ -118,7 +118,7 @@ def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lin
 
 
 def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
-    """Return how long the service keeps the stream's positions; infinite if it does not report this time.
+    """Return how long the service keeps the stream's positions; infinite if this time is unknown.
 
     Args:
         feed: The feed of the lineage.

@@ -9,9 +9,9 @@ a parent that another reader reads (`Retention.named`). If the listing does not 
 decides:
 
 An undiscovered parent existed before its child was created, so the parent's ancestors had already ended.
-Therefore, if a partition was read past the time at which the child was named, and has not ended, no
-undiscovered parent descends from that partition. The same is true of a partition that was asked after that
-time and had no more records.
+Take a partition that has not ended, and from which all changes were read up to the time at which the child
+was named. No undiscovered parent descends from this partition. The same is true if the partition was read
+after that time and had no more records.
 
 Because of this rule, a child may start late, but every child starts. Children start one at a time, the oldest
 first, because one waiting child may lead to another.
@@ -55,7 +55,7 @@ class UndiscoveredParents:
         Call this method only after every active partition was asked in this call and none had more records.
 
         Returns:
-            True if no child waits, so that the feed is idle.
+            True if no child waits for a parent, which means that the feed is idle.
         """
         child = self._oldest()
         if child is None:

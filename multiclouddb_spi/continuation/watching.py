@@ -55,8 +55,8 @@ def pause_after(watched: int) -> float:
 def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
     """Return whether to search for more children of a partition now.
 
-    If no child is known, the engine searches at once, because the feed cannot continue without a child. A
-    process that has not searched yet also searches at once.
+    If no child is known, the engine searches at once, because the feed cannot continue without a child. The
+    first search in a process also happens at once.
 
     Args:
         feed: The feed that contains the partition.
@@ -89,8 +89,8 @@ def looked(feed: Feed, partition_id: str, watched: int) -> int:
         watched: The duration of the search so far, in tenths of a second.
 
     Returns:
-        The new duration of the search. The duration grows by the time since the last search of this process;
-        if that time is unknown, the duration does not grow.
+        The new duration of the search. It includes the time since this process last searched for the
+        children. If this process has not searched before, the duration stays the same.
     """
     now = time.monotonic()
     with _lock:
@@ -120,7 +120,8 @@ def settle(
         feed: The feed of the lineage.
         lineage: Changed in place.
         entries: The partitions whose children were searched for.
-        outcomes: The answers of the service; the service was not asked about a partition without an answer.
+        outcomes: The answers of the service. If a partition has no answer, the service was not asked about
+            it.
         seconds: How long to search for more children.
         end: A function that applies an outcome to the lineage, and returns the ids that start.
 

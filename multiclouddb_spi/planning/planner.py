@@ -176,8 +176,8 @@ class Planner:
         """Return the position at which the feed ended at a given time; needs `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
-            moment: The given time, with a time zone. The target lies before this time, as closely as the
-                capability's note says.
+            moment: The given time, with a time zone. The target lies shortly before this time; the
+                capability's note says how close it is.
             deadline: The time limit.
             field: The caller's name for the time, used in the error.
 
@@ -272,7 +272,7 @@ class Planner:
         deadline: Deadline,
         target: Target | None,
     ) -> dict[str, Head]:
-        """Find the position up to which to read each partition; `max_records` limits their total."""
+        """Find the position up to which to read each partition; in total, read at most `max_records`."""
         if max_records is None:
             return clip(self._feed, self._ask(wanted, None, mover, deadline), target)
         heads: dict[str, Head] = {}

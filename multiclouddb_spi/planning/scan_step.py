@@ -1,11 +1,12 @@
 """Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
 A step is the difference between two lineages. The lineage before a step must contain the segments that the
-step reads, because dividing the plan again could result in other segments. While the plan holds the change
-stream, a step reads only segments; `AUTO` releases the stream when half of the retention time of one of its
-positions has passed. Once the stream is released, and always with `INTERLEAVED`, a step reads both the stream
-and segments. The stream goes first: at least a quarter of a limited step is reserved for it. The scan gets at
-most three quarters of the step, and less if the stream needs more.
+step reads, because dividing the plan again could result in other segments. While the plan holds back the
+change stream, a step reads only segments; `AUTO` releases the stream when half of the retention time of one
+of its positions has passed. Once the stream is released, and always with `INTERLEAVED`, a step reads both the
+stream and segments. The stream has priority: if the size of a step is limited, at least a quarter of the step
+is reserved for the stream. The scan gets at most three quarters of the step, and less if the stream needs
+more.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def plan_snapshot(feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
 
 
 def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: Deadline) -> Step:
-    """Return the next step of a lineage whose scan holds the stream.
+    """Return the next step of a lineage in which the change stream waits for the scan.
 
     Args:
         feed: The opened feed.

@@ -41,8 +41,8 @@ class Step:
             contains them.
         empty: True if only positions have moved, without any records.
         found_late: Partitions that an audit found; the next step reads them.
-        news: Partitions that have records, possible records, or an end in this step. In all other partitions,
-            only the positions have moved.
+        news: Partitions that end in this step, or that have records or may have records in it. In all other
+            partitions, only the positions have moved.
         records: The number of records in this step, or None if the service does not report it.
         skipped: The parts that were left out because they are older than the retention, as readable text with
             partition and position.
@@ -71,9 +71,9 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
     """Return the ranges between two lineages of one feed; pure.
 
     Args:
-        before: As in `Step`.
-        after: As in `Step`.
-        ends: As in `Step`.
+        before: See `Step.before`.
+        after: See `Step.after`.
+        ends: See `Step.ends`.
     """
     until = {**ends}
     until.update({entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)})

@@ -34,7 +34,8 @@ class FeedCache:
     use. The limit on feeds is as high as the limit on readers, because each partition key with its own scope
     needs a feed, and a worker may read thousands of keys in turn. Above the limit, feeds that were used in
     the last minute remain open, and each additional feed is closed after its call. The cache does not close
-    the feeds that were unused for longest, because a worker that reads keys in turn needs them next.
+    the feeds whose last use was the longest ago, because a worker that reads many keys in turn needs exactly
+    these feeds next.
 
     Args:
         fetcher: Runs calls.
@@ -124,7 +125,7 @@ class FeedCache:
         Args:
             feed: The feed.
             deadline: The time limit of the call.
-            fresh: True to ask the service in any case, as `asked_now` does.
+            fresh: True to ask the service even if this process could compute the time, as `asked_now` does.
         """
         failed = self._mute.get(id(feed))
         if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):

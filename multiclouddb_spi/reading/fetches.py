@@ -41,8 +41,8 @@ class Fetches:
         deadline: The time limit of the call.
 
     Attributes:
-        overtaken: Partitions that wait for free bytes while records of other partitions are returned. They
-            keep their place in the lineage, so they are read first when bytes become free.
+        overtaken: Partitions that wait for free memory while records of other partitions are returned. They
+            keep their place in the lineage, so they are read first when memory becomes free.
     """
 
     def __init__(

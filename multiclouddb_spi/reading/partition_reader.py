@@ -57,8 +57,8 @@ class PartitionReader:
         fetches: The number of fetches that have finished.
         window: The number of records that the next fetch requests; it grows while the reader is reused.
         not_before: The monotonic time before which another request is not useful.
-        asked_at: The monotonic time at which the last fetch started; the answer says nothing about later
-            times.
+        asked_at: The monotonic time at which the last fetch started. The answer does not show what happened
+            after this time.
         retries: The number of retries of the last fetch.
         trouble: The reason for the last retry of the running fetch, or None.
         waiting: True while the running fetch waits for new records, because there were none when it started.
@@ -114,7 +114,7 @@ class PartitionReader:
         self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
     def hold(self, ask: int | None = None, batch: int | None = None) -> None:
-        """Change the number of bytes that this reader holds in the budget; None leaves a number unchanged.
+        """Change the number of bytes that this reader holds in the budget; None keeps the previous value.
 
         Args:
             ask: The bytes reserved for the running fetch, or of its batch until the fetch has landed.

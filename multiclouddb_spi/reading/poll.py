@@ -11,10 +11,10 @@ where this happens:
     not contain.
  3. A partition that has ended leaves the lineage once its last record is returned; its children are read in
     the same call.
- 4. If there is something to return, the poll ends as soon as no further answer is ready, but not before the
-    first partition in the queue has had its turn. A place on the page is kept for the first partition in the
-    queue, so a slow partition is never starved. If the first partition takes longer than `HEAD_SECONDS`, its
-    turn is over.
+ 4. If there is something to return, the poll ends as soon as no further answer is ready. However, it first
+    waits for the turn of the first partition in the queue. A place on the page is kept for the first
+    partition in the queue, so a slow partition is never starved. If the first partition takes longer than
+    `HEAD_SECONDS`, its turn is over.
  5. If there is nothing to return, the poll continues until every partition has reported that it has no
     records. Then the poll waits as long as the caller wants to wait, unless it has a notice to report.
  6. After a notice, the poll returns nothing more from that partition, and nothing from the partitions that

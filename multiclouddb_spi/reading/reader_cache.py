@@ -111,7 +111,7 @@ class ReaderCache:
         records would have to be fetched again.
 
         Returns:
-            Whether the bytes fit.
+            True if the budget now has room for the bytes.
         """
         missing, gone = self._budget.over(nbytes), list[PartitionReader]()
         with self._lock:

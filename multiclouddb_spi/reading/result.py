@@ -77,7 +77,7 @@ class PollResult(Generic[T]):
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:
-        """Put a notice on the page; a later page returns the next events of these partitions.
+        """Add a notice to the page; further events of the given partitions are left for a later page.
 
         Args:
             notice: The notice.

@@ -25,7 +25,7 @@ class ScanRates:
         return self._not_before.get(plan_id, 0.0)
 
     def spend(self, plan_id: str, seconds: float) -> None:
-        """Postpone the next read of a scan, whose time `not_before` returns.
+        """Postpone the next read of a scan; `not_before` returns the new time of this read.
 
         Args:
             plan_id: The entry of the scan's plan in the lineage.

@@ -139,7 +139,7 @@ class Scanning:
         return not self._unasked
 
     def asks_again(self, turn: Turn) -> None:
-        """Record that a partition has more records, so that the scan does not use its places yet."""
+        """Record that a partition has more records, so the scan must not use the partition's places yet."""
         if self._stream_first and not self._lineage.is_segment(turn.partition_id):
             self._unasked.add(turn.partition_id)
 
@@ -168,7 +168,7 @@ class Scanning:
         )
 
     def share_no_more(self) -> bool:
-        """Let any partition with records use the kept places; return False if this was already allowed."""
+        """Let all partitions use the places reserved on the page; return False if they already could."""
         shared, self._stream_first = self.is_sharing(), False
         self._unasked.clear()
         self._kept = 0

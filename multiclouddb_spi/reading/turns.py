@@ -67,7 +67,7 @@ class Turn:
         watermark: The watermark of the partition's last batch that was returned completely.
         headroom: The number of seconds until the partition's position expires; infinite if that is not known.
         skips: The number of times that the partition's position was older than the retention in this call.
-        lost: The partition's position before the first of these skips.
+        lost: The partition's position before the first skip of expired changes in this call.
     """
 
     partition_id: str

@@ -163,7 +163,7 @@ def query_of(batch: DataFrame) -> str | None:
 
 
 def _offsets_in(line: str) -> Iterator[dict[str, Any]]:
-    """Return the offsets of this source from a line of the offset log. Offsets can be nested in objects."""
+    """Return the offsets of this source from a line of the offset log; they may be inside other objects."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -29,7 +29,7 @@ _DOCUMENT: Final = "new_item_state"
 _SNAPSHOT: Final = "multiclouddb-snapshot"
 """The name of the transaction that records the merge of a snapshot.
 
-A second transaction, whose name also contains the id of a snapshot, records how far that snapshot was merged.
+Another transaction records how far the snapshot was merged; its name also contains the id of the snapshot.
 """
 _BEGUN: Final = 0
 _ENDED: Final = 1
@@ -54,7 +54,7 @@ class Target:
             raise _missing(where)
 
     def has(self, app_id: str, batch_id: int) -> bool:
-        """Return True if this batch or a later batch was merged completely."""
+        """Return True if the table already contains all changes of this batch or of a later batch."""
         last = None if self._table is None else self._table.transaction_version(app_id)
         return last is not None and last >= batch_id
 
@@ -106,7 +106,7 @@ class Target:
         return self._table is not None
 
     def begin(self, scan: Scan) -> None:
-        """Before the first rows of a snapshot are merged, record that everything in the table is older.
+        """Mark all rows of the table as older than a snapshot, before the snapshot's first rows are merged.
 
         Then the rows of the snapshot, and every change after it, win over the rows in the table. Rows whose
         `order_key` is lower than the floor do not have to be changed. All other rows get the lowest
@@ -265,7 +265,7 @@ class Target:
 def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:
     """Read the documents of a table that `merge_into_delta` writes, without the tombstones.
 
-    In SQL, `WHERE _deleted_at IS NULL` gives the same rows.
+    A SQL query with `WHERE _deleted_at IS NULL` returns the same rows as this function.
 
     Args:
         table_path: As for `merge_into_delta`.

@@ -122,10 +122,10 @@ class MicroBatches:
             tell_more: True to mark an offset after which more records may follow.
 
         Returns:
-            `start` itself if there is nothing to read. Spark then asks again without a pause, so this answer
-                is reused for `pollInterval`. If the position has moved without a record, it is also returned
-                as an end: at the first call, and then once per `idleCheckpointInterval`. Otherwise the
-                position in the checkpoint would expire.
+            The object `start` itself if there is nothing to read. Spark then asks again without a pause, so
+                this answer is reused for `pollInterval`. A position that moved without a record is also
+                returned as an end, at the first call and then once per `idleCheckpointInterval`. Otherwise
+                the position in the checkpoint would expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
@@ -234,7 +234,7 @@ class MicroBatches:
         return end
 
     def _check_kept(self, connection: Connection, before: Lineage) -> None:
-        """If another snapshot is allowed, find expired positions before planning the ranges from them."""
+        """If a loss may start another snapshot, find expired positions before ranges are planned."""
         due, self._planned = time.monotonic() - self._planned > _FRESH_SECONDS, time.monotonic()
         if due and isinstance(self.settings.on_loss, Resnapshot):
             connection.opened.call("plan", lambda deadline: check_kept(connection.feed, before, deadline))

@@ -6,11 +6,11 @@ From Spark 4.2 on, `sources[].latestOffset` in the progress is a report, not an 
      "openWatches": 0, "partitions": 8, "readUntil": "2026-01-31T12:00:00Z",
      "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
-`events` is the number of records in the step. It is null if the service does not report this number before
-the records are read. All changes that are older than `readUntil` have been read.
-`lagSeconds` is the difference between the service's clock and `readUntil`; it is 0 if the feed is idle.
-`headroomSeconds` is the time until the first position expires. `skipped` shows how often, and where last,
-`failOnDataLoss=false` left out expired changes in this run of the query.
+`events` is the number of records in the step. `events` is null if the service does not report this number
+before the records are read. All changes that are older than `readUntil` have been read. `lagSeconds` is the
+difference between the service's clock and `readUntil`; it is 0 if the feed is idle. `headroomSeconds` is the
+time until the first position expires. `skipped` counts the places at which `failOnDataLoss=false` left out
+expired changes in this run of the query. It also shows the last of these places.
 
 For a query that began with a snapshot, `snapshot` contains:
 

@@ -1,4 +1,4 @@
-"""Reads ranges of a feed as rows. Its functions run in Spark's tasks."""
+"""Reads ranges of a feed as rows, in the tasks of Spark."""
 
 from __future__ import annotations
 

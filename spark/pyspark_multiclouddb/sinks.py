@@ -199,7 +199,7 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
 
 
 def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[Piece]:
-    """Return the last changes of the batch, in the columns of the target and `type`."""
+    """Return the last change of each key in the batch, with the target's columns and the column `type`."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)

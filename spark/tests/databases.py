@@ -29,8 +29,8 @@ class Feed:
         name: The name of the database.
         url: The URL for `connect` and for the option `url`.
         address: The address of the collection.
-        write: Writes all events of the feed, or one of three parts. If a test can cause splits in the
-            database, partitions split in the meantime.
+        write: A function that writes all events of the feed, or one of three parts of them. On databases on
+            which a test can split partitions, it also splits partitions between the writes.
         secrets: Texts that no output may contain.
         position: The start position of a query.
     """

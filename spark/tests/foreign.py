@@ -1,4 +1,4 @@
-"""Defines another Python data source. Spark finds this data source in the same way as the project's own."""
+"""Defines a Python data source that does not belong to this project. Spark finds both in the same way."""
 
 SOURCE = """
 from pyspark.sql.datasource import DataSource, DataSourceReader

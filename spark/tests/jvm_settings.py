@@ -33,7 +33,7 @@ def environment():
 
 
 def _python():
-    """Return a program that runs Python with less work, and lets streams connect to the JVM first.
+    """Return a program that starts Python faster for Spark, and lets streams connect to the JVM first.
 
     Spark puts an archive of PySpark first on the path, and each process would compile the archive's modules.
     This is unnecessary, because the installed packages contain the same modules, already compiled.

@@ -1,4 +1,4 @@
-"""The program that `test_versions.py` runs on each version of Spark. It runs every kind of query.
+"""The program that `test_versions.py` runs on each version of Spark, with every kind of query.
 
     python life.py FOLDER PART
 

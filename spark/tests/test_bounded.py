@@ -52,7 +52,7 @@ def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source
 
 
 def read_counted(frame, file):
-    """Return the same frame. Each task that reads it writes a line to a file."""
+    """Return a frame with the same rows. Each task that reads the frame writes a line to a file."""
 
     def counted(batches):
         with file.open("a") as lines:

@@ -65,7 +65,7 @@ def parent_of(pid):
 
 
 def executor_above(pid):
-    """Return the JVM that runs a task. The function finds it as an ancestor of the task's Python worker."""
+    """Return the process id of the JVM that runs a task: an ancestor of the task's Python worker."""
     while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = parent_of(pid)
     return pid

@@ -82,7 +82,7 @@ def check_client(found, source, written, folder):
 
 @pytest.mark.parametrize("version", [pyspark.__version__, "4.0.5"])
 def test_batch_stream_sink_and_errors(source, tmp_path, version):
-    """Here, server and client have the same version of Spark."""
+    """Tests batches, streams, the sink and errors if server and client have the same version of Spark."""
     source.write(60)
     source.split()
     source.write(60)

@@ -1,4 +1,4 @@
-"""Tests that audits find every partition that a service listed or named too late, and read nothing twice."""
+"""Tests that audits find all partitions that a service reported too late, and that nothing is read twice."""
 
 import os
 import random
@@ -78,7 +78,7 @@ class Forest:
                 self.sim.hide(name, self.dice.randrange(1, 9))
 
     def page(self, audits):
-        """Return one page of a new process, which searches for more children only once."""
+        """Read one page in a new process, which asks for more children of ended partitions only once."""
         self.bench.connect(child_watch_seconds=0, coverage_audit_seconds=audits)
         try:
             page = self.bench.page(self.place, self.dice.choice([0, 1, 3]))

@@ -14,7 +14,7 @@ FAR = timedelta(hours=30)
 
 @pytest.mark.parametrize("jump", [-FAR, FAR])
 def test_a_client_clock_that_is_set_changes_nothing(bench, monkeypatch, jump):
-    """The engine uses the service's time for one minute, which is longer than the test takes."""
+    """A jump of the client's clock has no effect; the engine uses the service's time for one minute."""
     bench.fill(3)
     moment = bench.sim.now
 

@@ -137,7 +137,7 @@ def test_new_consumers_replace_those_that_have_stopped(crowd):
 
 
 def test_new_consumers_find_places_although_those_that_have_stopped_fill_all(crowd):
-    """No two consumers have the same position, so each of them can use only its own reader."""
+    """Each consumer has a different position, so no consumer can use the reader of another consumer."""
     bench = crowd(max_readers_per_partition=16)
     turns(bench, consumers(bench, 16), rounds=5)
     fresh = [bench.page(size=300 + 250 * number).continuation_token for number in range(2)]

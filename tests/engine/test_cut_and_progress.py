@@ -152,7 +152,7 @@ def test_a_provider_that_makes_no_snapshots_refuses_the_token_of_one(monkeypatch
 
 
 def test_a_scan_that_ends_early_leaves_the_page_to_the_changes(monkeypatch):
-    """The other segments are due but no longer exist, so the engine reads the changes, which are due next."""
+    """The remaining segments no longer exist, so the engine reads the changes instead."""
     consumer = Consumer(filled(40, ServiceBehaviour(page_limit=2)), INTERLEAVED, 8, max_concurrency=1)
     consumer.page()
 

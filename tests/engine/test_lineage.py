@@ -129,7 +129,7 @@ class TestReplace:
         assert made.retire("a", [child("m", "a", "b")]) == ["m"]
 
     def test_child_elsewhere_keeps_waiting_for_a_parent_that_is_only_undiscovered(self):
-        """`m` waits for `b`, a child of `slow`. `b` may still name children, even though `lost` is lost."""
+        """`m` waits for `b`, a child of `slow`. The loss of `lost` does not end this wait."""
         made = lineage(("a",), ("slow",), ("lost",))
         made.retire("a", [child("m", "a", "b")])
         started = made.replace("lost", [Seed("lost", (), "oldest")], coming={"b", "m"})

@@ -61,9 +61,7 @@ class TestMissed:
         assert missed_by_parents(held("a", "c"), listing(p="", A="p", B="p"), never) is None
 
     def test_a_hidden_generation_in_the_middle_makes_nothing_that_was_read_look_missed(self):
-        """`s` was listed while it was open. `c` is the child of `s`, and `d` is the child of `c`; `c` is not
-        listed.
-        """
+        """The service still lists `s`, its old partition, but not `c`, the child of `s` and parent of `d`."""
         assert missed_by_parents(held("d"), listing(S="", D="c"), gone()) is None
 
     def test_so_does_a_hidden_one_that_is_watched(self):

@@ -19,7 +19,7 @@ def broken(*_):
 
 @pytest.mark.parametrize("size", [1, 0])
 def test_a_join_that_fails_leaves_no_partition_out(make_bench, monkeypatch, ids, size):
-    """Another partition has events for the page, whose token must still contain the merged child."""
+    """The page has events of another partition, and its token must still contain the merged child."""
     bench = make_bench(3)
     bench.connect()
     bench.sim.merge("p1", "p2")

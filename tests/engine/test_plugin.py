@@ -1,4 +1,4 @@
-"""Tests the objects that a provider's entry point may name."""
+"""Tests which objects are accepted from a provider's entry point."""
 
 import pytest
 

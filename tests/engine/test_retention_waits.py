@@ -28,7 +28,7 @@ def test_nor_for_what_waits_for_it_through_another_child():
 
 
 def test_two_that_are_held_do_not_wait_for_each_other():
-    """`a` may be a child of `h`, which waits for `c`. So `c` must not wait for `g`, which waits for `a`."""
+    """`g` waits for `a`, `a` may wait for `h`, and `h` waits for `c`, so `c` must not wait for `g`."""
     service = Vague("pgh", p="", a="p", c="p", g="a", h="c")
     made, seeds = lineage("p", g="a", h="c"), service.oldest(["p"])
     coming, holds = service.retention.lost(made, "p", seeds)
@@ -40,7 +40,7 @@ def test_two_that_are_held_do_not_wait_for_each_other():
 
 
 def test_what_a_held_one_waits_for_still_counts():
-    """`z` waits for `a`, which waits for `b`. `a` waits for `g`.
+    """`z` waits for `a`, and `a` waits for `b` and `g`.
 
     So `b` must not wait for `z`.
     """

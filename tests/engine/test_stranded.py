@@ -71,7 +71,7 @@ def test_a_parent_that_can_still_be_read_is_waited_for(make_bench, ids, way):
 
 
 class TestPlanner:
-    """Tests the same cases with bounded reads."""
+    """Tests bounded reads of a feed with stranded partitions, which the tests above read page by page."""
 
     def planner(self, bench, every, on_expired=None):
         provider = SimulationProvider(bench.sim)

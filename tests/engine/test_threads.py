@@ -428,7 +428,7 @@ class TestLive:
     def test_fetch_that_was_discarded_while_its_reader_was_opened_does_not_read(
         self, threaded, monkeypatch, eventually
     ):
-        """Nothing cancels that reader, so its read would block until the service answers."""
+        """Nothing cancels such a reader, so a read would block until the service answers."""
         bench = threaded()
         bench.page()
         bench.fill(1)

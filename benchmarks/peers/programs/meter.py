@@ -57,7 +57,7 @@ class Meter:
         self._keys.close()
 
     def take(self, key: str) -> bool:
-        """Count one change and write its key; return True after the last change."""
+        """Count one change, and write its key to the file. Return True if this was the last change."""
         self._keys.write(f"{key}\n")
         self.count += 1
         if self.count == self._warm_up:

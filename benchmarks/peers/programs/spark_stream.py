@@ -1,6 +1,7 @@
 """Reads a collection with a stream of the Spark data source, and writes the keys as text.
 
-The first run of the stream is the warm-up. The second run is measured with the progress that Spark reports.
+The first run of the stream is the warm-up. The figures of the second run are taken from the progress that
+Spark reports.
 """
 
 from __future__ import annotations

@@ -44,8 +44,9 @@ class LossOracle(Scenario[W]):
         """Run all plans.
 
         Args:
-            max_kills: The maximum number of runs in each plan that has one run for each place of a kill. The
-                chosen places are spread evenly. None means one run for every place.
+            max_kills: Some plans kill the consumer at a different place in each run. This argument limits the
+                number of runs of each such plan; the chosen places are spread evenly. None means one run for
+                every place.
         """
         baseline = self._play(NEVER, NEVER, None)
         runs = [baseline.report]

@@ -42,7 +42,7 @@ class Snapshot:
     Attributes:
         step: The number of the consumer's step.
         token: The token.
-        delivered: The number of events that had been processed by then.
+        delivered: The number of events that the consumer had processed when it stored the token.
         required_from: The first change that the consumer must see.
     """
 

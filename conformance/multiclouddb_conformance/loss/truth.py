@@ -49,7 +49,7 @@ def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Mar
 def _match_key(
     truth: Sequence[Change], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
 ) -> dict[str, int]:
-    """Do the same as `match` for a single key, whose changes have the given numbers."""
+    """Match the events of one key, as `match` does for all keys; `numbers` are the key's changes."""
     places = {truth[number].marker: place for place, number in enumerate(numbers)}
     found: dict[str, int] = {}
     place, last_delete = 0, ""

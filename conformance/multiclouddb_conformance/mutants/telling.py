@@ -176,6 +176,6 @@ class SecretInMessage(Mutant):
     caught_by = ("TestSecrets::test_what_a_client_connects_with_is_in_no_repr_message_or_log",)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """Put the whole configuration into the message."""
+        """Return the error with the whole configuration in its message."""
         shown = ", ".join(str(value) for value in self.config.connection.values())
         return MulticloudDbError(f"{error.message}, with {shown}", error.detail)

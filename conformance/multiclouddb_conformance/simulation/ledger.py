@@ -16,7 +16,8 @@ class Ledger:
 
     A check raises `AssertionError` for an event that is wrong or out of order, a child before its parent, a
     watermark that goes back or is too late, a page that is too long, and an idle page that comes too early.
-    An idle page comes too early if events are missing although all children of ended partitions are named.
+    An idle page comes too early if events are still missing and the service has already named all children of
+    ended partitions.
 
     Args:
         sim: The collection that is read.

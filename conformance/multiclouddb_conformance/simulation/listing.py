@@ -20,7 +20,7 @@ def kept(view: View) -> list[PartitionLog]:
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """Return the partitions that the service shows to a client; each call counts as one look."""
+    """Return the partitions that the service shows to a client; a hidden one appears after some calls."""
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 
@@ -92,8 +92,9 @@ def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
 def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
     """Return the partitions that were open at the token's latest position but are not in the token.
 
-    Such a partition cannot have been read, because its descendants would be later than that position. If all
-    partitions of the token were open at that position too, none of them leads to the missing partition.
+    Such a partition cannot have been read: if it had been, the token would contain its descendants, which
+    begin after that position. If all partitions of the token were also open at that position, the missing
+    partition is not a descendant of any of them, so the token will never reach it.
     """
     moment = max((_commit(cursor) for entry in tracked.values() for cursor in entry.cursors), default=0)
     alive = {part.id for part in view.sim.partitions.values() if view.covers(part) and part.alive_at(moment)}

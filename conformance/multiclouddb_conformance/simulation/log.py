@@ -1,7 +1,6 @@
 """A deterministic, partitioned log in memory: writes, splits, merges, retention, and its own clock.
 
-The log contains nothing about its readers. The log keeps every written change, so that oracles can
-compare the events with the changes.
+The log stores no information about its readers. It keeps every written change as the truth for oracles.
 """
 
 from __future__ import annotations

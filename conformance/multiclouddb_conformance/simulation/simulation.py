@@ -249,7 +249,7 @@ class Simulation(ScannedLog):
         return [name for name, looks in self._namings(partition_id, children) if looks <= 0]
 
     def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the children in the order of naming, each with the number of calls before it is named."""
+        """Return the children in the order in which they are named, with the number of calls before each."""
         dice = Dice(self.behaviour.seed, f"siblings {partition_id}")
         found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
         for number, name in enumerate(dice.jumbled(list(children))):

@@ -39,7 +39,7 @@ def _skipped(page: ChangeFeedPage) -> list[RecordSkipped]:
 
 
 def _text(*pages: ChangeFeedPage) -> str:
-    """Return the first letter of each event's key and a symbol for each notice, in the promised order."""
+    """Return the first letter of each event's key, and `!` for each notice, in order of delivery."""
     keys = [
         [str(value)[0] for event in page.events for value in event.key.components.values()] for page in pages
     ]

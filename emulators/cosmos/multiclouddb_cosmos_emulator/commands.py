@@ -1,6 +1,6 @@
 """Implements commands that the real service does not offer.
 
-The commands are called in the same process or over the control API.
+A test can call the commands in the emulator's process, or through the control API.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Effect:
 
     Attributes:
         kind: `create`, `replace` or `delete`.
-        old: The version before the transaction; None for a create.
-        new: The version after the transaction; None for a delete.
+        old: The version of the item before the transaction; None for a create.
+        new: The version of the item after the transaction; None for a delete.
         expired: True if the time to live had passed.
     """
 

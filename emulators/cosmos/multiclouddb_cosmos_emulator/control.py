@@ -1,4 +1,4 @@
-"""Serves the control API over HTTP. It offers the methods of `CosmosEmulator` to other processes."""
+"""Serves the control API, through which other processes call the methods of `CosmosEmulator` over HTTP."""
 
 from __future__ import annotations
 

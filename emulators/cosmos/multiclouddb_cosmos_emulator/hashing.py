@@ -72,7 +72,7 @@ def _as_unsigned(value: Json) -> Json:
 
 
 def _ordered(value: Json) -> bytes:
-    """Encode a component in the binary form, which sorts like the values; the SDK omits null."""
+    """Encode a component as bytes that sort like the values; like the SDK, omit null."""
     if value is UNDEFINED:
         return _UNDEFINED
     if value is None:

@@ -140,7 +140,7 @@ class Front:
 def _sockets(host: str, port: int) -> list[socket.socket]:
     """Return the sockets to listen on.
 
-    For localhost, these are sockets for both addresses with the same port.
+    For localhost, the sockets listen on the IPv4 address and the IPv6 address, with the same port.
     """
     if host != "localhost":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -68,7 +68,7 @@ def _visible(reach: Reach) -> Iterator[tuple[str, Item]]:
 def _streamed(
     call: Call, container: Container, reach: Reach, results_of: Callable[[Any], list[Any]]
 ) -> Reply:
-    """Return a page that ends after an item. The continuation names this item."""
+    """Return a page, with a continuation that names the last item that was read for the page."""
     after = _continuation(call, "s", list)
     found: list[bytes] = []
     size, limit, last = 0, page_size(call.request), after

@@ -54,7 +54,7 @@ _NONE: Final = Condition()
 
 
 class Transaction:
-    """Operations on the items of one logical partition. They become visible when `commit` is called.
+    """Operations on the items of one logical partition; `commit` makes their results visible.
 
     Args:
         container: The container that stores the items.

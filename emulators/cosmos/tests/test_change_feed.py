@@ -205,7 +205,7 @@ class TestAllVersions:
             container.query_items_change_feed(mode=ALL, start_time="Beginning")
 
     def test_the_server_refuses_that_as_well(self, shop, container, follow):
-        """The server refuses a continuation from the other mode.
+        """The server refuses the continuation of a feed that was read in another mode.
 
         The test changes the continuation by hand, so that it passes the client's own check.
         """

@@ -32,7 +32,7 @@ class ShardIterator:
         issued: The time at which the iterator was made, in seconds since 1970.
         epoch: The number of times that the test had expired all iterators before this iterator was made.
         renewed: True if the iterator came from `GetRecords`.
-        empty: The number of pages without records that still precede its records.
+        empty: The number of pages without records that this iterator still returns before its first record.
     """
 
     arn: str

@@ -149,7 +149,7 @@ class Stream:
         self._listing = None
 
     def called(self) -> None:
-        """Count a call of `DescribeStream`. Each hidden shard then stays hidden for one call less."""
+        """Count a call of `DescribeStream`; a hidden shard is shown again after a number of calls."""
         for shard_id, calls in list(self._hidden.items()):
             if calls > 1:
                 self._hidden[shard_id] = calls - 1

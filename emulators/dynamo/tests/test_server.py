@@ -1721,7 +1721,7 @@ def first_number(shard):
 
 
 def drained(wire, arn, shard_id):
-    """Return all records that a shard contains now, despite all faults."""
+    """Return all records that a shard contains now, even if the server is set to return faults."""
     records, last = [], None
     iterator = wire.iterator(arn, shard_id)
     empty = 0

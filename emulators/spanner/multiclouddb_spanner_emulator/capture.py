@@ -40,7 +40,7 @@ class Change:
 
 @attrs.frozen
 class _Told:
-    """One row of a record that is being made."""
+    """One changed row, which becomes part of a change record."""
 
     partition: Partition
     table: Table

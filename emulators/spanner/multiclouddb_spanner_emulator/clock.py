@@ -77,7 +77,7 @@ class Clock:
         return self._last
 
     def crowd(self, seconds: float) -> None:
-        """Move the clock forward by the given time, and stop it until real time has caught up.
+        """Move the clock forward by the given time, and stop the clock until real time has caught up.
 
         Until then, successive commits are one microsecond apart.
         """

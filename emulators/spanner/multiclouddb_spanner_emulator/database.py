@@ -43,7 +43,7 @@ class Database:
     """A database. The caller must hold the server's lock.
 
     Attributes:
-        name: Its full name.
+        name: The full name of the database.
         postgres: True for the PostgreSQL dialect.
         tables: Maps each name to its table.
         streams: Maps each name to its change stream.

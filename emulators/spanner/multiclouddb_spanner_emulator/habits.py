@@ -1,4 +1,4 @@
-"""The settings of a scripted Cloud Spanner server. They define its behaviour when no fault is requested."""
+"""The settings of a scripted Cloud Spanner server, which apply as long as no fault is requested."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from multiclouddb_spanner_emulator.world import World
 __all__ = ["VERSION_SECONDS", "moment_of", "rows_at"]
 
 VERSION_SECONDS: Final = 3600
-"""The time for which a database keeps old versions of rows, which is the service's default."""
+"""The time for which a database keeps old versions of rows. The value is the default of the service."""
 
 Fields = list[tuple[str, dict[str, Any]]]
 

@@ -247,7 +247,7 @@ class ScriptedSpanner:
         return self._world.reshape(tokens, count)
 
     def hide_end(self, token: str, *, hidden: bool = True) -> None:
-        """Hide the end of a partition, so that readers there wait for its children, or show the end again."""
+        """Hide the end of a partition, or show it again; readers wait as long as the end is hidden."""
         with self._world.changed:
             self._world.stream_of(token).partitions[token].hidden = hidden
             self._world.changed.notify_all()

@@ -137,7 +137,7 @@ def _not(value: Json, of: ColumnType) -> ServiceError:
 
 
 def sort_key(value: Json, of: ColumnType) -> tuple[Any, ...]:
-    """Return a sort key for a value of this type. It gives the service's order, with NULL first."""
+    """Return a key that sorts values of this type in the same order as the service, with NULL first."""
     if value is None:
         return (0,)
     match of.code:

@@ -94,8 +94,8 @@ def pieces_after(
         final: True to raise the error in any case, because the range has already been divided too often.
 
     Raises:
-        Exception: `error`, if the read failed for another reason, or if the service lists the same partitions
-            as before.
+        Exception: The given `error`, if the read failed for another reason than a split, or if the service
+            still lists the same partitions.
     """
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:

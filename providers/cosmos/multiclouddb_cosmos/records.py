@@ -250,9 +250,9 @@ def _digest_of(item: Any, view: View) -> str | None:
 def _chain(group: list[Any], lsn: int) -> list[Any]:
     """Sort the changes of one key in one LSN into a possible order of events.
 
-    The service promises no order. A document that exists can be replaced or deleted; any other document can
-    be created. If the document existed before, its first change refers to an earlier LSN. If several orders
-    (or none) are possible, the changes stay in the order of the page.
+    The service does not guarantee the order of these changes. A document that exists can be replaced or
+    deleted; any other document can be created. If the document existed before, its first change refers to an
+    earlier LSN. If these rules do not determine the order, the changes stay in the order of the page.
     """
     if len(group) == 1:
         return group

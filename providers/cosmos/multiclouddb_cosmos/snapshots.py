@@ -86,7 +86,7 @@ class Scan:
 def is_scan(cursor: Cursor) -> bool:
     """Return True if a cursor belongs to a scan.
 
-    A cursor of the change stream begins with a number instead.
+    A cursor of a scan begins with a text, and a cursor of the change feed begins with a number.
     """
     return isinstance(cursor, list) and bool(cursor) and isinstance(cursor[0], str)
 

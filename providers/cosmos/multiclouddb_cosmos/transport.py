@@ -75,7 +75,7 @@ class MovedError(Exception):
 class _EndedError(Exception):
     """Ends a call that azure-cosmos would otherwise retry.
 
-    None of the retries in azure-cosmos catches this class.
+    The retry code of azure-cosmos does not catch this class.
 
     Args:
         answer: The answer that the service sent.
@@ -231,7 +231,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
-        """Send a request. If it asks for a page, examine the answer."""
+        """Send a request. If the request asks for a page, examine the answer."""
         watch = getattr(self._local, "watch", None)
         if watch is None or not _is_page(request):
             answer = super().send(request, **kwargs)

@@ -1,4 +1,4 @@
-"""The harness of the conformance suite for Cosmos DB. It uses the project's own emulator."""
+"""Runs the conformance suite for Cosmos DB on the project's own emulator."""
 
 import threading
 from datetime import timedelta

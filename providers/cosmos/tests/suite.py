@@ -2,8 +2,9 @@
 
 `Beginning()` and `AtTime(…)` start a scan. The scan returns each item once, in its current state. The scan
 omits items that are changed during the scan, because the feed returns their changes after the scan. After a
-split, the children contain all changes of the parent. Therefore a parent ends where reading stopped. The
-children deliver the remaining changes, and the events of these changes contain the ids of the children.
+split, the children contain all changes of the parent. Therefore a parent partition counts as ended at the
+last position that was read. The children deliver the remaining changes, and the events of these changes
+contain the ids of the children.
 """
 
 from datetime import timedelta, timezone

@@ -70,7 +70,7 @@ class Life:
             self._note(key, item_id, deleted=True)
 
     def batch(self):
-        """Write a transaction. All its changes have the same LSN, even if it changes an item twice."""
+        """Write a transaction, whose changes all have the same LSN, even two changes of one item."""
         key, operations = self.dice.choice(KEYS), []
         for number in range(self.dice.randint(2, 5)):
             self._note(key, f"b{number}")

@@ -150,8 +150,8 @@ class TestInsideOneLsn:
         assert [*records.items[:count], *rest.items] == records.items
 
     def test_a_child_has_its_part_of_what_is_left(self):
-        """A split divides the changes of one LSN between the children. Each child resumes after the same
-        change."""
+        """A split divides the changes of one LSN between the children. Both children resume after the last
+        delivered change."""
         items = [change(7, f"k{number}") for number in range(9)]
         records = records_of(items, Place(6), VIEW)
         place = place_after(records, 4)

@@ -126,7 +126,7 @@ class World:
         return made
 
     def consumer(self, start=None, client=None, **request):
-        """Make a consumer with its own client. It starts at `Now()` unless another start is given."""
+        """Make a consumer with its own client, which starts at `Now()` unless another start is given."""
         made = Consumer(self, client or self.client(), start or Now(), request)
         if start is None:
             made.read()

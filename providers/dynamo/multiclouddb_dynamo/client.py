@@ -290,7 +290,8 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
     """Return a member that every complete answer contains.
 
     botocore accepts a truncated answer as a success: it does not check the length, and it reads an incomplete
-    JSON text as an empty object. For a page of records, an empty object would mean the end of the shard.
+    JSON text as an empty object. If the answer to `GetRecords` were read as an empty object, it would mean
+    the end of the shard.
 
     Raises:
         ProviderFault: `TRANSIENT_FAILURE`.

@@ -1,4 +1,4 @@
-"""The configuration of an AWS region. The boto3 clients are made from it."""
+"""The configuration of an AWS region, from which the boto3 clients are made."""
 
 from __future__ import annotations
 

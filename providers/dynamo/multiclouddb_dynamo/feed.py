@@ -211,7 +211,7 @@ class DynamoFeed(Feed):
         return cursor if is_segment(cursor) else without_trail(cursor)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Return start positions for the shards that still exist, and for the descendants of the others."""
+        """Return start positions for each shard that still exists, and for the descendants of lost shards."""
         shards, now = self._shards.read(deadline).shards, self._source.seconds()
         # A listing may be incomplete, so the service is asked about each shard that is missing from the
         # listing.

@@ -158,7 +158,7 @@ def _keys(datas: Sequence[Record], names: tuple[str, ...]) -> list[dict[str, Any
 
 
 def _times(datas: Sequence[Record]) -> list[datetime]:
-    """Return the times of the records. Records with the same second share one object."""
+    """Return the times of the records; successive records with the same time share one datetime object."""
     previous, moment, moments = None, _EPOCH, []
     for data in datas:
         value = data["ApproximateCreationDateTime"]

@@ -67,7 +67,7 @@ _MOST_ITERATOR: Final = 2048  # the maximum length in the service model
 
 @attrs.frozen
 class Trail:
-    """The progress of a search that has not found any record yet. Its only purpose is to save calls.
+    """The progress of a search that has not found any record yet, kept only to save calls.
 
     Attributes:
         iterator: The iterator of the last answer, which is valid for 15 minutes.
@@ -230,7 +230,7 @@ def without_iterator(place: Place) -> Place:
 
 
 def without_trail(cursor: Cursor) -> Cursor:
-    """Return the cursor without the parts that only save calls.
+    """Return the cursor without the parts that are needed only to make fewer calls.
 
     A `Now` position keeps these parts. Without these parts, two positions from the same second would be
     equal.
@@ -293,7 +293,7 @@ def join(places: Iterable[Place]) -> Place:
 def seconds_at(place: Place) -> int | None:
     """Return a lower limit on the times of the records after a position, in seconds since 1970.
 
-    Return None if it is unknown.
+    Return None if no limit is known.
     """
     match place:
         case After(_, time) | Start(time):

@@ -44,7 +44,8 @@ __all__ = ["FLOOR", "MOST_SEGMENTS", "Item", "Part", "RowMapper", "is_segment", 
 FLOOR: Final = "00"
 """The floor of a snapshot.
 
-The `order_key` of every change is higher, because an `order_key` begins with its number of digits.
+The `order_key` of every change sorts after the floor, because it begins with the number of its digits, which
+is never 0.
 """
 MOST_SEGMENTS: Final = 1_000_000
 """The maximum number of segments that the service accepts."""

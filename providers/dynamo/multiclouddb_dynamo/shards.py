@@ -340,7 +340,7 @@ class ShardMap:
         return self._list_on(deadline)
 
     def _list_on(self, deadline: Deadline) -> Collection[str]:
-        """Continue a listing; return the answered shards (none before the last page)."""
+        """Continue a listing; return the shards it was made for, or nothing before its last page."""
         assert self._unread is not None
         listing, names = self._unread
         before = listing.pages

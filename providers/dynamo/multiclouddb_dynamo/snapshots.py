@@ -67,7 +67,9 @@ class SameTable:
         self._proved_at = -1.0
 
     def check(self) -> None:
-        """Ask the service, or use the answer to another thread's request that was made after this call began.
+        """Check that the table is still the same.
+
+        If another thread starts a check after this call has begun, this call uses its result.
 
         Raises:
             ProviderFault: Raised if the table or its stream was replaced, or the table was deleted.
@@ -143,7 +145,8 @@ class SegmentReader(Reader):
 
     Args:
         source: The objects that all readers of the feed share.
-        same: Checks that the table is still the table of the feed.
+        same: An object that checks that the feed's table was not replaced by another table with the same
+            name.
         view: The properties that all events of the segment share.
         part: The start position.
     """

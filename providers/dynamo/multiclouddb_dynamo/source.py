@@ -26,9 +26,9 @@ Each iterator takes hundreds of bytes.
 
 _ITERATOR_SECONDS: Final = 15 * 60  # the lifetime of an iterator
 START_SECONDS: Final = 3600
-"""The time within which a start at `Beginning` must reach each shard.
+"""The time within which a start at `Beginning` must begin to read each shard.
 
-Records that are trimmed within this time do not count as a gap.
+If records of a shard are trimmed within this time after the start, the feed reports no gap.
 """
 _LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0

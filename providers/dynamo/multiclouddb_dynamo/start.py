@@ -56,7 +56,7 @@ class Resolution:
 
         Raises:
             TimeoutError: Raised if the deadline has passed.
-            Exception: The error of boto3; the next attempt continues from here.
+            Exception: The error of boto3. The next attempt continues where this attempt failed.
         """
         self._source.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards

@@ -144,7 +144,7 @@ class TestPartitions:
 class TestToken:
     @pytest.fixture
     def token(self, scripted, tmp_path):
-        """Return a token of `now`, from before the first event, as an argument."""
+        """Return, as an argument, a token that was made at `now` before the first event."""
         said("tail", url_of(scripted), TABLE, "--until-idle", "--checkpoint", tmp_path / "position")
         return f"@{tmp_path}/position"
 

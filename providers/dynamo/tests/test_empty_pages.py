@@ -1,4 +1,4 @@
-"""Tests records after many empty pages, and after an iterator within them. AWS returns such pages."""
+"""Tests records that follow many empty pages, as on AWS, and reads that continue within these pages."""
 
 import pytest
 

@@ -184,9 +184,9 @@ def ignored(world, scope, late):
 
 
 def between_the_halves(world, scope, late):
-    """A read starts at `Now` while only one half is listed.
+    """A read starts at `Now` while only one of the two children of a split is listed.
 
-    Earlier changes of the other half must not be delivered.
+    The changes that were written to the other child before the start must not be delivered.
     """
     old = world.put("a")
     (name,) = world.client().list_physical_partitions(ADDRESS)

@@ -91,7 +91,7 @@ class TestActiveShards:
         assert json_bytes(consumer.token) <= ACTIVE * (SHARD_BYTES + OUR_BYTES)
 
     def test_memory_is_bounded(self):
-        """The memory in use is bounded. The test uses fewer shards, because measuring memory is slow."""
+        """The memory in use is bounded. This test reads fewer shards, because tracing memory is slow."""
         with World(shards=TRACED) as world:
             world.consumer().read(seconds(LONG))
             tracemalloc.start()

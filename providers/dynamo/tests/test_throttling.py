@@ -43,7 +43,7 @@ def no_pace(monkeypatch):
 
 @pytest.fixture(scope="module")
 def thousand():
-    """Provide a shared world, because making it takes long."""
+    """Provide a world with many shards, which all tests share because it takes long to make."""
     with World(shards=SHARDS) as made:
         yield made
 
@@ -319,7 +319,7 @@ class TestListing:
 
 
 class Script:
-    """The answers of a stream, in the order of the script. A text represents an error."""
+    """The answers of a stream, in the order of the script. A text in the script stands for an error."""
 
     def __init__(self, *answers):
         self.answers = deque(answers)

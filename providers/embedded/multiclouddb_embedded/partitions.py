@@ -331,8 +331,8 @@ def find_head(
     """Return the current end of a partition, or the position `most` records after a given one.
 
     Raises:
-        ProviderFault: Raised as by `standing`.
-        InvalidCursor: Raised as by `standing`.
+        ProviderFault: Raised by `standing`.
+        InvalidCursor: Raised by `standing`.
     """
     state = standing(connection, scope, name, position)
     row, first = state.row, max(position[0], state.before)

@@ -25,8 +25,8 @@ The texts contain this character only in escaped form.
 """
 
 ORDER_DIGITS: Final = 19
-"""The number of digits in the highest possible sequence number. Texts padded to this length sort like
-numbers."""
+"""The number of digits in the highest possible sequence number. Numbers that are padded with zeros to this
+length sort as texts in the same order as numbers."""
 
 Column: TypeAlias = Literal["keys", "docs", "olds"]
 
@@ -93,7 +93,7 @@ class Records:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of the rows in bytes, with their numbers counted as Python integers."""
+        """Return the approximate memory that the rows occupy, including Python objects for numbers."""
         return len(self.keys) + len(self.docs or b"") + len(self.olds or b"") + 128 * self.count
 
     def column(self, name: Column) -> bytes | None:

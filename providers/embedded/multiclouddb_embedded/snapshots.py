@@ -72,7 +72,7 @@ def plan_scan(
     """Plan a scan.
 
     Args:
-        connection: The connection, inside a snapshot of the file.
+        connection: The connection, inside a read transaction.
         scope: The part of the collection that the feed covers.
         head: The newest change of the store.
         seeds: The start positions of the stream, at the newest change.
@@ -109,7 +109,7 @@ def cut(
     """Take the next segments from a plan.
 
     Args:
-        connection: The connection, inside a snapshot of the file.
+        connection: The connection, inside a read transaction.
         scope: The part of the collection that the feed covers.
         cursor: The plan.
         count: The maximum number of segments.

@@ -70,7 +70,7 @@ class World:
         return events
 
     def sql(self, statement, *values):
-        """Run SQL on the file directly. Only a test may do this."""
+        """Run SQL on the store's file directly, without the library."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             return connection.execute(statement, values).fetchall()
 

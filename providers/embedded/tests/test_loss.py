@@ -33,7 +33,7 @@ ADDRESS = ResourceAddress("main", "items")
 
 
 class World:
-    """One collection in its own store, with native writes. It remembers all partitions that ever existed."""
+    """One collection in its own store, with native writes; remembers all partitions that ever existed."""
 
     def __init__(self, path: Path) -> None:
         self.store = EmbeddedStore(path, durable=False)

@@ -60,7 +60,7 @@ class Consumer:
         return self.page
 
     def until_idle(self) -> None:
-        """Read until the feed is idle. An earlier call may already have read ahead in some partitions."""
+        """Read until the feed is idle; an earlier call may have prefetched records of some partitions."""
         while not self.next().idle:
             pass
 

@@ -55,7 +55,7 @@ class EmbeddedHarness(Harness):
 
 
 def under(name, **lacks):
-    """Return the harness for a profile, with the abilities of the service that it names."""
+    """Return the harness for a profile, with the abilities of the service that the profile imitates."""
     profile = PROFILES[name]
     members = {
         "profile": name,

@@ -78,7 +78,7 @@ class Taken:
             self.place = place_of_change(self.changes[-1])
 
     def end(self, place: Place, reason: str) -> None:
-        """Record that the watched resource no longer exists, and move the position after the stream's end."""
+        """Record that the watched resource is gone, and set the position behind the end of the stream."""
         self.gone = reason
         self.place = After("i", place.data) if isinstance(place, After) else place
 
@@ -155,7 +155,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Take one change of any kind. Return False if reading ends with this change.
+        """Process one change or other event of the stream. Return False if reading ends with it.
 
         Raises:
             ProviderFault: Raised if the caller's pipeline has removed a required field.
@@ -253,7 +253,7 @@ class Taker:
 def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
     """Return the `database/collection` of a change.
 
-    A question mark replaces a name that a pipeline has removed.
+    If a pipeline has removed one of the two names, the result contains a question mark in its place.
     """
     namespace = change.get(field)
     names = namespace if isinstance(namespace, Mapping) else {}

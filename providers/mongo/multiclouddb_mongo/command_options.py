@@ -75,8 +75,8 @@ def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 class RunCommandOptions:
     """The options of `run_command`; None, the default, is the same as omitting the option.
 
-    The options include no read concern and no write concern, and the command inherits none. Write them into
-    the command.
+    There are no options for the read concern and the write concern, and the command does not inherit them.
+    Write them into the command itself.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
@@ -106,11 +106,11 @@ class RunCursorCommandOptions(RunCommandOptions):
         default=None, validator=_one_of(*_MODES)
     )
     """What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and everything read
-    from the cursor, together. This mode is allowed only for cursors that are not tailable, and is their
-    default. `"iteration"`: the limit applies to the command, and then again to each step of the iteration.
-    This is the default of tailable cursors. With "iteration", the command of a cursor that does not await
-    data is sent without a time limit, because the server would apply the limit to the cursor's whole
-    lifetime. However, if the command itself contains a `maxTimeMS`, it is sent."""
+    from the cursor, together. This is the default, and is possible for non-tailable cursors only.
+    `"iteration"`: the limit applies to the command, and then again to each step of the iteration. This
+    is the default of tailable cursors. With `"iteration"`, if the cursor does not await data, the command is
+    sent without a time limit. Otherwise, the server would apply the limit to the cursor's whole lifetime. In
+    this case a `maxTimeMS` in the command itself is kept."""
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
         default=None, validator=_one_of(*_TYPES)
     )

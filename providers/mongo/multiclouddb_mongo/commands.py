@@ -220,7 +220,8 @@ class Commands:
             options: Fields of `RunCursorCommandOptions`.
 
         Raises:
-            MulticloudDbError: Raised as by `run_command`, and if two options exclude each other.
+            MulticloudDbError: Raised for the same reasons as by `run_command`, and if two options exclude
+                each other.
             ProviderFault: The errors of `run_command`, and `INVALID_REQUEST` if the reply is not a cursor.
             Exception: Raised as by `run_command`.
         """
@@ -324,7 +325,7 @@ class _Untimed(SON[str, Any]):
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
     """Make calls of pymongo inside the block end within `seconds`.
 
-    0 means no limit. None keeps the outer limit.
+    0 means no limit. None keeps the limit that is already in effect.
     """
     return nullcontext() if seconds is None else pymongo.timeout(seconds)
 

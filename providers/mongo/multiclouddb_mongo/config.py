@@ -1,4 +1,4 @@
-"""The configuration of a MongoDB deployment. The `MongoClient` is made from it."""
+"""The configuration of a MongoDB deployment, from which the `MongoClient` is made."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class MongoFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """Return the end of the log, if there is a change before it.
+        """Return the end of the log as the head, if the stream has a change before that end.
 
         To check this, the method reads one change. A head with a limit, and a head that may lie after the end
         of a stream, must be found by reading. For a database, and for a collection that need not exist, the
@@ -381,9 +381,9 @@ def _is_far(start: Place, mark: Place) -> bool:
 def _bound(start: Place, until: Place) -> Place:
     """Return the position at which a reader stops.
 
-    At a mark, the reader stops as soon as the server has no more changes before the mark. A lagging member of
-    the replica set may have no changes at the start although changes exist. Therefore, if a mark lies
-    directly after the start, the reader stops only when the server itself has passed the mark.
+    If the bound is a mark, the reader stops as soon as the server has no more changes before the mark. A
+    lagging member of the replica set may return no changes after the start although changes exist. Therefore,
+    if a mark lies directly after the start, the reader stops only when the server itself has passed the mark.
     """
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)

@@ -100,8 +100,8 @@ class MongoOptions(ProviderOptions):
     )
     """True to send `showExpandedEvents`.
 
-    The feed returns no more events with this option, because the additional events are not changes of
-    documents. Tokens made with this option and tokens made without it are not interchangeable.
+    This option does not add any events to the feed, because the additional events of the server are not
+    changes of documents. Tokens made with this option and tokens made without it are not interchangeable.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(),

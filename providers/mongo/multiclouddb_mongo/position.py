@@ -7,8 +7,8 @@
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, including its changes
 
 Each form may have one more element: the cluster time of the start, in ticks. This element is present as long
-as the position is before the start. If a collection or database was dropped or renamed before the start, it
-was another resource with the same name.
+as the position is before that time. If an event says that a collection or database was dropped or renamed
+before that time, the event concerns an earlier resource with the same name.
 
 `data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
 hexadecimal, if the server has added them. The server adds them for keys of some types. Any other token is
@@ -233,9 +233,9 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
     Args:
         place: The position.
         until: The bound.
-        at_end: True if the whole log was scanned. A mark that was taken at the end of the log contains the
-            time of the next operation. Until this operation exists, no answer contains that time, and nothing
-            lies between the position and the mark.
+        at_end: True if the whole log was scanned. If a bound was taken at the end of the log, its time is
+            that of the next operation, which may not exist yet. Until then, no answer contains this time, so
+            the end of the log counts as the bound.
     """
     order = compare(place, until)
     if order is not None and order >= 0:

@@ -132,9 +132,9 @@ class MongoProvider(Provider):
         return MongoFeed(source, found, self._readers)
 
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
-        """Return the collections of the given database, of the connection string's, or of all databases.
+        """Return the collections of the given database, by default of the connection string's database.
 
-        See `SupportsCollections`.
+        If neither names a database, return the collections of all databases. See `SupportsCollections`.
         """
         fail_soon(self._client, deadline)
         reach(self._client, deadline)

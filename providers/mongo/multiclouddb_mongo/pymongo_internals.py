@@ -194,8 +194,8 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
 def fail_soon(client: MongoClient[Any], deadline: Deadline) -> None:
     """Do not wait long before the first call if every server refuses connections or is unknown.
 
-    While a primary is being elected, the other servers answer. Therefore, if no server answers at all, an
-    early error with the reason is more useful than a long wait.
+    During the election of a primary, the other servers still answer. Therefore, if no server answers at all,
+    an early error with the reason is more useful than a long wait.
 
     Raises:
         ServerSelectionTimeoutError: Raised if every server refuses connections or is unknown; the error
@@ -225,7 +225,7 @@ def watch_otherwise(
 
     Args:
         target: A collection, a database, or the database `admin` for the cluster.
-        scope: The kind of the target.
+        scope: The scope of the feed, which decides the kind of stream to open.
         stages: The pipeline.
         settings: The keyword arguments that `watch` accepts.
     """
@@ -298,7 +298,7 @@ def interrupt(client: MongoClient[Any]) -> None:
     """End all receive calls of a client that is about to be closed, within half a second.
 
     If the network drops all packets, these receives would last forever: PyMongo's monitor would end them, but
-    the monitor ends with the client. No public interface does the same.
+    the monitor ends with the client. PyMongo has no public function that ends a running receive.
     """
     servers = getattr(getattr(client, "_topology", None), "_servers", {})
     for server in list(servers.values()):

@@ -123,7 +123,7 @@ def is_item_change(change: Raw) -> bool:
 def is_before(change: Raw, text: bytes) -> bool:
     """Return True if the change's token is known to sort before a text.
 
-    False means that the token needs a closer check.
+    If the result is False, the order is unknown, and the caller must compare the decoded tokens.
     """
     if change[_LENGTH:_TOKEN] != _HEAD or change[_DATA - len(_DATA_HEAD) : _DATA] != _DATA_HEAD:
         return False

@@ -17,10 +17,9 @@ __all__ = ["ROW_CODEC", "RawRow", "bytes_of"]
 class RawRow(RawBSONDocument):
     """A row that PyMongo does not decode.
 
-    PyMongo's own class checks each document that it makes. `find_raw_batches` also makes and checks one
-    object for each row. Making these objects takes longer than decoding the row. This class keeps only the
-    bytes. PyMongo uses this class for the whole answer too, and reads fields of the answer. Therefore this
-    class can also return fields.
+    PyMongo's own class checks each document that it makes. Even `find_raw_batches` makes and checks one such
+    object for each row, which takes longer than decoding the row. This class keeps only the bytes. PyMongo
+    reads fields of the answer that contains the rows, so this class can also return fields.
     """
 
     __slots__ = ("_bytes", "_document", "_options")

@@ -228,7 +228,7 @@ class MongoReader(Reader):
                 self._exchange(_LONG_AWAIT_MS)
 
     def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:
-        """Take one answer, or the rest of an answer.
+        """Read the changes of one answer, or the changes left from an earlier answer.
 
         Returns:
             Two truth values: whether the answer contained any changes, and whether PyMongo has resumed the

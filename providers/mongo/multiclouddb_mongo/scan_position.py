@@ -12,8 +12,8 @@ exactly the bytes that it sent, for every type. `begin` is `"["` and an `_id` th
 segment; it is empty for the last segment.
 
 In a sharded collection, `names` contains the fields of the shard key. Documents on two shards may have the
-same `_id`. Therefore, in a sharded collection, rows with the `_id` in `begin` always belong to the unread
-part. `seen` contains digests of those rows with this `_id` that were already read.
+same `_id`. Therefore, the unread part of a segment in a sharded collection includes all rows with the `_id`
+in `begin`. `seen` contains digests of those rows with this `_id` that were already read.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _GONE: Final = (26, 175)  # NamespaceNotFound, QueryPlanKilled
 _SHORT: Final = 600
 """The largest number of hexadecimal digits in an `_id` that may be the end of a segment.
 
-This limit keeps tokens small, because every token contains several ends.
+This limit keeps tokens small, because every token contains the ends of several segments.
 """
 _CANDIDATES: Final = 20
 _SAMPLES: Final = 20
@@ -156,11 +156,11 @@ class ScanSource:
         return self._collection().estimated_document_count()
 
     def counted(self, rest: Rest) -> str | None:
-        """Return the end of a plan's first segment, or None if it is the last segment.
+        """Find the end of a plan's next segment by counting keys. Return None for the last segment.
 
-        The method counts the keys in the index, without reading the documents: 100,000 keys take 0.05
-        seconds. `min` does not find the key that sorts after all other keys, but this key is never the end of
-        a segment.
+        Only the keys in the index are counted, and no documents are read: 100,000 keys take 0.05 seconds.
+        `min` does not find the key that sorts after all other keys, but this key is never the end of a
+        segment.
         """
         found = self._collection().find_raw_batches(
             {},

@@ -47,8 +47,8 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 )
 """The codec that decodes events.
 
-The codec deliberately has no type registry: with a type registry, PyMongo's change stream decodes every event
-twice, and the first of these times in Python. Therefore `portable` converts the decimals, not the codec.
+The codec deliberately has no type registry. With a type registry, PyMongo's change stream would decode every
+event twice, and the first time in slow Python code. `portable` converts the decimals instead.
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)

@@ -62,7 +62,7 @@ def refused(call, *arguments, **options):
 
 @contextmanager
 def hanging(servers):
-    """Pause the primary for some time. It does not answer, although its connections stay open."""
+    """Pause the primary inside the block: its connections stay open, but it does not answer."""
     member = servers.wait_primary()
     servers.pause(member)
     try:

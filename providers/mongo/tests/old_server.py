@@ -30,7 +30,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class OldServer(socketserver.ThreadingTCPServer):
-    """The only node of a replica set, with the given wire version. Version 8 is MongoDB 4.2."""
+    """The only node of a replica set, with the given wire version. MongoDB 4.2 has wire version 8."""
 
     daemon_threads = True
 

@@ -14,7 +14,7 @@ from .servers.mongod import START_SECONDS, Group
 
 @contextlib.contextmanager
 def standalone(folder):
-    """Start a server with its data in an empty folder. Return its connection string."""
+    """Start a server with its data in an empty folder, and return the server's connection string."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(("127.0.0.1", 0))  # the port stays bound, because mongod can bind it too

@@ -117,7 +117,7 @@ class TestResumable:
 
     @pytest.mark.parametrize("code", [6, 63, 234, FINAL])
     def test_cs_04_an_error_without_the_label(self, one, app, warm, written, code):
-        """After an error without the label, the stream is not resumed.
+        """After an error without the label `ResumableChangeStreamError`, the stream is not resumed.
 
         This applies even if the error was resumable on older servers.
         """

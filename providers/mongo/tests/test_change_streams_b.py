@@ -129,7 +129,7 @@ class TestLife:
         assert commands.tries() == ["succeeded"]
 
     def test_cs_30_so_would_the_driver(self, plain, here):
-        """The test simulates a server that accepts the option, because MongoDB 6.0 refuses it."""
+        """The test simulates a change without a token, because MongoDB 6.0 refuses to send one."""
         client, _ = plain
         nameless = {"operationType": "insert"}
         with client[here.database]["c"].watch() as stream:
@@ -394,7 +394,7 @@ class TestStarts:
 
 
 def invalidated(client, collection):
-    """Return the token of an invalidate event, after which the collection exists again."""
+    """Drop and recreate a collection, and return the token of the invalidate event between them."""
     with client[collection.database.name][collection.name].watch() as stream:
         collection.drop()
         collection.database.create_collection(collection.name)

@@ -21,7 +21,7 @@ def orders(one, database):
 
 @pytest.fixture
 def where(one, orders):
-    """Return the arguments of the commands that name the server and the collection."""
+    """Return the two command-line arguments that name the server and the collection."""
     return one.uri(), f"{orders.database.name}/orders"
 
 

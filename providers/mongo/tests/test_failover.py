@@ -63,7 +63,7 @@ def url(cluster, **options):
 
 
 def crowd(cluster, database):
-    """Make applications of many kinds. They all start before the first change."""
+    """Make applications of many kinds, which all start before the first change is written."""
 
     def one(name, size, consumer=None, **others):
         request = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -246,7 +246,7 @@ class TestOutage:
         return proxied.client()[database].create_collection(COLLECTION)
 
     def begin(self, proxied, client, items, trouble):
-        """Return a request in the middle of a feed. From then on, no member answers."""
+        """Return a request that continues in the middle of a feed, and stop all members from answering."""
         start = ChangeFeedRequest(ResourceAddress(items.database.name, COLLECTION), Now())
         token = client.read_changes(start).continuation_token
         items.insert_one({})

@@ -163,7 +163,7 @@ class TestCost:
         assert world.changes_sent() == MANY
 
     def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
-        """The test plans as Spark's `availableNow` does: a target, the step to it, and an empty step."""
+        """The test plans like Spark's `availableNow`: a target, a step to the target, and an empty step."""
         world = make()
         world.start()
         world.write(*range(MANY))
@@ -267,7 +267,7 @@ class TestHead:
 
     @pytest.mark.parametrize("far", [0, 1, 2])
     def test_a_mark_right_behind_the_start_is_left_to_reading(self, make, monkeypatch, far):
-        """At the start, a lagging member sends no changes, as if there were no changes before the mark."""
+        """A lagging member may send no changes after the start, although changes exist before the mark."""
         world = make()
         cursor = world.start()
         begin = ticks_at(place_of(cursor))
@@ -281,7 +281,7 @@ class TestHead:
         assert world.heads(cursor) == expected
 
     def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
-        """A change is the head even if the member that returned the end has not replicated the change yet."""
+        """A change can be the head even if it is later than the end of the log on another member."""
         world = make()
         cursor = world.start()
         before = world.feed._source.now()

@@ -28,7 +28,7 @@ RUNS = 40
 class Reading:
     """Reads one feed page by page.
 
-    It returns each page as a list of ids and notices, in the promised order.
+    The reader returns each page as a list of ids and notices, in the order that the documentation guarantees.
     """
 
     def __init__(self, uri, address, size=0, **asked):

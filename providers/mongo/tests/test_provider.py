@@ -669,9 +669,9 @@ class TestStreams:
         wait_until(lambda: not room.cursors())
 
     def test_a_long_look_at_the_log_is_not_begun_anew(self, room, app):
-        """A filter may have to scan the whole oplog.
+        """A scan of the whole oplog, which a filter may need, continues from call to call.
 
-        If a call does not wait for this scan, the next call does not restart the scan.
+        If a call ends before the scan, the next call does not restart the scan.
         """
         collection = room.collection()
         scope = {"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}

@@ -238,7 +238,7 @@ class TestLiveReader:
         assert [place for place, each in enumerate(found) if isinstance(each, Gap)] == [4]
 
     def test_that_is_too_slow_never_jumps_in_silence(self, world):
-        """The reader reads a few changes between rollovers. If changes are missing, a gap is reported."""
+        """If a reader is slower than the rollover of the oplog, it reports each gap."""
         written, found = 0, [0]
 
         def write_more():

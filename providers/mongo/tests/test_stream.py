@@ -189,7 +189,7 @@ class TestImages:
         assert watched(source)[1]["full_document"] == "whenAvailable"
 
     def test_a_change_that_is_only_named_has_the_same_filter_and_no_document(self, make):
-        """Changes without documents use the same filter and options: the filter may need documents."""
+        """Without documents, the filter and options stay the same, because the filter may need documents."""
         source = make(asked=REQUIRED, pipeline=[{"$match": {"fullDocument.a": 1}}], splits=True)
         stages, settings = watched(source, slim=True)
         assert stages[0] == {"$match": {"fullDocument.a": 1}}

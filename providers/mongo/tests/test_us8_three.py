@@ -1,7 +1,7 @@
 """Runs the cases that depend on replication on a replica set of three nodes.
 
-These cases are starts, positions, waiting, faults, snapshots and loss. The whole conformance suite runs in
-test_us8_one.py.
+These cases concern starts, positions, waiting, faults, snapshots and lost events. The whole conformance suite
+runs in test_us8_one.py.
 """
 
 from .harness import MongoHarness

@@ -28,7 +28,7 @@ wait."""
 STUCK = 60.0
 """The number of seconds that may pass without progress while every server works.
 
-The number is larger than any backoff.
+This time is longer than any pause before a retry.
 """
 
 

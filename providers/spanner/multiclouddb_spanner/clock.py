@@ -36,7 +36,7 @@ class Clock:
     that ask while a call is running share the next call.
 
     Args:
-        asked: A function that asks the service; it returns microseconds since 1970.
+        asked: A function that asks the service for its time, and returns it in microseconds since 1970.
     """
 
     def __init__(self, asked: Callable[[Deadline, CancelScope], int]) -> None:

@@ -43,7 +43,7 @@ class Interrupted(ProviderFault):
 
 
 class _Process:
-    """What is known about this process.
+    """The calls, threads and forks of this process.
 
     Attributes:
         changed: Notified when one of the next three values changes. Its lock protects them.
@@ -63,7 +63,7 @@ class _Process:
 
 
 class _Fork(threading.local):
-    """The fork that this thread is making. In the child, only this thread exists.
+    """The fork that this thread is making; in the child process, only this thread exists.
 
     Attributes:
         quiet: True if no thread was in gRPC.

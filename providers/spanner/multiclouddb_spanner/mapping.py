@@ -198,7 +198,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
 
 
 def _moments(changes: Iterable[Change]) -> list[datetime]:
-    """Return the times of changes. The changes of a record share one time object."""
+    """Return the times of changes; all changes of one record get the same datetime object."""
     previous: int | None = None
     moments: list[datetime] = []
     for record, _ in changes:

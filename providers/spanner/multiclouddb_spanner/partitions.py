@@ -1,6 +1,6 @@
 """Finds start positions for partitions that no parent has named.
 
-These partitions were missed, or are left after others have expired.
+Such a partition was missed, or remains after its ancestors have expired.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The result of a query on a change stream has one column. In GoogleSQL the column is a list of structs with
 three lists, and one of these lists contains the record. In PostgreSQL the column is a JSON object. This
-module returns the same items for both dialects.
+module returns the same records for both dialects.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Shapes:
         """Return the shape (columns and converters) of some columns.
 
         Args:
-            key: The column descriptions as bytes, in any form.
+            key: The column descriptions, serialized to bytes in any format.
             columns: A function that parses the bytes to names and types.
         """
         shape = self._known.get(key)

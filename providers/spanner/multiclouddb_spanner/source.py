@@ -44,7 +44,7 @@ class Slots:
     """Limits the number of answers that stay open between two reads.
 
     Each open answer occupies a stream of the gRPC connection. A gRPC connection carries at most a hundred
-    streams at a time. Any further stream would have to wait until one of them ends.
+    streams at a time; every further stream would have to wait until another stream ends.
 
     Args:
         most: The maximum number of open answers.
@@ -102,8 +102,8 @@ class Source:
             end: The time up to which to read.
             deadline: The time at which gRPC ends the call.
             scope: An object through which another thread can cancel the call.
-            waits: As in `Window`.
-            current: As in `Window`.
+            waits: See the argument `waits` of `Window`.
+            current: See the argument `current` of `Window`.
         """
         answer = begin_query(self.client, self.info, token, start, end, deadline, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)

@@ -29,7 +29,8 @@ class WatchedColumns:
 
     A stream can be altered at any time, and so can the table. The columns of a record do not show whether the
     table had a further column. Therefore the schema is read as of the commit timestamp of a record. The
-    answer is used for records that have the same columns and a commit timestamp within a minute.
+    answer is reused for records that have the same columns and were committed at most a minute earlier or
+    later.
 
     Args:
         ask: A function that reads the schema. Its first argument is a time in microseconds since 1970, or

@@ -1,5 +1,4 @@
-"""Tests the programs of the page "Moving from Spanner's own query" with the emulator. Both programs must
-print the same."""
+"""Tests that the two programs of the page "Moving from Spanner's own query" print the same text."""
 
 import re
 import subprocess

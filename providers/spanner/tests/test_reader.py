@@ -263,7 +263,7 @@ class TestPauses:
 
 
 class Stopwatch:
-    """A clock that moves only when the test says so. It is ahead of the machine's clock."""
+    """A clock that moves only when the test advances it, and shows a later time than the machine's clock."""
 
     def __init__(self):
         self.now = time.monotonic() + 3600

@@ -174,8 +174,7 @@ class TestRetention:
 
 
 class TestClock:
-    """Tests a client that was suspended. In that case `time.monotonic` stands still, but the service's time
-    passes."""
+    """Tests a client that was suspended: `time.monotonic` stood still, but the service's time has passed."""
 
     @pytest.mark.parametrize("slept", [60, 3600, 20 * 3600])
     def test_now_after_a_sleep_leaves_out_what_was(self, slept):

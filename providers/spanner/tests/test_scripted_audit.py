@@ -38,8 +38,8 @@ def left_out(items):
 
 
 def audited(items, token, count=COUNT):
-    """Read all changes, with an audit at each page. Return the events and the partitions that were found
-    late."""
+    """Read all changes, with an audit at each page. Return the events, and the notices about
+    partitions that were found late."""
     config = attrs.evolve(ClientConfig("spanner", {"url": items.scripted.url}), coverage_audit_seconds=0)
     events, late = [], []
     with open_client(PLUGIN, config) as client:
@@ -55,7 +55,7 @@ def audited(items, token, count=COUNT):
 
 
 def fill(items, part):
-    """Write a third of the changes. They belong to ten keys."""
+    """Write one of three equal parts of the changes: one change for each of ten keys."""
     for number in range(part * 10, part * 10 + 10):
         items.put((f"k{number % 10}", number))
 

@@ -1,4 +1,4 @@
-"""Reads the tokens of a query."""
+"""Reads the text of a query token by token, for the parser."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Words:
         return self.take().text
 
     def error(self) -> ServiceError:
-        """Return the error that the next token is not allowed here."""
+        """Return the syntax error for a next token that is not allowed at this place."""
         return syntax_error(self.next.text, self.next.start, self.next.end)
 
     def since(self, token: Token) -> str:

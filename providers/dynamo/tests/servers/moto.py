@@ -12,7 +12,7 @@ from .server import Server
 
 
 class MotoDynamo(Server):
-    """A moto server in a thread of this process, on a free port. Its start deletes earlier data."""
+    """A moto server in a thread of this process, on a free port; a start deletes earlier data."""
 
     def __init__(self) -> None:
         """Start the server. When the call returns, the server is listening."""

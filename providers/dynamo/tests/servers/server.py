@@ -1,4 +1,4 @@
-"""The base class of every DynamoDB server in the tests. It makes clients, and tables with a stream."""
+"""The base class of every DynamoDB server in the tests; makes clients, and tables with a stream."""
 
 import functools
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""Represents puts and deletes. They are checked and encoded before anything is written."""
+"""Represents puts and deletes, which are checked and encoded before anything is written."""
 
 from __future__ import annotations
 

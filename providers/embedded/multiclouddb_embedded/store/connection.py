@@ -206,7 +206,7 @@ class ConnectionPool(Holder):
 
 
 class Monitor(Holder):
-    """Reports whether any process has committed. It has one connection, which all readers share.
+    """Reports whether any process has committed, through one connection that all readers share.
 
     Args:
         path: The store.

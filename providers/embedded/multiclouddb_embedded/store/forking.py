@@ -139,8 +139,8 @@ os.register_at_fork(
 def using_sqlite() -> Iterator[None]:
     """Prevent forks inside the block, for a limited time. Wait while another thread is forking.
 
-    One thread may enter this block several times. A connection that is opened inside the block must be closed
-    before the block ends, or belong to a `Holder`.
+    The blocks of one thread may be nested. A connection that is opened inside the block must be closed before
+    the block ends, or belong to a `Holder`.
     """
     _gate.enter()
     try:

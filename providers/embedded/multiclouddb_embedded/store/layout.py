@@ -87,7 +87,7 @@ class PartitionRow:
         return self.written - self.removed
 
     def holds(self, number: int | None) -> bool:
-        """Return True if the partition contains the hash. Every partition contains the hash None."""
+        """Return True if the partition contains the hash, or if the hash is None."""
         return number is None or self.low <= number < self.high
 
 
@@ -176,7 +176,7 @@ def add_partitions(
 
 
 def native_id(partition_id: str, collection: Collection) -> str:
-    """Return the store's own id, such as `p0`, for an id that is either its own or a public one.
+    """Return the store's own id, such as `p0`; the given id may be this id or a public id.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for the id of another resource.

@@ -1,4 +1,4 @@
-"""Removes old changes from the log. Documents are not removed."""
+"""Removes old changes from the log, but no documents."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def count_bound(
 def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int) -> int:
     """Remove every change up to and including `bound`. Return the number of removed changes.
 
-    The bound is the same for all partitions, so if a parent still has changes, its children have lost none.
+    All partitions are trimmed up to the same bound. Therefore, if a parent still has changes, no change of
+    its children has been removed.
     """
     highest, total = 0, 0
     for row in partition_rows(connection, collection.id):

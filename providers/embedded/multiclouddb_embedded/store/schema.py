@@ -156,8 +156,8 @@ def _is_empty(connection: sqlite3.Connection, path: str) -> bool:
 def enter_wal_mode(connection: sqlite3.Connection, patience: float) -> None:
     """Switch to WAL mode, in which readers and a writer can work at the same time.
 
-    SQLite's own busy timeout does not always cover this switch. If several processes switch at the same time,
-    SQLite may give up without waiting.
+    If several processes switch to WAL mode at the same time, SQLite may give up at once, despite its busy
+    timeout. Therefore this function retries.
 
     Args:
         connection: The connection, outside a transaction.

@@ -1,6 +1,6 @@
 """Runs replica sets of real mongod processes.
 
-Tests can kill, pause or disconnect them, or force an election.
+Tests can kill, pause or disconnect each process, or force an election.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Group:
     """A process group that always ends together with this process.
 
     Attributes:
-        id: The `process_group` that the group's processes need.
+        id: The argument `process_group` with which to start a process of this group.
     """
 
     def __init__(self, *data: Path) -> None:
@@ -99,7 +99,7 @@ class ReplicaSet:
         election_ms: int = ELECTION_MS,
         parameters: Mapping[str, object] | None = None,
     ) -> None:
-        """Start the set.
+        """Start the replica set.
 
         When the call returns, the set has a primary that every other member follows.
 

@@ -12,8 +12,8 @@ _SECONDS: Final = 180
 def wait_uncut(beginning: Callable[[], object]) -> None:
     """Wait until a server has finished truncating its oplog.
 
-    The server removes an entry every few milliseconds. The test counts requests instead of seconds, because a
-    busy server delays both its oplog and its answers.
+    During truncation, the server removes an entry of the oplog every few milliseconds. The test counts
+    requests instead of seconds, because a busy server delays both its oplog and its answers.
 
     Args:
         beginning: A function that returns the first entry of the server's oplog.

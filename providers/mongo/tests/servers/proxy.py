@@ -88,7 +88,7 @@ class Proxy:
             link.join()
 
     def troubles(self, link: "_Link") -> bool:
-        """Return True if a connection must lose its bytes. If the network is cut, reset the connection."""
+        """Return True if a connection's bytes must be dropped; if the network is cut, reset it."""
         with self._lock:
             if link.spared:
                 return False
@@ -146,7 +146,7 @@ class _Link:
             thread.join()
 
     def reset(self) -> None:
-        """Close both sides at once. The threads notice the closing and end."""
+        """Close both sides at once. This also ends the threads that copy data."""
         for side in (self._near, self._far):
             with contextlib.suppress(OSError):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
