@@ -18,7 +18,7 @@ class OperationDiagnostics:
 
     watermark: datetime | None = None
     """The watermark in UTC: no later event is older than this time. It is the minimum over all partitions in
-    the token, including children that wait for their parents. It never goes back."""
+    the token, including children that wait for their parents. The watermark never goes back."""
     lag_seconds: float | None = None
     """The time by which the watermark lags behind the service's clock; 0 for an idle feed."""
     retention_headroom_seconds: float | None = None

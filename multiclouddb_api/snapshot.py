@@ -41,7 +41,7 @@ class SnapshotOrder(Enum):
     """
     AUTO = "auto"
     """Starts as `ORDERED`, and switches to `INTERLEAVED` after half of the service's retention time has
-    passed. Keep deleted keys as with `INTERLEAVED`.
+    passed. Keep the keys of deleted documents in your sink, as `INTERLEAVED` requires.
     """
 
 

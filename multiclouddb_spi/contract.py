@@ -6,7 +6,8 @@ together with this page, then run the conformance suite until it passes.
 
 A *record* is one change and becomes one event. If the service sends several changes together (a data change
 record of Spanner contains many changes), each of these changes is a separate record here. All counts and
-limits refer to these records. There is a position between any two records, because a page may end there.
+limits refer to records in this sense. There is a position between any two records, because a page may end
+there.
 
 The following rules apply to every method in this module:
 
@@ -390,8 +391,8 @@ class Feed(ABC):
             Seeds for the partitions that are not covered: missed parents and their descendants, down to the
             open partitions. A seed whose parents are not seeds in the answer starts at once. The answer never
             contains a partition that was read to its end, or a partition that ended before `since`, because
-            such a partition could name children that began before `since`. The answer is empty if everything
-            is covered, and None if the service cannot answer, either now or at any time.
+            such a partition could name children that began before `since`. The answer is empty if the token
+            covers everything. It is None if the service cannot answer now or never can.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:

@@ -6,8 +6,9 @@ omit changes that the service sends a second time.
 
 The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
 a mark that identifies its last delivered change. For example, if several Spanner transactions have the same
-commit timestamp, each transaction is an order. If the changes have no order, the position contains the name
-of each delivered change. A position never contains changes of other commits, so the cursor stays short.
+commit timestamp, the changes of each transaction are one order. If the changes have no order, the position
+contains the name of each delivered change. A position never contains changes of other commits, so the cursor
+stays short.
 """
 
 from __future__ import annotations

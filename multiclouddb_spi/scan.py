@@ -151,8 +151,8 @@ class SupportsSnapshot(Protocol):
 class SupportsBackfill(SupportsSnapshot, Protocol):
     """A feed whose stream can start only now: for `Beginning` and `AtTime`, a scan comes first.
 
-    In such a scan, the `order_key` of a row is that of the row's last change, and there is no floor, so
-    `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
+    In such a scan, a row has the `order_key` of its last change. The rows have no common `order_key` (floor),
+    so `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
     partition alone.
     """
 

@@ -61,7 +61,7 @@ class ScanEntries(Entries):
         """Change fields of the plan, if the lineage contains one.
 
         Args:
-            changes: Fields of `Plan`.
+            changes: The fields of `Plan` to change, with their new values.
         """
         if (plan := self.plan) is not None:
             self._entries[plan.partition_id] = attrs.evolve(plan, **changes)

@@ -143,7 +143,7 @@ class QuietFeeds:
         self._keep(_Idle(page, feed, feed.spec, request.scope, lineage.audited, mark))
 
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
-        """Return the idle page that ended with the token of a request, unless an audit is due."""
+        """Return the idle page from which the request's token comes; None if an audit is due."""
         position = request.start_position
         if not isinstance(position, FromContinuationToken):
             return None

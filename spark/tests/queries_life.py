@@ -1,4 +1,5 @@
-"""The driver that `test_kill.py` and `test_cluster.py` kill. It runs one query for each of several databases.
+"""The driver that `test_kill.py` and `test_cluster.py` kill. The driver runs one query for each of several
+databases.
 
     python queries_life.py FOLDER MASTER EVENTS MOMENT
 

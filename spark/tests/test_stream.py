@@ -183,8 +183,8 @@ class TestIdlePosition:
         source.store.put("others", "k", {"n": 1})
 
     def moves(self, source, reader, offset, clock, seconds, times):
-        """Return the calls in which the offset moves. Before each call, the test writes to another
-        collection."""
+        """Return the times of the calls that returned a new offset. Before each call, the test writes to
+        another collection."""
         began, found = clock.seconds, []
         for _ in range(times):
             self.write_beside(source)

@@ -166,7 +166,10 @@ class Run(Generic[W]):
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
-        """Return the next step, from a new consumer after a kill; return None if the feed has ended."""
+        """Return the next step, or None if the feed has ended.
+
+        After a kill, the step comes from a new consumer.
+        """
         process = self._alive or self._start()
         step = next(process.steps, None)
         if step is None:

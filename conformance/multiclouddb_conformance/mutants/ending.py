@@ -71,7 +71,7 @@ class StartsChildEarly(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Remove all parents."""
+        """Return the seeds without their parents."""
         seeds = super().start(feed, position, partition_id, deadline)
         return [attrs.evolve(seed, parents=()) for seed in seeds]
 

@@ -49,7 +49,7 @@ class HasALowFloor(Mutant):
     caught_by = ("TestSnapshot::test_the_floor_lies_above_every_earlier_change",)
 
     def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Lower the floor."""
+        """Return a floor that is lower than the `order_key` of older changes."""
         return attrs.evolve(super().snapshot(feed, segments, deadline), floor=_LOW)
 
     def fetch(

@@ -143,7 +143,7 @@ class ShardMap:
     Several threads can use one object.
 
     Args:
-        calls: Makes the calls.
+        calls: The object that makes the calls of the service.
         arn: The stream.
     """
 

@@ -350,7 +350,9 @@ class TestTrimmed:
             assert set(written) <= set(consumer.until_idle())
 
     def test_a_branch_is_not_left_to_a_drained_shard_whose_children_are_named_later(self):
-        """`right` waits for its children, which cannot be requested in the call in which `left` is lost."""
+        """The shard `right` has ended, but its children cannot be requested yet when the shard `left` is
+        lost.
+        """
         with World(shards=2) as world:
             consumer = world.consumer(on_expired=SkipToOldest())
             left, right = world.open()

@@ -162,8 +162,8 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 def _times(changes: Sequence[Change]) -> list[datetime]:
     """Convert commit times.
 
-    Changes with the same millisecond share one object, because making this object takes as long as making the
-    rest of an event.
+    Changes of the same millisecond share one `datetime`, because making a `datetime` takes as long as making
+    the rest of an event.
     """
     previous: object = None
     moment, moments = _EPOCH, []

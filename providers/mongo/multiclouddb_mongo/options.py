@@ -78,8 +78,8 @@ class MongoOptions(ProviderOptions):
     max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
-    With None, the library chooses: 10 if no call waits, 500 in a long poll. A process that ends may have to
-    wait for this time.
+    If the value is None, the library chooses 10, or 500 in a long poll. A process that ends may have to wait
+    for this time.
     """
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """The maximum number of changes in one answer of the server. With None, the number is the size of a

@@ -246,9 +246,9 @@ def watch_otherwise(
 def buffered(stream: Stream) -> int | None:
     """Return the number of changes in the last answer that were not read yet.
 
-    Return None if this version of PyMongo does not report the number. No public interface reports it. Without
-    the number, the library would ask for one more change than the answer contains, and would wait for the
-    server.
+    Return None if this version of PyMongo does not report the number. PyMongo has no public interface for
+    this number. Without the number, the library would ask for one more change than the answer contains, and
+    would wait for the server.
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)

@@ -52,9 +52,10 @@ class Writer:
     """Creates, replaces and deletes documents in its own thread, sometimes three in one transaction.
 
     If the answer to a write is lost, the writer checks whether the write was made, and repeats it if not. The
-    lost write may still arrive later at a busy server. Each write names the version that it changes, so the
-    second of the two writes changes nothing. The writer replaces documents and does not update them, because
-    the event of a replacement contains the document at the time of the write, not at the time of reading.
+    lost write may still arrive later at a busy server. Each write names the version that it changes.
+    Therefore, if a write arrives twice, its second arrival changes nothing. The writer replaces documents and
+    does not update them, because the event of a replacement contains the document at the time of the write,
+    not at the time of reading.
 
     Attributes:
         truth: The changes in order; all of them are acknowledged.

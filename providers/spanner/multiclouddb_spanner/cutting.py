@@ -115,7 +115,7 @@ def _cuts(
 ) -> list[str]:
     """Return the first keys of the parts of the table, in table order.
 
-    If there are many parts, only some of their first keys are returned.
+    If the table has many parts, the first keys of only some of them are returned.
     """
     half = time.monotonic() + deadline.remaining() / 2
     asked = PartitionReadRequest.pb()(table=info.table, columns=info.key_names)

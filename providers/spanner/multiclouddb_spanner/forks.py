@@ -51,7 +51,7 @@ class _Process:
         receiving: The number of threads that wait for a message.
         forking: The number of threads that are in `os.fork`.
         forks: The number of forks so far.
-        callers: The objects that have calls.
+        callers: The objects that make calls of gRPC.
         broken: True if gRPC may not work in this process.
     """
 

@@ -341,7 +341,7 @@ def to_value(value):
 
 
 def halved(value, dice):
-    """Divide a value into two parts. A client joins them by the protocol's rules for chunks."""
+    """Divide a value into two parts. The protocol's rules for chunks say how a client joins the two parts."""
     if value.HasField("string_value"):
         at = dice.randint(0, len(value.string_value))
         return Value(string_value=value.string_value[:at]), Value(string_value=value.string_value[at:])
