@@ -4,11 +4,11 @@ A page may end in the middle of a commit, but such a service can send only whole
 position contains the commit and the part of the commit that was delivered. The reader uses the position to
 omit changes that the service sends a second time.
 
-The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
-a mark that identifies its last delivered change. For example, if several Spanner transactions have the same
-commit timestamp, the changes of each transaction are one order. If the changes have no order, the position
-contains the name of each delivered change. A position never contains changes of other commits, so the cursor
-stays short.
+The changes of one commit may form one or several ordered sequences, called orders. Each such sequence has a
+name, and a mark that identifies its last delivered change. For example, if several Spanner transactions have
+the same commit timestamp, the changes of each transaction are one order. If the changes have no order, the
+position contains the name of each delivered change. A position never contains changes of other commits, so
+the cursor stays short.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Spark finds the data source by the name of this package, without registration:
     spark.readStream.format("multiclouddb").option("url", "embedded:///data/store.db").option(...)
 
 Spark imports every package whose name starts with `pyspark_`. If one of these imports fails, Spark uses none
-of the packages. Therefore this module imports nothing until it is needed.
+of the packages. Therefore this module imports other modules only when they are needed.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
             one part are never split.
 
     Returns:
-        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. A frame
-        without rows gives no tables.
+        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. If a frame
+        contains no rows, no table is returned.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.

@@ -10,8 +10,8 @@ moments are `planning` (before the plan), `planned`, `task`, `sink` (after the s
 (also after the sink's commit; the test then lets the sink return to a JVM that is stopped). The query stops
 in the second batch with rows of a run.
 
-The query `followed` merges into a Delta table. It never stops at a moment. When the file `FOLDER/last`
-exists, the query reads all remaining changes and ends.
+The query `followed` merges into a Delta table. The query `followed` never stops at the given MOMENT. When the
+file `FOLDER/last` exists, the query reads all remaining changes and ends.
 """
 
 import json

@@ -22,7 +22,7 @@ class Numbers:
     """The sequence numbers of a stream, which have 21 digits or more.
 
     The numbers are in ascending order as integers, but not as texts, because their length varies. In each
-    generation of shards, the numbers start just before the next power of ten.
+    generation of shards, the sequence numbers start just before the next power of ten.
     """
 
     def __init__(self) -> None:

@@ -115,7 +115,9 @@ class TestLateChildren:
 
     @pytest.mark.parametrize("calls", [1, 2])
     def test_the_second_half_of_a_split_may_be_listed_later(self, world, calls):
-        """Half of a split may be missing from the first answer, and from the listing that shows the end."""
+        """When a shard has been split, one of its two children may be missing from the first answer, and from
+        the listing that shows the end of the shard.
+        """
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()

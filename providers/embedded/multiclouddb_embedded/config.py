@@ -62,7 +62,7 @@ class EmbeddedConfig:
     path: str
     """The absolute path of the file."""
     profile: Profile = PLAIN
-    """The profile of the client. It names the service whose limits apply to the store."""
+    """The profile of the client. The profile names the service whose limits apply to the store."""
 
     @classmethod
     def from_client(

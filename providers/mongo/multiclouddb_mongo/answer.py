@@ -155,7 +155,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Take one change of any kind. Return False if reading ends with this change.
+        """Take one change of any kind. Return False if no further change may be read.
 
         Raises:
             ProviderFault: Raised if the caller's pipeline has removed a required field.

@@ -52,7 +52,7 @@ class RunCommandCursor(Iterator[Any]):
     """Iterates over the documents of a command's cursor, one document per step.
 
     The cursor is an iterator and a context manager. One thread may use it at a time, but any thread may call
-    `close`. All batches come from the server that ran the command, in one session. The cursor is closed when
+    `close`. The server that ran the command sends all batches, within one session. The cursor is closed when
     the server has sent everything, when `close` is called, or when the client is closed. Otherwise the cursor
     is closed when it is garbage-collected. Failed steps are not retried: after a failure every further step
     fails too, so that an incomplete read never looks like a complete one.

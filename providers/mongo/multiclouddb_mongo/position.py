@@ -133,7 +133,7 @@ def cursor_of(place: Place, start: int | None = None) -> Cursor:
 
     Args:
         place: The position.
-        start: The cluster time of the start, in ticks; None if the position is already after it.
+        start: The cluster time of the start, in ticks; None if the position is already after the start.
     """
     cursor: list[JsonValue]
     match place:
@@ -214,7 +214,8 @@ def seconds_at(place: Place) -> int | None:
 def compare(a: Place, b: Place) -> int | None:
     """Compare two positions; return -1, 0 or 1.
 
-    The texts of tokens sort like the events. Return None if only the server knows the order.
+    If the texts of two tokens are sorted, they are in the order of the events. Return None if only the server
+    knows the order.
     """
     if isinstance(a, After) and isinstance(b, After):
         if a.data.startswith("82") and b.data.startswith("82"):

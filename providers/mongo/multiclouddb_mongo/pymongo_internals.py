@@ -269,7 +269,7 @@ def next_answer(cursor: Rows) -> list[Any]:
 def inner_cursor(stream: Stream) -> object:
     """Return the stream's current cursor. The cursor changes when PyMongo resumes the stream.
 
-    After such a change, an empty answer does not mean the end of the oplog.
+    After PyMongo has resumed the stream, an empty answer does not mean that the end of the oplog is reached.
     """
     return getattr(stream, "_cursor", None)
 

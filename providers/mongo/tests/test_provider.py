@@ -266,7 +266,7 @@ class TestPartition:
 
 class TestRecreated:
     def ended(self, room, client, **asked):
-        """Return a feed that a client has read to its end. The collection was recreated afterwards."""
+        """Return a feed that a client has read to its end. Then the collection was created again."""
         collection = room.collection()
         page = read(client, room.address(), Now(), **asked)
         collection.insert_one({"_id": "old"})

@@ -84,7 +84,7 @@ def watch(caller: Caller) -> None:
     """Interrupt the calls of an object at each fork.
 
     Args:
-        caller: The object, which is not kept alive.
+        caller: The object that makes the calls. This module does not keep it alive.
     """
     _process.callers.add(caller)
 
