@@ -41,7 +41,7 @@ class Support(Enum):
     NATIVE = "native"
     """The service supports it natively."""
     EMULATED = "emulated"
-    """This library emulates it.
+    """This library emulates the capability.
 
     A request that needs the capability is refused unless the caller sets the option that the note names.
     """

@@ -56,8 +56,8 @@ class ChangeEvent(Slotted):
     """
 
     event_id: str = attrs.field(validator=is_a(str))
-    """The service's stable id for this change. It is unique within the collection. The same change has the
-    same id on every redelivery, in every scope and after a split."""
+    """The service's stable id for this change. The id is unique within the collection. The same change has
+    the same id on every redelivery, in every scope and after a split."""
     key: MulticloudDbKey = attrs.field(validator=is_a(MulticloudDbKey))
     """The document's key."""
     type: ChangeType = attrs.field(validator=is_a(ChangeType))

@@ -118,9 +118,9 @@ class Resnapshot:
     so delete these rows. docs/how-to/snapshot.md shows this with SQLite.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. This works only with a whole collection or one partition key,
-        and only in a loop over pages, because a loop over single events would not see the notices. See
-        warnings 3 and 23 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. A new snapshot is possible only with a whole collection or
+        one partition key, and only in a loop over pages, because a loop over single events would not see the
+        notices. See warnings 3 and 23 in docs/configuration.md.
     """
 
     snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))

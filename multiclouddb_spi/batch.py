@@ -192,8 +192,8 @@ class Mapper(ABC):
             stop: The index after the last record to map.
 
         Returns:
-            The Arrow batch, or None if the provider has no columnar code. In that case, the engine builds the
-            Arrow batch from the result of `events`.
+            The Arrow batch, or None if the provider has no columnar code. If the result is None, the engine
+            builds the Arrow batch from the result of `events`.
         """
         return None
 

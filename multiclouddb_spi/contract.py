@@ -18,8 +18,8 @@ The following rules apply to every method in this module:
   not catch the vendor's exceptions, because `Provider.classify` later classifies each exception from its
   contents alone. A provider raises `ProviderFault` for problems that it finds itself, and for errors whose
   meaning depends on the call. For example, the same code can mean an expired position in a read, and an
-  invalid time in a start. In such a case the provider catches the error and raises `ProviderFault(Fault(…))
-  from error`; then `classify` is not called.
+  invalid time in a start. If an error has several possible meanings, the provider catches it and raises
+  `ProviderFault(Fault(…)) from error`; then `classify` is not called.
 - *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. Only one thread at a time
   calls a `Reader`, but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client

@@ -55,7 +55,8 @@ class Cut:
 
         Args:
             at: The commit of the change.
-            name: The order that contains the change, or the change itself.
+            name: The name of the order (sequence) that contains the change; if there is no order, the name of
+                the change itself.
             mark: The place of the change in the order.
         """
         if at != self.at:
@@ -69,7 +70,7 @@ class Cut:
         Args:
             at: The commit of the change; it is not before the commit of this position.
             name: The order that contains the change, or the change itself.
-            mark: The place of the change in the order, after what was already delivered.
+            mark: The place of the change in the order. It comes after the marks of all delivered changes.
         """
         return Cut(at, {**(self.delivered if at == self.at else {}), name: mark})
 

@@ -190,7 +190,7 @@ def _holds(
 ) -> dict[str, str]:
     """For each partition, find an entry that no longer exists and for which the partition can wait.
 
-    The entry itself does not wait for the partition.
+    The entry that is found does not wait for the partition.
 
     Args:
         parents: Maps each partition to the partitions for which it waits, now or later. The entries that are

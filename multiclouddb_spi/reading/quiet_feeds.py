@@ -71,8 +71,8 @@ class QuietFeeds:
     """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
 
     A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
-    is requested before the partitions are read. Therefore, if a change happens during the read, the mark of
-    the next call is different.
+    of a call is requested before the partitions are read. Therefore, if a change happens during the read, the
+    mark of the next call is different.
 
     Args:
         open_feed: Provides the feed of a spec for the duration of a call.

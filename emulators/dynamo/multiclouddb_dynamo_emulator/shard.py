@@ -114,7 +114,10 @@ class Shard:
         self._described = None
 
     def page(self, after: int, limit: int, most_bytes: int) -> Page:
-        """Return records after a sequence number. If there are any, at least one record is returned."""
+        """Return records after a sequence number.
+
+        If records exist after the number, at least one record is returned.
+        """
         first = bisect_right(self._numbers, after)
         if first == len(self._numbers):
             return Page((), None, more=False)

@@ -139,7 +139,7 @@ class Calls:
     def describe_stream(
         self, arn: str, deadline: Deadline, *, after: str | None = None, parent: str | None = None
     ) -> dict[str, Any]:
-        """Return one page of a stream's shards. At most ten of these calls are made per second.
+        """Return one page of a stream's shards. At most ten DescribeStream calls are made per second.
 
         Args:
             arn: The stream.

@@ -33,7 +33,7 @@ def _stages(value: object) -> Any:
 
 
 def _exact(value: object) -> object:
-    """Return a form of a value that only equal values share.
+    """Return a form of a value; two values have equal forms only if they are equal.
 
     Python's own comparison is not enough, because 1 equals True, and the order of names does not matter.
     """

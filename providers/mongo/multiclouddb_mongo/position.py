@@ -13,7 +13,8 @@ was another resource with the same name.
 `data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
 hexadecimal, if the server has added them. The server adds `_typeBits` for keys of some types. Any other token
 is written as `"b:"` and the base64 of its BSON. The server hardly checks which resource a token belongs to.
-Therefore the position contains its kind, and the library checks the resource in its own token.
+Therefore, a position in a token also says of what kind it is, and the library checks the resource in its own
+token.
 """
 
 from __future__ import annotations

@@ -170,8 +170,8 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
     """If no server is known, wait for one, for slightly less time than the call may take.
 
-    PyMongo waits for `serverSelectionTimeoutMS` and only then reports the problem. That would be too late for
-    a call with a shorter time limit.
+    PyMongo waits for `serverSelectionTimeoutMS` and only then reports the problem. For a call with a shorter
+    time limit, this report would come too late.
 
     Raises:
         ServerSelectionTimeoutError: Raised if no server is found; the error contains the reason.

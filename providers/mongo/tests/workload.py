@@ -187,7 +187,9 @@ class Application:
     """
 
     def __init__(self, name, url, request, consumer=None, deaths=0.0, far=1, tokens=None):
-        """Begin at the first of the `tokens`, or else at `Now`, which is before the first change.
+        """Begin at the first of the `tokens`.
+
+        If there are no tokens, begin at `Now`, before the first change.
 
         `deaths` is the probability of a crash after a step. After a crash, the application chooses one of its
         last `far` tokens.

@@ -140,7 +140,8 @@ def check() -> None:
     """Raise an error if gRPC may not work in this process.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if calls that this library did not make went on during the fork.
+        MulticloudDbError: `INVALID_REQUEST` if this process was forked while other code, outside this
+            library, was using gRPC.
     """
     if _process.broken:
         raise invalid_request(

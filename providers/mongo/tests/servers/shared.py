@@ -71,7 +71,7 @@ def running() -> Iterator[ReplicaSet]:
 
 
 def stop() -> None:
-    """Stop all sets."""
+    """Stop all replica sets."""
     while _running:
         servers, made = _running.popitem()[1]
         servers.close()
