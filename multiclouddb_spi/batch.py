@@ -89,7 +89,7 @@ class Ended:
     """The partition has ended and nothing follows it.
 
     Attributes:
-        notice: A notice about the end for the application; None if no notice is needed.
+        notice: A notice that tells the application about the end; None if no notice is needed.
     """
 
     notice: Notice | None

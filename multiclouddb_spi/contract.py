@@ -392,7 +392,8 @@ class Feed(ABC):
             open partitions. A seed whose parents are not seeds in the answer starts at once. The answer never
             contains a partition that was read to its end, or a partition that ended before `since`, because
             such a partition could name children that began before `since`. The answer is empty if the token
-            covers everything. It is None if the service cannot answer now or never can.
+            covers everything. The answer is None if the service cannot answer at present, or cannot answer at
+            all.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:

@@ -83,7 +83,7 @@ def empty(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
-    """Provide a deployment with authentication, with one collection."""
+    """Provide a deployment with authentication and one collection."""
     with started(tmp_path_factory.mktemp("users"), auth=True) as replica_set:
         replica_set.client()["shop"]["orders"].insert_one({"_id": "o-1"})
         yield replica_set

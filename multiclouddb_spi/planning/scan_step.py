@@ -68,8 +68,8 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
         deadline: The time limit.
 
     Returns:
-        A step that reads to its end every segment that `before` contains. A step that reads nothing only
-        defines segments or ends the scan.
+        A step that reads every segment of `before` completely. A step that reads nothing only defines
+        segments or ends the scan.
     """
     after = before.copy()
     _scan(feed, before, after, max_records, deadline)

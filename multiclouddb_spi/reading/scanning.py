@@ -3,8 +3,8 @@
 Partitions of the change stream are read first, the one with the oldest position first. Then the segments of
 the scan are read. Therefore, the positions of the change stream do not expire, even if a scan takes days. A
 quarter of each page is kept for the scan, so that it ends even if changes arrive as fast as they are read. If
-a position of the change stream has used half of its retention time, the scan loses its quarter of the page.
-On small pages, a quarter is not a whole number of places; the token stores the sum of the fractions
+half of the retention time of any stream position has passed, no part of the page is kept for the scan. On
+small pages, a quarter is not a whole number of places; the token stores the sum of the fractions
 (`Plan.credit`).
 """
 

@@ -37,7 +37,7 @@ _LINES_PER_HEAD: Final = 20
 class ProgressTable(StreamingQueryListener):
     """Prints one line for each micro-batch.
 
-    It also prints a line for changes that were skipped or found late.
+    If changes were skipped or found late, an additional line says so.
 
     Before Spark 4.2, a source cannot report its progress, so `events` and the columns after it stay empty.
 

@@ -42,7 +42,7 @@ def test_two_that_are_held_do_not_wait_for_each_other():
 def test_what_a_held_one_waits_for_still_counts():
     """`z` waits for `a`, which waits for `b`. `a` waits for `g`.
 
-    Therefore, `b` must not wait for `z`; otherwise, the two would wait for each other.
+    Therefore, `b` must not wait for `z`; otherwise, `b` would wait for itself.
     """
     service = Vague("pgz", p="", b="p", a="b", g="", z="a")
     made, seeds = lineage("p", "g", b="p", a="b", z="a"), service.oldest(["p"])

@@ -75,7 +75,7 @@ class Simulation(ScannedLog):
     # -- Actions of the service itself
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """See `Log.place_of`; if keys move, every split or merge changes the place."""
+        """See `Log.place_of`; if keys move, every split or merge changes the place of each key."""
         place = super().place_of(key)
         if self.behaviour.moves_keys:
             place += len(self.lineage) * (HASHES * 5 // 13)

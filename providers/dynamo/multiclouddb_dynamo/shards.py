@@ -101,7 +101,7 @@ class Looks:
 
         Args:
             shard_ids: All shards whose children may be requested.
-            childless: Those of the shards in `shard_ids` that have no known child.
+            childless: The shards in `shard_ids` that have no known child.
         """
         now = time.monotonic()
         self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
@@ -123,7 +123,7 @@ class Looks:
 
         Args:
             shard_ids: The shards.
-            childless: The shards among them that still have no known child.
+            childless: The shards in `shard_ids` that still have no known child.
         """
         for name in shard_ids:
             self._asked[name] = None

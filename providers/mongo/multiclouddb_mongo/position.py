@@ -13,8 +13,8 @@ was another resource with the same name.
 `data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
 hexadecimal, if the server has added them. The server adds `_typeBits` for keys of some types. Any other token
 is written as `"b:"` and the base64 of its BSON. The server hardly checks which resource a token belongs to.
-Therefore, a position in a token also says of what kind it is, and the library checks the resource in its own
-token.
+Therefore, each position contains its kind. The resource is part of the library's own token, so the library
+checks the resource itself.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ def seconds_at(place: Place) -> int | None:
 def compare(a: Place, b: Place) -> int | None:
     """Compare two positions; return -1, 0 or 1.
 
-    If the texts of two tokens are sorted, they are in the order of the events. Return None if only the server
-    knows the order.
+    The order of two tokens' texts is the order of their events. Return None if only the server knows the
+    order.
     """
     if isinstance(a, After) and isinstance(b, After):
         if a.data.startswith("82") and b.data.startswith("82"):

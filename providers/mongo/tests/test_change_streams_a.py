@@ -56,8 +56,8 @@ class TestResumable:
     """Tests which errors of a `getMore` cause the stream to be opened again with an `aggregate`."""
 
     def test_cs_01_an_older_server_is_not_talked_to(self):
-        """Only the label of the error decides whether a command is retried, even if the server later reports
-        a different version.
+        """Only the label of the error decides whether the stream is opened again, even if the server later
+        reports a different version.
         """
         with OldServer(8) as server, watched(server.uri) as (client, commands):
             with pytest.raises(MulticloudDbError) as caught:

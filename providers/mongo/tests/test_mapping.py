@@ -74,7 +74,7 @@ def mapped(change, address=ADDRESS, **look):
 
 
 def plain(value):
-    """Return a value in the form of an event."""
+    """Return a value in the form that events contain."""
     return portable(bson.decode(raw({"v": value}), CODEC))["v"]
 
 
