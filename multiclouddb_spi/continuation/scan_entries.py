@@ -151,7 +151,10 @@ class ScanEntries(Entries):
         return self.release(plan.partition_id)
 
     def release_stream(self) -> list[str]:
-        """Allow reading the change stream before the scan is over; return the ids that start now."""
+        """Allow reading the change stream before the scan is over.
+
+        Return the ids of the partitions that start now.
+        """
         plan = self.plan
         if plan is None or not plan.holds:
             return []

@@ -122,7 +122,8 @@ def settle(
         entries: The partitions whose children were searched for.
         outcomes: The answers of the service; the service was not asked about a partition without an answer.
         seconds: How long to search for more children.
-        end: A function that applies an outcome to the lineage, and returns the ids that start.
+        end: A function that applies an outcome to the lineage, and returns the ids of the partitions that
+            start.
 
     Returns:
         The ids of the partitions that start now.

@@ -233,7 +233,7 @@ class Scanning:
     def refill(self) -> list[str]:
         """Define more segments if only few are left, and end the scan if none are left.
 
-        Return the ids that start now.
+        Return the ids of the partitions that start now.
         """
         started = list[str]()
         if self._lineage.segment_count < _FEW:

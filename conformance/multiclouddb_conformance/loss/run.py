@@ -78,7 +78,7 @@ class Run(Generic[W]):
             scenario: The scenario: the script and everything else that all runs share.
             world: A new world.
             kill: A function that is called after each step of the consumer, or None.
-            forget: False to omit actions that remove changes from retention.
+            forget: False to omit actions that remove old changes from the log.
         """
         self._scenario = scenario
         self._world = world

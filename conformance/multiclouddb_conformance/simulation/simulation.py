@@ -150,7 +150,7 @@ class Simulation(ScannedLog):
             self._patience[partition_id] = calls
 
     def hide(self, partition_id: str, looks: int) -> None:
-        """Let the service list a partition only after so many looks (starts, listings, audits)."""
+        """Let the service list a partition only after this many looks (starts, listings, audits)."""
         with self.changed:
             self._unlisted[partition_id] = looks
 

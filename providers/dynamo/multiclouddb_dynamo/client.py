@@ -38,7 +38,8 @@ class Table:
         enabled: True while the stream accepts records.
         view_type: The view type of the stream, or None if the stream is disabled.
         key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
-        nbytes: The total size of the table's items, up to six hours old; 0 if it is not known.
+        nbytes: The total size of the table's items; 0 if it is not known. The value may be up to six hours
+            old.
         items: The number of the table's items, up to six hours old; 0 if it is not known.
     """
 

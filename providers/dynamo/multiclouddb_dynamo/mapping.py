@@ -262,7 +262,7 @@ def place_after(record: Record) -> After:
 
 @attrs.frozen
 class DynamoMapper(Mapper):
-    """Maps the records of one shard.
+    """Maps the records of one shard to events and to Arrow.
 
     Attributes:
         view: The properties that all events of the shard share.

@@ -284,7 +284,7 @@ def _fault(changes: Sequence[Raw], index: int, view: View, reason: str) -> Recor
 
 @attrs.frozen
 class MongoMapper(Mapper):
-    """Maps the changes of one stream.
+    """Maps the changes of one stream to events and to Arrow.
 
     Attributes:
         view: The properties that all events of the stream share.

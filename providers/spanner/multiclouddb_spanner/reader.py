@@ -129,7 +129,7 @@ class SpannerReader(Reader):
         self._scope.cancel()
 
     def close(self) -> None:
-        """Cancel the answer that is still open."""
+        """Cancel the call whose answer is still being received."""
         self._end_window()
         self._source.readers.discard(self)
 
