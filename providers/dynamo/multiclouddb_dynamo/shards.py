@@ -54,9 +54,7 @@ class Shard:
 
 @attrs.define
 class Listing:
-    """A listing that may be unfinished.
-
-    After a failure, the listing continues after the last page that was read.
+    """A listing that may be unfinished; after a failure, it continues after the last page that was read.
 
     The pages of a listing show the stream at different times. If a shard splits between two pages, the
     listing may not contain one of the children.
