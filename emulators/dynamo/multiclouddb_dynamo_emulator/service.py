@@ -63,7 +63,7 @@ class _Running:
     def of(cls, request: Request) -> _Running:
         """Return the call that a request contains.
 
-        If the request is invalid, the error is reported later, when the call is answered.
+        If an argument is invalid, the error is reported later, when the call is answered.
         """
         service, _, operation = request.headers.get("x-amz-target", "").partition(".")
         known = {_TABLES: TABLE_CALLS.keys(), _STREAMS: STREAM_CALLS.keys() | {"GetRecords"}}
