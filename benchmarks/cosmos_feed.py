@@ -74,7 +74,7 @@ class Account:
 
         Args:
             name: The name of the command: `fill`, `delay` or `count`.
-            argument: The number of items or seconds.
+            argument: The argument of the command: a number of items or of seconds.
 
         Returns:
             The number of reads of the feed that the emulator has counted.

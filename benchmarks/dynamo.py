@@ -39,7 +39,7 @@ def item(number: int) -> dict[str, dict[str, str]]:
 def on_core(place: int) -> Iterator[None]:
     """Run this thread, and the threads and processes that it starts inside the block, on one core.
 
-    This has no effect if a process cannot choose its core, or if the machine has only one core.
+    If a process cannot choose its core, or the machine has only one core, the cores are not limited.
     """
     if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield

@@ -1,4 +1,4 @@
-"""Counts the steps of one page call in the calling thread: functions, module changes and SPI frames.
+"""Counts what one page call executes in the calling thread: functions, module changes and SPI frames.
 
     python -m benchmarks.hops
 

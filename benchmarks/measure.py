@@ -45,7 +45,7 @@ class Sample:
 def checksum(ids: Iterable[str] | int) -> int:
     """Return a checksum of the ids that does not depend on their order.
 
-    A repeated or missing id changes it.
+    A repeated or missing id changes the checksum.
     """
     return ids if isinstance(ids, int) else sum(zlib.crc32(text.encode()) for text in ids)
 

@@ -1,4 +1,4 @@
-"""Defines a row: two sides that do the same work, and a goal for the ratio between them.
+"""Defines a row of the benchmarks: two sides that do the same work, and a goal for the ratio between them.
 
 To add a row, write one decorated function in a module of `benchmarks/rows`:
 

@@ -41,7 +41,7 @@ class Support(Enum):
     NATIVE = "native"
     """The service itself supports the capability."""
     EMULATED = "emulated"
-    """The service does not support the capability, but this library emulates it.
+    """This library emulates the capability.
 
     A request that needs the capability is refused unless the caller sets the option that the note names.
     """

@@ -17,8 +17,8 @@ class OperationDiagnostics:
     """Measurements of one call; a value is None if the service does not report the value."""
 
     watermark: datetime | None = None
-    """The watermark in UTC: no later event is older than this time. The watermark is the minimum over all
-    partitions in the token, including children that wait for their parents. The watermark never goes back."""
+    """The watermark in UTC: no later event is older than this time. It is the minimum over all partitions in
+    the token, including children that wait for their parents. The watermark never goes back."""
     lag_seconds: float | None = None
     """The time by which the watermark lags behind the service's clock; 0 for an idle feed."""
     retention_headroom_seconds: float | None = None

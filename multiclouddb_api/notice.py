@@ -119,9 +119,9 @@ class SnapshotStarted:
     """
 
     floor: str = attrs.field(validator=is_a(str))
-    """The `order_key` of every row of the snapshot. This value is called the floor. It is greater than the
-    `order_key` of every change that is certainly included in the rows. It is less than the `order_key` of
-    every change after this page."""
+    """The `order_key` of every row of the snapshot. This `order_key` is called the floor of the snapshot. The
+    floor is greater than the `order_key` of every change that is certainly included in the rows. The floor is
+    less than the `order_key` of every change after this page."""
     partition_id: str = attrs.field(validator=is_a(str))
     """The id of the snapshot; the matching `BackfillDone` has the same id."""
 

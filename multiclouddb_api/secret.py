@@ -25,8 +25,8 @@ class SecretText(str):
 def outcome(parse: Callable[..., T], *values: Any) -> Any:
     """Return a function's result, or return its `MulticloudDbError` so that the caller can raise it.
 
-    The stack frames of the function contain parts of the parsed text. The caller raises the error only after
-    the function has returned, so that no traceback contains these stack frames.
+    While the function runs, its stack frames contain parts of the parsed text. The caller raises the error
+    only after the function has returned, so that no traceback contains these frames.
 
     Args:
         parse: The function.

@@ -41,7 +41,7 @@ class SnapshotOrder(Enum):
     """
     AUTO = "auto"
     """Starts as `ORDERED`, and switches to `INTERLEAVED` after half of the service's retention time has
-    passed. Keep deleted keys as with `INTERLEAVED`.
+    passed. Keep the keys of deleted documents in your sink, as `INTERLEAVED` requires.
     """
 
 
@@ -118,9 +118,9 @@ class Resnapshot:
     in the source, so delete these rows. docs/how-to/snapshot.md shows this with SQLite.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. This works only with a whole collection or one partition key,
-        and only in a loop over pages, because a loop over single events would not see the notices. See
-        warnings 3 and 23 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. A new snapshot is possible only with a whole collection or
+        one partition key, and only in a loop over pages, because a loop over single events would not see the
+        notices. See warnings 3 and 23 in docs/configuration.md.
     """
 
     snapshot: Snapshot = attrs.field(factory=Snapshot, validator=is_a(Snapshot))

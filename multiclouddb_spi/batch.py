@@ -89,7 +89,7 @@ class Ended:
     """The partition has ended and nothing follows it.
 
     Attributes:
-        notice: A notice about the end for the application; None if no notice is needed.
+        notice: A notice that tells the application about the end; None if no notice is needed.
     """
 
     notice: Notice | None
@@ -192,8 +192,8 @@ class Mapper(ABC):
             stop: The index after the last record to map.
 
         Returns:
-            The Arrow batch, or None if the provider has no columnar code. In that case, the engine builds the
-            Arrow batch from the result of `events`.
+            The Arrow batch, or None if the provider has no columnar code. If the result is None, the engine
+            builds the Arrow batch from the result of `events`.
         """
         return None
 

@@ -6,7 +6,8 @@ together with this page, then run the conformance suite until it passes.
 
 A *record* is one change and becomes one event. If the service sends several changes together (a data change
 record of Spanner contains many changes), each of these changes is a separate record here. All counts and
-limits refer to these records. There is a position between any two records, because a page may end there.
+limits refer to records in this sense. There is a position between any two records, because a page may end
+there.
 
 The following rules apply to every method in this module:
 
@@ -17,8 +18,8 @@ The following rules apply to every method in this module:
   not catch the vendor's exceptions, because `Provider.classify` later classifies each exception from its
   contents alone. A provider raises `ProviderFault` for problems that it finds itself, and for errors whose
   meaning depends on the call. For example, the same code can mean an expired position in a read, and an
-  invalid time in a start. In such a case the provider catches the error and raises `ProviderFault(Fault(…))
-  from error`; then `classify` is not called.
+  invalid time in a start. If an error has several possible meanings, the provider catches it and raises
+  `ProviderFault(Fault(…)) from error`; then `classify` is not called.
 - *Threads.* Several threads may call a `Provider` or a `Feed` at the same time. Only one thread at a time
   calls a `Reader`, but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by that time, as exactly as the vendor's client
@@ -390,8 +391,9 @@ class Feed(ABC):
             Seeds for the partitions that are not covered: missed parents and their descendants, down to the
             open partitions. A seed whose parents are not seeds in the answer starts at once. The answer never
             contains a partition that was read to its end, or a partition that ended before `since`, because
-            such a partition could name children that began before `since`. The answer is empty if everything
-            is covered, and None if the service cannot answer, either now or at any time.
+            such a partition could name children that began before `since`. The answer is empty if the token
+            covers everything. The answer is None if the service cannot answer at present, or cannot answer at
+            all.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:

@@ -4,10 +4,11 @@ A page may end in the middle of a commit, but these services can continue a read
 commit. Therefore, the position contains the commit and the part of the commit that was delivered. The reader
 uses the position to omit changes that the service sends a second time.
 
-The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
-a mark that identifies its last delivered change. For example, if several Spanner transactions have the same
-commit timestamp, each transaction is an order. If the changes have no order, the position contains the name
-of each delivered change. A position never contains changes of other commits, so the cursor stays short.
+The changes of one commit may form one or several ordered sequences, called orders. Each such sequence has a
+name, and a mark that identifies its last delivered change. For example, if several Spanner transactions have
+the same commit timestamp, the changes of each transaction are one order. If the changes have no order, the
+position contains the name of each delivered change. A position never contains changes of other commits, so
+the cursor stays short.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Cut:
 
         Args:
             at: The commit of the change.
-            name: The order that contains the change, or the change itself.
-            mark: The mark of the change, which shows its place in that order.
+            name: The name of the order (sequence) that contains the change; if there is no order, the name of
+                the change itself.
+            mark: The place of the change in the order.
         """
         if at != self.at:
             return at < self.at
@@ -68,7 +70,7 @@ class Cut:
         Args:
             at: The commit of the change; it is not before the commit of this position.
             name: The order that contains the change, or the change itself.
-            mark: The place of the change in the order, after what was already delivered.
+            mark: The place of the change in the order. It comes after the marks of all delivered changes.
         """
         return Cut(at, {**(self.delivered if at == self.at else {}), name: mark})
 

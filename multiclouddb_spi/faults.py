@@ -105,8 +105,8 @@ class InvalidCursor(ValueError):  # noqa: N818
 class RecordFault(Exception):  # noqa: N818
     """Raised for one record that cannot be decoded or is too large (a poison record).
 
-    `Batch.events` and `Batch.arrow` raise this error with the record's index. `Reader.fetch` raises it with
-    index 0 if the vendor's client cannot skip the record.
+    `Batch.events` and `Batch.arrow` raise this error with the record's index. `Reader.fetch` raises this
+    error with index 0 if the vendor's client cannot skip the record.
     """
 
     def __init__(

@@ -27,7 +27,8 @@ def collector_paused() -> Iterator[None]:
     would scan these objects again and again, which would take a quarter of the time of a read.
 
     Only one thread at a time pauses the collector; in other threads, the block has no effect. Therefore, the
-    collector can run whenever the pausing thread leaves its block, even if other threads enter their blocks.
+    collector can run as soon as the pausing thread leaves its block, even if other threads are inside their
+    blocks.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):
         yield

@@ -36,8 +36,8 @@ class Keeper(Protocol):
 class OpenFeed:
     """A feed that is opened when it is first used, with retries.
 
-    If a feed has been open for some time, its resource may have been deleted and created again. Therefore,
-    the feed is opened again before a token or an id of another resource is refused.
+    If a feed has been open for some time, its resource may have been deleted and created again. Therefore, if
+    a token or an id belongs to another resource, the feed is opened again before the token or id is refused.
 
     Args:
         provider: Opens the feed.

@@ -40,10 +40,9 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
   `charge` is the cost of the scan; `Snapshot.max_scan_rate` limits the charge, or the rows if `charge` is
   None.
 - *Rate.* The engine limits the rate: it requests at most the rows for about one second from a segment at a
-  time, and waits between the fetches. A provider neither waits nor counts rows.
-- *Errors.* If one of these methods fails, the engine retries the call, as for all other methods. If a plan
-  can no longer be continued (because the service refuses its positions), the call raises
-  `CHECKPOINT_EXPIRED`.
+  time, and waits between the fetches. A provider does not have to limit the rate or to count rows.
+- *Errors.* As with all other methods, the engine retries. If a plan can no longer be continued (because the
+  service refuses its positions), the call raises `CHECKPOINT_EXPIRED`.
 """
 
 from __future__ import annotations
@@ -153,8 +152,8 @@ class SupportsSnapshot(Protocol):
 class SupportsBackfill(SupportsSnapshot, Protocol):
     """A feed whose stream can start only now: for `Beginning` and `AtTime`, a scan comes first.
 
-    In such a scan, the `order_key` of a row is that of the row's last change, and there is no floor, so
-    `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
+    In such a scan, a row has the `order_key` of its last change. The rows have no common `order_key` (floor),
+    so `SnapshotOrder.INTERLEAVED` is refused. A scan of one partition is followed by the stream of that
     partition alone.
     """
 

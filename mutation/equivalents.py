@@ -35,7 +35,7 @@ class Equivalent:
 
     @property
     def identity(self) -> tuple[str, str, str, str, int]:
-        """Return the identity, which equals that of the mutant."""
+        """Return the identity. It is the same as the identity of the listed mutant."""
         return (self.file, self.function, self.before, self.after, self.nth)
 
 

@@ -98,8 +98,8 @@ def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]
 def lines_of(mutant: Mutant) -> Iterator[list[int]]:
     """Return sets of lines that a test must run to find a defect; the best set comes first.
 
-    The sets are, in this order: the changed lines; the enclosing function; the lines that use the defined
-    names, if the changed lines run at import; the whole module.
+    The function returns these sets in this order: the changed lines; the lines of the enclosing function; the
+    lines that use the defined names, if the changed lines run at import; the lines of the whole module.
 
     Args:
         mutant: A defect.

@@ -43,7 +43,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Settings:
-        """Read a TOML file. If the file names a folder, it means every module below this folder.
+        """Read a TOML file. If the file names a folder, this stands for every module below the folder.
 
         Args:
             path: The file.

@@ -27,7 +27,7 @@ Tracer: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 
 class _Traces:
-    """Collects the lines while the tests run, in one process."""
+    """Collects the lines that the tests run, within one process."""
 
     def __init__(self, files: dict[str, str]) -> None:
         self._files = files

@@ -11,9 +11,9 @@ from typing import Final, NoReturn
 __all__ = ["LOADED", "PYTEST_ENDED", "run"]
 
 PYTEST_ENDED: Final = 200
-"""A number that is added to pytest's exit code.
+"""This number is added to pytest's exit code.
 
-The sum differs from every exit code of a process that fails before pytest runs.
+A process that fails before pytest runs never ends with such an exit code.
 """
 LOADED: Final = (
     "attrs",

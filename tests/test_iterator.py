@@ -673,7 +673,9 @@ class TestOutage:
 
     @pytest.mark.parametrize(("began", "most"), [(1000.0, 29.9), (1e9 + 0.1, 10 / 3), (1000.0, 30.0)])
     def test_reports_of_an_outage_need_one_wait_each(self, monkeypatch, began, most):
-        """A read may fail shortly before the next report is due, and seconds are rounded."""
+        """Only one wait precedes each report, even if a read fails just before it is due and times are
+        rounded.
+        """
         monkeypatch.setattr("random.uniform", lambda low, high: min(high, most))
         service = Service({"P": [1]})
         service.faults = [throttled() for _ in range(100)]

@@ -2,8 +2,8 @@
 do instead.
 
 Introspection finds every parameter of every public function, class and method, and each parameter gets values
-of all wrong types. Therefore, a new parameter is tested automatically. If its call needs a value that is
-unknown here, the test says so.
+of all wrong types. Therefore, a new parameter is tested automatically. If the call of a new function needs a
+value that this test does not know, the test says so.
 """
 
 import collections.abc

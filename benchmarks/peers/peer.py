@@ -44,7 +44,7 @@ class Command:
     spec: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     def line(self, spec: str) -> list[str]:
-        """Return the command line for the file that describes the work."""
+        """Return the command line of the program; `spec` is the file that describes the work."""
         return [*self.arguments, spec, *([self.reader] if self.reader else [])]
 
     def variables(self) -> dict[str, str]:

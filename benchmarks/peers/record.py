@@ -23,7 +23,7 @@ class Record:
         cores: A sentence that says how the cores were divided.
         day: The day of the run.
         events: The number of changes that were measured in a run.
-        outcomes: The lines of the tables.
+        outcomes: The measured figures, one object for each line of the tables.
     """
 
     setting: str

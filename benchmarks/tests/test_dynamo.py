@@ -1,4 +1,7 @@
-"""Tests the cores and servers that the rows about DynamoDB share. A missing server breaks only these rows."""
+"""Tests what the rows about DynamoDB share: cores and servers.
+
+If the server is missing, only the rows about DynamoDB fail.
+"""
 
 import multiprocessing
 import os

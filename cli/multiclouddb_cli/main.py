@@ -248,7 +248,7 @@ def capabilities(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what each provider can do, or else the alternative; makes no connection."""
+    """Show what each provider can do, and an alternative for what it cannot do. No connection is made."""
     from multiclouddb_cli import capabilities as command
     from multiclouddb_cli.arguments import to_config
 

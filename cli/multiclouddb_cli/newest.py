@@ -38,7 +38,7 @@ def newest(
     Args:
         contact: The object that reads pages.
         request: The request; its start position is not used.
-        selection: The events that count.
+        selection: Selects the events that are returned.
         count: The largest number of events to return.
         options: The time limits of one call.
 

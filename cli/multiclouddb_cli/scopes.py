@@ -20,7 +20,9 @@ __all__ = ["public_scope"]
 
 
 def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScope) -> FeedScope:
-    """Return the scope with the public id; ask the service only if the user gave the service's own id.
+    """Return the scope with the public id of its partition.
+
+    If the user gave the service's own id, the service is asked for its partitions.
 
     Raises:
         MulticloudDbError: Raised if the partitions cannot be listed. typer.BadParameter: Raised if no

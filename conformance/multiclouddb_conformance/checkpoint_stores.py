@@ -48,9 +48,9 @@ class StoreKind:
 
     Attributes:
         type: The class of the store.
-        below: The constructor's argument, as a path relative to a folder.
+        below: The path that is passed to the constructor, relative to a folder.
         file: The file that stores the checkpoint `orders`.
-        delete: Removes that checkpoint.
+        delete: A function that deletes the checkpoint `orders`.
         files: All files of the checkpoint `orders` while no process uses the store.
     """
 

@@ -132,7 +132,10 @@ def _serve() -> None:
 
 
 def _load_providers(words: Iterable[str]) -> None:
-    """Import the SDK of each database that a command names. The command itself reports a failed import."""
+    """Import the SDK of each database that a command names.
+
+    If an import fails, the command itself reports the error.
+    """
     for scheme in {found[1] for word in words if (found := re.match(r"([a-z]+)(?:$|:)", word))}:
         with suppress(MulticloudDbError):
             load_plugin(scheme)

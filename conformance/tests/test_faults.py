@@ -1,6 +1,6 @@
 """Tests that each fault script really causes its fault.
 
-Otherwise, the tests that use the script would prove nothing.
+If a fault did not occur, the tests that use its script would prove nothing.
 """
 
 import pytest

@@ -83,7 +83,7 @@ def ids(batch):
 
 
 def drain(feed, partition_id, cursor, most=1000, until=None):
-    """Return events and batches up to the first empty batch, whatever faults the reader has."""
+    """Return events and batches up to the first empty batch. If a fetch fails, open a new reader."""
     events, batches = [], []
     reader = feed.open(partition_id, cursor, until)
     for _ in range(10_000):

@@ -83,7 +83,7 @@ def empty(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
-    """Provide a deployment with authentication, with one collection."""
+    """Provide a deployment with authentication and one collection."""
     with started(tmp_path_factory.mktemp("users"), auth=True) as replica_set:
         replica_set.client()["shop"]["orders"].insert_one({"_id": "o-1"})
         yield replica_set
@@ -124,7 +124,7 @@ def adminly(name):
 
 
 def create_orders(client):
-    """Create the page's collection, as the page does."""
+    """Create the collection that the page describes, with the page's command."""
     ((name, options),) = by_mongosh("createCollection")
     return client["shop"].create_collection(name, **options)
 
@@ -286,7 +286,7 @@ class TestRoles:
 
     @contextmanager
     def reader(self, users, *privileges, roles=()):
-        """Provide a client of a user who has exactly these privileges."""
+        """Provide a client of a user who has exactly the given privileges and roles."""
         admin = users.client()["admin"]
         name = f"reader-{time.monotonic_ns()}"
         if privileges:

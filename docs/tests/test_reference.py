@@ -115,8 +115,9 @@ class TestDatabases:
 
 
 class TestOptions:
-    """Tests the names and defaults on the page; the wording of docstrings may change before the page
-    changes.
+    """Tests the names and defaults on the page of options.
+
+    The page may still contain an older wording of a docstring.
     """
 
     ROW = re.compile(r"^\| (`\w+`) \| (required|`[^|]*`) \| ", re.MULTILINE)

@@ -86,7 +86,7 @@ class TestTutorial:
         assert (ran.returncode, ran.stdout) == (0, FILES["try_it.txt"])
 
     def test_what_the_page_calls_wrong_turns_tests_red(self, folder, tmp_path):
-        """The page asks the reader to try these two defects."""
+        """The tutorial asks the reader to plant these two defects; with either defect, tests must fail."""
         for right, wrong in (
             ("first = len(log)", "first = log.kept_from"),
             ("return records[count - 1][0] + 1", "return records[-1][0] + 1"),

@@ -79,7 +79,8 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
         deadline: The time limit.
 
     Returns:
-        The same as `Feed.uncovered` returns.
+        The seeds of the uncovered partitions, or None if the service cannot answer, as `Feed.uncovered`
+        returns them.
     """
     since = lineage.audited.since if lineage.audited is not None else None
     return feed.uncovered(tracked(lineage), None if since is None else to_moment(since), deadline)
@@ -154,7 +155,8 @@ def missed_by_parents(
     Returns:
         A mapping from each missed partition to those of its parents that were also missed. None if the
         listing is incomplete: it lacks a partition of the token that is being read, or an ancestor of an
-        entry of the token. In that case, a partition that was read may look like a missed partition.
+        entry of the token. If the listing is incomplete, a partition that was read may look like a missed
+        partition.
     """
     listed = list(listed)
     parents = parents_of(listed)

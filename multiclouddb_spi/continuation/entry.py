@@ -9,7 +9,7 @@
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
     [id, cursor, 16 + …, […]]             the plan of a snapshot, see `plan.py`
 
-The third item is a set of bits. A newer version may write bits that this version does not know.
+The third item of an entry is a set of bits. A newer version may write bits that this version does not know.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
     """Return the entry of a partition that starts at its seed.
 
-    The entry waits for those of its parents that are present. Of the seed's children, only those that are
-    present are kept. The engine finds the other children again later.
+    The entry waits for those of its parents that are present. Of the seed's children, only those that are in
+    `present` are kept. The engine finds the other children again later.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)

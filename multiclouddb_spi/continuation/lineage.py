@@ -287,8 +287,8 @@ class Lineage(ScanEntries):
             seeds: The seed of the partition itself, or the seeds of its remaining descendants
                 (`Feed.oldest`).
             coming: Partitions that will be discovered later; a child still waits for a parent among them.
-            holds: Maps a seed or a waiting partition to the entry for which it waits as if the entry were a
-                parent.
+            holds: Maps the id of a seed or of a waiting partition to the id of another entry. The seed or
+                partition waits for this entry as it waits for a parent.
 
         Returns:
             The ids of the partitions that start now.

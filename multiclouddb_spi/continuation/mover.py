@@ -178,7 +178,8 @@ class Mover:
 
         Args:
             entries: The entries that are due; there is at least one.
-            end: A function that applies an answer to the lineage, and returns the ids that start.
+            end: A function that applies an answer to the lineage, and returns the ids of the partitions that
+                start.
 
         Returns:
             The ids of the partitions that start now.
@@ -207,7 +208,9 @@ class Mover:
         return Coming(*self._retention.lost(self._lineage, name, seeds))
 
     def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
-        """Continue with the remaining descendants of a lost partition; return the ids that start now.
+        """Continue with the remaining descendants of a lost partition.
+
+        Return the ids of the partitions that start now.
 
         Args:
             name: The partition.

@@ -12,8 +12,8 @@ list only open partitions, or list a partition late. To find out, the engine cal
 partition can still be read, the method returns a seed with the same id.
 
 If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed. A
-parent was missed if its sibling is known and the parent itself is not. An audited feed waits for a missed
-parent, because the audit starts it.
+parent was missed if the lineage knows a sibling of the parent, but not the parent itself. An audited feed
+waits for a missed parent, because the audit starts it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Retention:
         return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
-        """Return an ended partition's children and the parents they wait for, for `Lineage.retire`.
+        """Find what the children of an ended partition wait for; the result is passed to `Lineage.retire`.
 
         Args:
             lineage: The lineage, which still contains the ended partition.
@@ -99,8 +99,8 @@ class Retention:
             children: All its children.
 
         Returns:
-            The children, some of them with an entry for which they must wait as if it were a parent, and the
-            lost parents for which no child waits.
+            The children, and the lost parents for which no child waits. If a child must wait for an entry
+            that is not its parent, the entry is added to the child's parents.
         """
         undiscovered = lineage.undiscovered(name, children)
         if not undiscovered:
@@ -190,10 +190,11 @@ def _holds(
 ) -> dict[str, str]:
     """For each partition, find a lost entry of the lineage for which the partition can wait.
 
-    A partition cannot wait for an entry that itself waits for the partition.
+    The entry that is found does not wait for the partition.
 
     Args:
-        parents: Maps a partition to what it waits for, now or later; the answer is added to this mapping.
+        parents: Maps each partition to the partitions for which it waits, now or later. The entries that are
+            found are added to this mapping.
         names: The partitions.
         gone: Entries of the lineage that no longer exist.
     """

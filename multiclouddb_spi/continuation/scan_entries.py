@@ -61,7 +61,7 @@ class ScanEntries(Entries):
         """Change fields of the plan, if the lineage contains one.
 
         Args:
-            changes: Fields of `Plan`.
+            changes: The fields of `Plan` to change, with their new values.
         """
         if (plan := self.plan) is not None:
             self._entries[plan.partition_id] = attrs.evolve(plan, **changes)
@@ -151,7 +151,10 @@ class ScanEntries(Entries):
         return self.release(plan.partition_id)
 
     def release_stream(self) -> list[str]:
-        """Allow reading the change stream before the scan is over; return the ids that start now."""
+        """Allow reading the change stream before the scan is over.
+
+        Return the ids of the partitions that start now.
+        """
         plan = self.plan
         if plan is None or not plan.holds:
             return []

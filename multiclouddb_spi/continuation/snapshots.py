@@ -122,7 +122,7 @@ def stream_headroom(feed: Feed, lineage: Lineage, now: datetime) -> float:
 
     Args:
         feed: The feed of the lineage.
-        lineage: The lineage; partitions that wait for the scan count too.
+        lineage: The lineage. The positions of partitions that wait for the scan are also considered.
         now: The service's time.
     """
     least = math.inf

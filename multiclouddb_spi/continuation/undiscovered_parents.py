@@ -1,12 +1,12 @@
 """Decides when a child partition starts if the feed may never read some of the child's parents.
 
-A feed of a whole collection waits for every parent, because an audit finds the parents that the feed itself
-does not find. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
-partition key. In these feeds, a parent that is not in the lineage is called undiscovered. There are two
-cases: another reader reads the parent, or the parent descends from a partition of the lineage that has not
-been read to its end. In most cases the service's listing shows which case applies. A child does not wait for
-a parent that another reader reads (`Retention.named`). If the listing does not show this, the following rule
-decides:
+A feed of a whole collection waits for every parent, because an audit finds parents to which the feed does not
+lead. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
+partition key. If a feed has no audit, a parent that is not in its lineage is called undiscovered. There are
+two possible reasons: another reader reads the parent, or the parent descends from a partition of the lineage
+that has not been read to its end. The service's listing of partitions usually shows which case applies. A
+child does not wait for a parent that another reader reads (`Retention.named`). If the listing does not show
+this, the following rule decides:
 
 An undiscovered parent existed before its child was created, so the parent's ancestors had already ended.
 Take a partition that has not ended, and from which all changes were read up to the time at which the child

@@ -43,8 +43,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 def pause_after(watched: int) -> float:
     """Return the pause before the next lookup, about as long as the search has lasted so far.
 
-    With these pauses, the process looks for children fourteen times in ten minutes. Half of these lookups
-    happen in the first six seconds, when most late children appear.
+    If the pauses grow in this way, the process looks for children fourteen times in ten minutes. Half of
+    these lookups happen in the first six seconds, when most late children appear.
 
     Args:
         watched: How long the search has lasted, in tenths of a second.
@@ -123,7 +123,8 @@ def settle(
         outcomes: The answers of the service. If a partition has no answer, the service was not asked about
             it.
         seconds: How long to search for more children.
-        end: A function that applies an outcome to the lineage, and returns the ids that start.
+        end: A function that applies an outcome to the lineage, and returns the ids of the partitions that
+            start.
 
     Returns:
         The ids of the partitions that start now.

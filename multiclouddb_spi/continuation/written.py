@@ -24,7 +24,7 @@ class Written:
 
     Attributes:
         envelope: The token without its state.
-        state: The state. Only the call that has taken the token may change it.
+        state: The state. Only the call that has taken the token may change the state.
     """
 
     envelope: Envelope

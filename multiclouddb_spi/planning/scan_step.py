@@ -1,12 +1,11 @@
 """Plans bounded reads of a snapshot scan: one step defines whole segments, and the next step reads them.
 
 A step is the difference between two lineages. The lineage before a step must contain the segments that the
-step reads, because dividing the plan again could result in other segments. While the plan holds back the
-change stream, a step reads only segments; `AUTO` releases the stream when half of the retention time of one
-of its positions has passed. Once the stream is released, and always with `INTERLEAVED`, a step reads both the
-stream and segments. The stream has priority: if the size of a step is limited, at least a quarter of the step
-is reserved for the stream. The scan gets at most three quarters of the step, and less if the stream needs
-more.
+step reads, because dividing the plan again could result in other segments. While the plan holds the change
+stream, a step reads only segments. `AUTO` releases the stream after half of the time for which the service
+keeps one of the stream's positions. Once the stream is released, and always with `INTERLEAVED`, a step reads
+both the stream and segments. The stream goes first: at least a quarter of a limited step is reserved for it.
+The scan gets at most three quarters of the step, and less if the stream needs more.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
         deadline: The time limit.
 
     Returns:
-        A step that reads every segment of `before` to its end. A step that reads nothing only defines
+        A step that reads every segment of `before` completely. A step that reads nothing only defines
         segments or ends the scan.
     """
     after = before.copy()
@@ -83,7 +82,7 @@ def stream_limit(before: Lineage, max_records: int | None) -> int | None:
     """Return how many changes a step may read in addition to the segments of the scan.
 
     Args:
-        before: The lineage before the step, whose plan does not hold the stream.
+        before: The lineage before the step. Its plan does not hold the stream.
         max_records: The limit on the records of the step.
     """
     plan = before.plan

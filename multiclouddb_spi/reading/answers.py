@@ -207,7 +207,7 @@ class Answers(Generic[T]):
             self.result.failure = (turn.partition_id, error)
 
     def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
-        """Apply an outcome; return the ids that start now, or None while there is more to read."""
+        """Apply an outcome; return the ids that start now (None while the partition has more to read)."""
         moved: Moved | None = Moved()
         if isinstance(outcome, Drained) and self._single:
             self._tell_retired(name, outcome.children)

@@ -26,8 +26,9 @@ def watermark_micros(
     """Return the watermark of the page, in µs since 1970; it is never less than `previous`.
 
     The watermark is the minimum over all partitions. The watermark of a partition is that of its last batch,
-    or else the time of its position. For a waiting child, it is the time of the start positions that its
-    ended parents gave. During the scan of a snapshot, the watermark is the snapshot's moment.
+    or else the time of its position. The watermark of a waiting child is the earliest time among the start
+    positions that its ended parents gave. During the scan of a snapshot, the watermark is the snapshot's
+    moment.
     """
     if (plan := lineage.plan) is not None:
         return plan.moment if previous is None else max(plan.moment, previous)

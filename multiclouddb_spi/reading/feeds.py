@@ -120,7 +120,9 @@ class FeedCache:
         return self.soon(feed, deadline, fresh=True)
 
     def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
-        """Return the service's time if it answers quickly; otherwise, do not ask again for one minute.
+        """Return the service's time if the service answers quickly.
+
+        Otherwise, do not ask the service again for one minute.
 
         Args:
             feed: The feed.

@@ -54,7 +54,7 @@ _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorC
 
 @attrs.frozen
 class Reading(Generic[T]):
-    """One page, with its records in the form that the caller's view has made.
+    """One page. Its records have been converted by the caller's view, for example to events.
 
     Attributes:
         values: The values that the view made, in the order of the page.

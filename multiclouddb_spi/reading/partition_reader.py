@@ -117,7 +117,8 @@ class PartitionReader:
         """Change the number of bytes that this reader holds in the budget; None keeps the previous value.
 
         Args:
-            ask: The bytes reserved for the running fetch, or of its batch until the fetch has landed.
+            ask: The bytes that are reserved for the running fetch or, after its answer has arrived, the size
+                of the answer.
             batch: The bytes of the batch that has landed.
         """
         with self._budget.lock:

@@ -18,7 +18,7 @@ where this happens:
  5. If there is nothing to return, the poll continues until every partition has reported that it has no
     records. Then the poll waits as long as the caller wants to wait, unless it has a notice to report.
  6. After a notice, the poll returns nothing more from that partition, and nothing from the partitions that
-    are read because of the notice. A later call returns the records of those partitions.
+    are read because of the notice. A later call returns the records of the partitions that were left out.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class QuietFeeds:
     """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
 
     A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
-    is requested before the partitions are read. Therefore, if a change happens during the read, the mark of
-    the next call is different.
+    of a call is requested before the partitions are read. Therefore, if a change happens during the read, the
+    mark of the next call is different.
 
     Args:
         open_feed: Provides the feed of a spec for the duration of a call.
@@ -143,7 +143,7 @@ class QuietFeeds:
         self._keep(_Idle(page, feed, feed.spec, request.scope, lineage.audited, mark))
 
     def _known(self, request: ChangeFeedRequest, spec: FeedSpec) -> _Idle | None:
-        """Return the idle page that ended with the token of a request, unless an audit is due."""
+        """Return the idle page from which the request's token comes; None if an audit is due."""
         position = request.start_position
         if not isinstance(position, FromContinuationToken):
             return None

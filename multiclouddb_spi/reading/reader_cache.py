@@ -39,7 +39,7 @@ class ReaderCache:
     readers belong to consumers that now run in other processes; each of these readers may still use a
     resource of the service.
 
-    A consumer reads its partitions in turns. If there are more partitions than the cache keeps, the reader
+    A consumer reads its partitions in turn. If there are more partitions than the cache keeps, the reader
     that has been unused for longest is needed next. Therefore, a full cache keeps its readers: new readers go
     into a small part of the cache, and are kept only if a consumer comes back to them in time.
 
@@ -184,13 +184,13 @@ class ReaderCache:
 
 
 class _Crowd:
-    """The cached readers of one partition; each belongs to an active consumer or to one that has left.
+    """The cached readers of one partition; each belongs to an active consumer or to a consumer that has left.
 
     A reader is called proven if its consumer has come back to it. A consumer that continues in another
-    process never comes back. Therefore, the cache first closes a random reader that is not proven. If the
-    cache closed the oldest reader first, consumers that take turns would always find that their reader had
-    just been closed. At most seven eighths of the readers may be proven. The remaining readers leave room for
-    new consumers.
+    process never comes back. Therefore, the cache first closes a reader to which no consumer has come back
+    yet, chosen at random. If the cache closed the oldest reader first, consumers that take turns would always
+    find that their reader had just been closed. At most seven eighths of the readers are proven, so there is
+    room for new consumers when old consumers have stopped.
     """
 
     __slots__ = ("_new", "_proven")

@@ -2,10 +2,10 @@
 
 Partitions of the change stream are read first, the one with the oldest position first. Then the segments of
 the scan are read. Therefore, the positions of the change stream do not expire, even if a scan takes days. A
-quarter of each page is kept for the scan, so that it ends even if changes arrive as fast as they are read.
-This quarter is not kept if half of the retention time of a stream position has passed. If a page is small, a
-quarter of its size is not a whole number of events. The token then stores the fractions that are still owed
-to the scan (`Plan.credit`).
+quarter of each page is kept for the scan, so that it ends even if changes arrive as fast as they are read. If
+half of the retention time of any stream position has passed, no part of the page is kept for the scan. On
+small pages, a quarter is not a whole number of places; the token stores the sum of the fractions
+(`Plan.credit`).
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Scanning:
     def refill(self) -> list[str]:
         """Define more segments if only few are left, and end the scan if none are left.
 
-        Return the ids that start now.
+        Return the ids of the partitions that start now.
         """
         started = list[str]()
         if self._lineage.segment_count < _FEW:

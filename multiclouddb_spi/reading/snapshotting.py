@@ -32,7 +32,7 @@ def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
 
 
 def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
-    """Make the notice for a position that is older than the retention, if a snapshot follows.
+    """Make the notice for a position that is older than the retention; a new snapshot replaces the position.
 
     Args:
         feed: The feed of the lineage.

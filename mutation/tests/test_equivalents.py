@@ -1,4 +1,6 @@
-"""Tests the list of equivalent mutants: entries are found by their lines' text, and are checked."""
+"""Tests the list of equivalent mutants: an entry is found by the text of its lines, and every entry is
+checked.
+"""
 
 import pytest
 

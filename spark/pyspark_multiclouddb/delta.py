@@ -1,4 +1,4 @@
-"""The Delta table of the sink, with its columns, its checks, its merges and its tombstones."""
+"""Defines the sink's Delta table: its columns, checks, merges and tombstones."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ _LINES_PER_HEAD: Final = 20
 
 
 class ProgressTable(StreamingQueryListener):
-    """Prints one line for each micro-batch. It also prints which changes were skipped or found late.
+    """Prints one line for each micro-batch.
+
+    If changes were skipped or found late, an additional line says so.
 
     Before Spark 4.2, a source cannot report its progress, so `events` and the columns after it stay empty.
 

@@ -17,7 +17,7 @@ A secret is accepted only in options that Spark hides: in `url`, and in options 
 example in `explain(True)`.
 
 `startingPosition=snapshot` reads every existing row, and then every change (see `docs/reference/spark.md`).
-It also applies only to a new query.
+`startingPosition=snapshot` also applies only to a new query.
 
 The position of an idle feed advances with the service's log. A position that stays in the checkpoint for too
 long expires. Therefore a query saves the new position when it resumes from a checkpoint, and then once per

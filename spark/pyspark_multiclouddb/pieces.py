@@ -27,7 +27,7 @@ PLAN: Final = "_multiclouddb_plan"
 _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
 _TASKS: Final = 32
-"""The number of tasks. Spark's default of 200 is too high for a small batch."""
+"""The number of tasks. Spark's default of 200 tasks is too high for a small batch."""
 _BUCKET: Final = "_bucket"
 _SIZE: Final = "_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
@@ -70,8 +70,8 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
             one part are never split.
 
     Returns:
-        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. A frame
-        without rows gives no tables.
+        Tables with the columns of the frame, except `PLAN`. Each key appears in only one table. If a frame
+        contains no rows, no table is returned.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.

@@ -27,7 +27,7 @@ class PlainStreamReader(DataSourceStreamReader):
     """Plans micro-batches from the offsets that it returned earlier, and from the offset of a restart.
 
     A query that ends by itself (`availableNow`, `once`) runs one micro-batch. The first batch of such a query
-    fixes the start and also has rows, because otherwise the run would consist of one batch without rows.
+    fixes the start and also has rows. If it only fixed the start, the run would deliver no rows.
 
     Args:
         settings: The options, checked for a stream.

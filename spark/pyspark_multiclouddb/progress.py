@@ -18,9 +18,9 @@ For a query that began with a snapshot, `snapshot` contains:
      "segmentsDone": 30}
 
 `records` is the estimated number of rows of the whole scan. `segmentsDone` includes the segments that this
-step reads. After the scan is over, only `floor`, `over` and `plan` remain. Until then, `readUntil` is the
-time of the snapshot, and `headroomSeconds` is the time for which the service still keeps the changes after
-the snapshot.
+step reads. After the scan is over, only `floor`, `over` and `plan` remain. While the scan of a snapshot runs,
+`readUntil` is the time of the snapshot, and `headroomSeconds` is the time for which the service still keeps
+the changes after the snapshot.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
 
 
 def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
-    """Return the events in the schema of the rows."""
+    """Return the events with an additional column, the sequence."""
     return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
 
 

@@ -34,7 +34,8 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
             run.
 
     Returns:
-        The session. Its master is `local[*]`, and a task that fails is tried a second time.
+        The session. By default, the session's master is `local[*]`, and Spark runs a failed task a second
+        time.
 
     Raises:
         RuntimeError: Raised if there is no usable Java.

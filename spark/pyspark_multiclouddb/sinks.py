@@ -94,12 +94,12 @@ def merge_into_delta(
     in any order and more than once. The row of a deleted document contains the time of its merge in
     `_deleted_at`; this column is null for all other rows (`live_rows`, `drop_tombstones`).
 
-    Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
-    to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
-    once and keeps the last changes on its executors until all pieces are merged. If memory is short, Spark
-    keeps them on the executors' disks. A process that is killed between two commits merges the batch again
-    when it restarts; rows that were already merged do not change. The last commit stores the number of the
-    batch. If the table already contains the number of a batch, the batch is left out.
+    Spark finds the last change of each key. Only the last change of each key, and only the columns of the
+    table, are sent to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark
+    reads the source once and keeps the last changes on its executors until all pieces are merged. If memory
+    is short, Spark keeps them on the executors' disks. A process that is killed between two commits merges
+    the batch again when it restarts; rows that were already merged do not change. The last commit stores the
+    number of the batch. If the table already contains the number of a batch, the batch is left out.
 
     A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if the
     stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.

@@ -2,8 +2,8 @@
 
     python early.py MODULE
 
-The JVM waits for the connection for ten seconds, and no setting changes this time. On a busy machine,
-importing some modules takes longer, and the query would fail.
+The JVM waits for the connection for ten seconds, and no setting changes this time. On a busy machine, some
+imports take longer than ten seconds; if they ran first, the query would fail.
 """
 
 import os

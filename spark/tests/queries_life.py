@@ -1,4 +1,5 @@
-"""The driver that `test_kill.py` and `test_cluster.py` kill. It runs one query for each of several databases.
+"""The driver that `test_kill.py` and `test_cluster.py` kill. The driver runs one query for each of several
+databases.
 
     python queries_life.py FOLDER MASTER EVENTS MOMENT
 
@@ -9,8 +10,8 @@ moments are `planning` (before the plan), `planned`, `task`, `sink` (after the s
 (also after the sink's commit; the test then lets the sink return to a JVM that is stopped). The query stops
 in the second batch with rows of a run.
 
-The query `followed` merges into a Delta table. It never stops at a moment. When the file `FOLDER/last`
-exists, the query reads all remaining changes and ends.
+The query `followed` merges into a Delta table. The query `followed` never stops at the given MOMENT. When the
+file `FOLDER/last` exists, the query reads all remaining changes and ends.
 """
 
 import json

@@ -24,7 +24,7 @@ def merge(frame, batch_id):
     from pyspark_multiclouddb import merge_into_delta
 
     def counted(batches):
-        """Return the frame. Each task that reads the source writes a line to a file."""
+        """Return the batches unchanged. Each task that reads the source writes a line to a file."""
         with Path(checkpoint).with_name("reads").open("a") as file:
             file.write(f"{batch_id} {TaskContext.get().partitionId()}\n")
         yield from batches

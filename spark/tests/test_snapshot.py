@@ -225,7 +225,10 @@ class TestRefusals:
 def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(
     spark, source, tmp_path, order
 ):
-    """The table has older rows. The sink fails after its commit, and another query continues."""
+    """The table has older rows. The query's sink fails after its commit.
+
+    A new query then continues from the same checkpoint.
+    """
     fill(source)
     stale = pa.table({"key": ['{"id":"stale"}'], "order_key": ["0"], "type": ["UPDATE"]})
     stale = stale.append_column("timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC")))

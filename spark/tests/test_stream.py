@@ -183,8 +183,8 @@ class TestIdlePosition:
         source.store.put("others", "k", {"n": 1})
 
     def moves(self, source, reader, offset, clock, seconds, times):
-        """Return the calls in which the offset moves. Before each call, the test writes to another
-        collection."""
+        """Return the times of the calls that returned a new offset. Before each call, the test writes to
+        another collection."""
         began, found = clock.seconds, []
         for _ in range(times):
             self.write_beside(source)
@@ -348,7 +348,7 @@ class TestIdlePosition:
 
 
 def test_children_are_saved_before_they_are_read(simulation):
-    """A call finds child partitions, although only the position of another partition moves in this call."""
+    """A call finds child partitions. In the same call, only the position of another partition advances."""
     keys = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
     simulation.delay_children("p0", 3)
     reader = simulated()

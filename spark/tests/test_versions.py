@@ -29,7 +29,7 @@ class Life:
     Attributes:
         version: The version of PySpark that was used.
         facts: The results that the program recorded.
-        written: The ids of all events, as this process reads them.
+        written: The ids of all events in the source, as the test itself reads them.
     """
 
     def __init__(self, version, folder):

@@ -128,7 +128,7 @@ class TestSeveralConsumers:
 
     def test_no_more_makes_room_than_has_to(self, backlog, monkeypatch):
         """The buffer is almost full with the records of three consumers. A fourth consumer needs so much room
-        that two of them must lose their fetched records.
+        that two of the three consumers must lose their fetched records.
         """
         from multiclouddb_spi.reading import reader_cache
 

@@ -102,7 +102,7 @@ class SameFeed(WrappedProvider):
 def test_a_clock_that_failed_is_asked_again_when_the_feed_is_opened_anew(bench):
     """The service is asked for its time again only when the feed is opened again.
 
-    Until then the service's time is unknown.
+    Until the feed is opened again, the service's time is unknown.
     """
     bench.fill(9)
     first = bench.page(size=1).continuation_token

@@ -170,7 +170,9 @@ def test_a_scan_that_ends_early_leaves_the_page_to_the_changes(monkeypatch):
 
 @pytest.mark.parametrize("outcome", [Drained((Child("c", ("p0",), 1),)), Drained(()), Awaiting()])
 def test_a_provider_that_ends_a_segment_like_a_partition_is_refused(monkeypatch, outcome):
-    """Such a token would lose a part of the scan, or read a partition twice."""
+    """If the segment's end were accepted, the token would lose a part of the scan, or a partition would be
+    read twice.
+    """
     consumer = Consumer(filled(40), ORDERED)
     consumer.page()
     whole = SegmentReader._fetch

@@ -182,8 +182,10 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("caught_up", list(CaughtUp))
     def test_a_busy_partition_does_not_hold_up_a_child_for_ever(self, make_bench, form, caught_up):
-        """Partition B is never idle in this test. Once B has been read past the time at which the child was
-        named, no parent of the child can descend from B.
+        """Partition B is never idle in this test.
+
+        Once partition B has been read past the time at which the child was named, no parent of the child can
+        descend from B.
         """
         bench = grown(make_bench, 2, listing=form, heartbeats=False, caught_up=caught_up)
         first, second = bench.sim.split("p0")

@@ -108,7 +108,7 @@ class Follower:
 
 
 class Lives(RuleBasedStateMachine):
-    """A random history with writers, splits and merges, and the followers that read them."""
+    """A random history: writers, splits and merges, and followers that read the changes."""
 
     @initialize(
         seed=st.integers(0, 2**20),

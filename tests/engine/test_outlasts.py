@@ -177,7 +177,7 @@ class TestOutlasts:
 class TestResumes:
     """The feed decides which tokens it can resume.
 
-    By default it resumes only tokens of its own incarnation.
+    By default, a feed resumes only tokens of its own incarnation.
     """
 
     def recreated(self, bench):

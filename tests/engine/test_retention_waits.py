@@ -12,7 +12,7 @@ def test_what_follows_what_is_left_of_another_lost_one_comes_later():
 
 
 def test_child_waits_for_a_parent_that_came_of_a_lost_one():
-    """`a` is a child of `b`, which is lost. `a` is still listed, so it is still read."""
+    """`a` is a child of `b`, which is lost. The service still lists `a`, so `a` is still read."""
     service = Service("b", p="", b="", a="b", m="pab")
     assert service.named(lineage("p"), "p", "m") == {"m": {"a"}}
 
@@ -42,7 +42,7 @@ def test_two_that_are_held_do_not_wait_for_each_other():
 def test_what_a_held_one_waits_for_still_counts():
     """`z` waits for `a`, and `a` waits for `b` and `g`.
 
-    So `b` must not wait for `z`.
+    Therefore, `b` must not wait for `z`; otherwise, `b` would wait for itself.
     """
     service = Vague("pgz", p="", b="p", a="b", g="", z="a")
     made, seeds = lineage("p", "g", b="p", a="b", z="a"), service.oldest(["p"])

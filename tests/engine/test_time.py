@@ -572,7 +572,10 @@ class TestClose:
         assert not error.retryable
 
     def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
-        """The call returns its readers after all others were closed. The fixture counts the readers."""
+        """A call returns its readers to the cache after the client has closed all other readers.
+
+        The fixture counts the readers.
+        """
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)

@@ -647,8 +647,8 @@ class TestExpiry:
         assert ids(events) == second + third
 
     def test_loss_elsewhere_starts_no_child_early_that_a_lost_branch_leads_to(self, make_bench, ids):
-        """The merged child waits for `b`, a lost child of p1. p1 is also lost, which is reported late; p2 is
-        lost.
+        """The merged child waits for `b`, which is a lost child of p1. p1 and p2 are also lost, but the loss
+        of p1 is reported late.
         """
         bench = make_bench(partitions=3)
         bench.connect(attempts=1)

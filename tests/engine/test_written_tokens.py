@@ -96,7 +96,7 @@ def test_a_call_that_fails_after_it_has_read_leaves_its_token_as_it_was(bench, m
 
 
 def test_two_calls_with_one_token_change_nothing_for_each_other(bench):
-    """Only the first call gets the kept lineage."""
+    """If several calls use the same token, only the first call gets the lineage that was kept in memory."""
     token = bench.page(size=7).continuation_token
     with ThreadPoolExecutor(4) as pool:
         pages = list(pool.map(lambda _: bench.page(token, size=7), range(12)))

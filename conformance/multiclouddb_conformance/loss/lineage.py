@@ -18,7 +18,7 @@ def public_lineage(
         client: A client that reads the collection; all its partition ids start with the same text, followed
             by the service's id.
         address: The collection.
-        parents: The lineage, with the service's own ids.
+        parents: Maps each partition id to the ids of its parents, both as the service writes them.
     """
     front = client.list_physical_partitions(address)[0].rpartition(":")[0]
     return {

@@ -78,7 +78,7 @@ class Run(Generic[W]):
             scenario: The scenario: the script and everything else that all runs share.
             world: A new world.
             kill: A function that is called after each step of the consumer, or None.
-            forget: False to omit actions that remove changes from retention.
+            forget: False to omit actions that remove old changes from the log.
         """
         self._scenario = scenario
         self._world = world
@@ -166,7 +166,10 @@ class Run(Generic[W]):
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
-        """Return the next step, from a new consumer after a kill; return None if the feed has ended."""
+        """Return the next step, or None if the feed has ended.
+
+        After a kill, the step comes from a new consumer.
+        """
         process = self._alive or self._start()
         step = next(process.steps, None)
         if step is None:

@@ -71,7 +71,7 @@ class StartsChildEarly(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Remove all parents."""
+        """Return the seeds without their parents."""
         seeds = super().start(feed, position, partition_id, deadline)
         return [attrs.evolve(seed, parents=()) for seed in seeds]
 
@@ -85,7 +85,7 @@ class AppliesNowToChild(_ChangesEnds):
     )
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """Start the child at now."""
+        """Start the child at the current time instead of the end of its parent."""
         seeds = reader.feed.inner.start(Now(), child.partition_id, deadline)
         return attrs.evolve(child, cursor=seeds[0].cursor)
 

@@ -260,7 +260,7 @@ class IgnoresKeyOfScope(Mutant):
     )
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """Open the feed without the key."""
+        """Open the feed for the whole collection, without the key."""
         feed = super().open_feed(attrs.evolve(spec, scope=EntireCollection()), deadline)
         feed.spec = spec
         return feed

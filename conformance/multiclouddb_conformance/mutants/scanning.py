@@ -49,7 +49,7 @@ class HasALowFloor(Mutant):
     caught_by = ("TestSnapshot::test_the_floor_lies_above_every_earlier_change",)
 
     def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Lower the floor."""
+        """Return a floor that is lower than the `order_key` of older changes."""
         return attrs.evolve(super().snapshot(feed, segments, deadline), floor=_LOW)
 
     def fetch(
@@ -70,7 +70,7 @@ class LosesTheBarrierAtASplit(Mutant):
     caught_by = ("TestSnapshotUnderLoad::test_ordered_holds_the_changes_through_a_split",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Let the token release the change stream."""
+        """Change the token so that the change stream no longer waits for the scan."""
         page = read(request, options)
         envelope = decode_token(page.continuation_token)
         state: Any = envelope.state

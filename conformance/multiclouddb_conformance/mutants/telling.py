@@ -166,7 +166,7 @@ class ErrorThatDoesNotPickle(Mutant):
     caught_by = ("TestPickling::test_errors_do",)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """Use a class with a required keyword argument."""
+        """Return an error whose class requires a keyword argument, so it cannot be unpickled."""
         return _UnpicklableError(error.message, detail=error.detail)
 
 

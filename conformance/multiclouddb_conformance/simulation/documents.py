@@ -12,7 +12,7 @@ from multiclouddb_conformance.simulation.log import Document, Log
 __all__ = ["PLACES", "ScannedLog", "place_in_scan"]
 
 PLACES: Final = 2**62
-"""Places in a scan are numbers below this value."""
+"""Each key's place in a scan is a number below this value."""
 
 
 def place_in_scan(key: MulticloudDbKey) -> int:

@@ -52,7 +52,7 @@ class SimulationFeed(Feed):
 
     Attributes:
         sim: The collection.
-        calls: Counts its calls.
+        calls: The object that counts the calls of this feed.
         view: The feed's view of the collection.
     """
 

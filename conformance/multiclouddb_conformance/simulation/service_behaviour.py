@@ -82,8 +82,8 @@ class ServiceBehaviour:
         separate_end: The probability, for each partition, that its end is delivered in a separate empty
             batch.
         late_children: The maximum number of calls of `discover` until a partition's children are named.
-        late_siblings: The maximum number of further calls of `discover` until each child after the first is
-            named.
+        late_siblings: The children of a partition are named one after another. Each child after the first
+            needs at most this many further calls of `discover`.
         proves_children: False for a service that never reports that it has named all children.
         listing: The form of the service's listings.
         late_listing: The maximum number of looks (a start, a listing, an audit) until a child partition is

@@ -75,7 +75,7 @@ class Simulation(ScannedLog):
     # -- Actions of the service itself
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """See `Log.place_of`; if keys move, every split or merge changes the place."""
+        """See `Log.place_of`; if keys move, every split or merge changes the place of each key."""
         place = super().place_of(key)
         if self.behaviour.moves_keys:
             place += len(self.lineage) * (HASHES * 5 // 13)
@@ -150,7 +150,7 @@ class Simulation(ScannedLog):
             self._patience[partition_id] = calls
 
     def hide(self, partition_id: str, looks: int) -> None:
-        """Let the service list a partition only after so many looks (starts, listings, audits)."""
+        """Let the service list a partition only after this many looks (starts, listings, audits)."""
         with self.changed:
             self._unlisted[partition_id] = looks
 

@@ -70,7 +70,7 @@ class TestKeys:
 
 
 class TestImages:
-    """The documents in events follow the request and the collection's kind."""
+    """Which documents an event contains depends on the request and on the kind of the collection."""
 
     def test_omit_leaves_the_document_out(self, collection: Collection) -> None:
         collection.put("a", n=1)

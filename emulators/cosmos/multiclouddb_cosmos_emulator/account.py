@@ -69,7 +69,7 @@ class Account:
         raise not_found(substatus=1003)
 
     def container(self, database: str, name: str) -> Container:
-        """Return a container, by name or by resource id. Its expired items are deleted first."""
+        """Return a container, by name or by resource id. The container's expired items are deleted first."""
         containers = self.database(database).containers
         found = containers.get(name)
         if found is None:

@@ -17,8 +17,8 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 def connect(endpoint, credential, **settings):
     """Connect a client, and close the client only after its first request for the account has ended.
 
-    The SDK makes that request in a thread. If the client were closed while this request is running, a socket
-    would stay open.
+    The SDK makes its first request in a thread. If the client were closed during this request, a socket would
+    stay open.
     """
     with CosmosClient(endpoint, credential, **settings) as client:
         try:

@@ -17,7 +17,7 @@ def named(value):
 
 
 def range_of(feed_range):
-    """Return the two ends of a feed range. The SDK's public classes do not show them."""
+    """Return the two ends of a feed range. The SDK has no public way to get these ends."""
     ends = feed_range["Range"]
     return ends["min"].upper(), ends["max"].upper()
 

@@ -61,7 +61,7 @@ class ShardIterator:
 
     @classmethod
     def decoded(cls, text: str) -> ShardIterator:
-        """Make an iterator from its text."""
+        """Make an iterator from its encoded text."""
         try:
             fields: list[Any] = orjson.loads(urlsafe_b64decode(text))
             arn, shard_id, after, horizon, issued, epoch, renewed, empty = fields

@@ -9,7 +9,7 @@ __all__ = ["Poison"]
 
 
 class Poison(Enum):
-    """The defect of a record."""
+    """The reason why a record cannot be decoded."""
 
     NUMBER = "number"
     """A number whose text is not a number."""

@@ -61,7 +61,10 @@ class _Running:
 
     @classmethod
     def of(cls, request: Request) -> _Running:
-        """Return the call that a request contains. Errors in the request are reported later."""
+        """Return the call that a request contains.
+
+        If an argument is invalid, the error is reported later, when the call is answered.
+        """
         service, _, operation = request.headers.get("x-amz-target", "").partition(".")
         known = {_TABLES: TABLE_CALLS.keys(), _STREAMS: STREAM_CALLS.keys() | {"GetRecords"}}
         if operation not in known.get(service, ()):

@@ -22,7 +22,7 @@ class Numbers:
     """The sequence numbers of a stream, which have 21 digits or more.
 
     The numbers are in ascending order as integers, but not as texts, because their length varies. In each
-    generation of shards, the numbers start just before the next power of ten.
+    generation of shards, the sequence numbers start just before the next power of ten.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,10 @@ class Shard:
         self._described = None
 
     def page(self, after: int, limit: int, most_bytes: int) -> Page:
-        """Return records after a sequence number. If there are any, at least one record is returned."""
+        """Return records after a sequence number.
+
+        If records exist after the number, at least one record is returned.
+        """
         first = bisect_right(self._numbers, after)
         if first == len(self._numbers):
             return Page((), None, more=False)

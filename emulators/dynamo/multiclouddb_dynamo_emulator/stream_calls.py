@@ -68,7 +68,7 @@ def _children_of(store: Store, arguments: Arguments) -> str | None:
 def _shards_after(store: Store, stream: Stream, start: str | None, parent: str | None) -> list[Shard]:
     """Return the shards to list from a page's start on.
 
-    They are the children of one parent, or all shards.
+    If `parent` is given, only its children are listed; otherwise, all shards are listed.
     """
     shards, places = stream.listing()
     if parent is not None:

@@ -25,7 +25,7 @@ class Table:
 
     Attributes:
         arn: Its ARN.
-        keys: Its primary key.
+        keys: The table's primary key.
         stream: The latest stream, even if it is disabled; None if the table has never had a stream.
     """
 

@@ -140,7 +140,10 @@ class Troubles:
         )
 
     def expire(self, times: int | None = 1, *, shard: str | None = None, every: int = 1) -> Trouble:
-        """Expire the iterators that `GetRecords` has returned. New iterators from `GetShardIterator` work."""
+        """Expire the iterators that `GetRecords` has returned.
+
+        New iterators, which `GetShardIterator` returns, still work.
+        """
         return self.fail(
             "GetRecords", "ExpiredIteratorException", times, shard=shard, every=every, renewed_only=True
         )

@@ -1,4 +1,7 @@
-"""Provides the server's own clock, which counts nanoseconds since 1970. Commits get whole microseconds."""
+"""Provides the server's own clock, which counts nanoseconds since 1970.
+
+Commit timestamps are whole microseconds.
+"""
 
 from __future__ import annotations
 

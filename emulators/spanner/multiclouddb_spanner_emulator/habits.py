@@ -29,7 +29,7 @@ class Habits:
         names_horizon: True if an error about retention contains the earliest timestamp.
         names_lifetime: True if an error about a time outside a partition's lifetime contains the start and
             end of the partition.
-        multiplexed: True if the answer says that a session is multiplexed when a client requests this.
+        multiplexed: True if the server creates a multiplexed session when a client requests one.
     """
 
     initial_partitions: int = 2

@@ -26,7 +26,7 @@ Fields = list[tuple[str, dict[str, Any]]]
 def moment_of(world: World, request: Any) -> int:
     """Return the timestamp at which a request reads the data.
 
-    A read of a part (`PartitionRead`) belongs to a transaction. The id of the transaction contains the time.
+    `PartitionRead` reads one part within a transaction. The id of the transaction contains the time.
 
     Raises:
         ServiceError: Raised if the database no longer keeps the data of this timestamp.

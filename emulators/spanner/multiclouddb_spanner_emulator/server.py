@@ -154,7 +154,7 @@ class ScriptedSpanner:
         self.commit(database, write, tag="RowDeletionPolicy", is_system=True)
 
     def poison(self, database: str, stream: str, table: str, *key: Any) -> None:
-        """Write a record to a change stream. The values in the record are not valid JSON."""
+        """Write a damaged record to a change stream. The values in the record are not valid JSON."""
         world = self._world
         with world.changed:
             found = self._database(database)

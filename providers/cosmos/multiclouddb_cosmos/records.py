@@ -363,7 +363,7 @@ def name_of(components: Mapping[str, Any]) -> str:
 
 
 def order_key(lsn: int) -> str:
-    """Return a text for the LSN. These texts sort in the order of the LSNs."""
+    """Return the LSN as a text of fixed length. These texts sort in the order of the LSNs."""
     return str(lsn).zfill(20)
 
 

@@ -380,7 +380,7 @@ def start_of(since: int | None) -> dict[str, Any]:
 
 @cache
 def _takes_milliseconds() -> bool:
-    """Return True if this version of azure-cosmos expects times in milliseconds, as it writes them.
+    """Return True if this version of azure-cosmos expects times in milliseconds.
 
     Some versions of azure-cosmos expect seconds.
     """

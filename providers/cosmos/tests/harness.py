@@ -33,7 +33,8 @@ FOR_EVER = 10**6
 def close_client(client):
     """Close the client after its first request for the account has ended.
 
-    Another thread makes this request, and closing earlier would leave a socket open.
+    Another thread makes the first request. If the client were closed before that request has ended, a socket
+    would stay open.
     """
     for thread in threading.enumerate():
         if thread.name == "cosmos-endpoint-refresh":

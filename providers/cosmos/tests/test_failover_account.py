@@ -1,5 +1,7 @@
-"""Tests reads from an account with per-partition failover. For such an account, azure-cosmos sends reads in
-other threads."""
+"""Tests reads from an account with per-partition failover.
+
+If an account has per-partition failover, azure-cosmos sends reads in other threads.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 

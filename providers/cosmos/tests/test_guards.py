@@ -282,7 +282,7 @@ class TestForeignAnswers:
 class TestSplitWhileReading:
     """After a split, azure-cosmos returns the page of only one child partition.
 
-    The provider must not treat this page as a page of the whole range.
+    The provider must not treat a child's page as a page of the whole range.
     """
 
     @pytest.mark.parametrize("own", [False, True])

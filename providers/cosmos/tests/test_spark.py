@@ -61,7 +61,7 @@ def check(spark, world, folder):
 
 
 def check_rows(world, rows):
-    """Make the same checks for rows that are already in order."""
+    """Make the checks of `check` for rows that are already in order."""
     assert len({row.event_id for row in rows}) == len(rows)
     last = {row.key: row for row in rows}
     held = [decode_json(row.new_item_state) for row in last.values() if row.type != "DELETE"]

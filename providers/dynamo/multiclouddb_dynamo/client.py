@@ -38,7 +38,8 @@ class Table:
         enabled: True while the stream accepts records.
         view_type: The view type of the stream, or None if the stream is disabled.
         key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
-        nbytes: The total size of the table's items, up to six hours old; 0 if it is not known.
+        nbytes: The total size of the table's items; 0 if it is not known. The value may be up to six hours
+            old.
         items: The number of the table's items, up to six hours old; 0 if it is not known.
     """
 
@@ -139,7 +140,7 @@ class Calls:
     def describe_stream(
         self, arn: str, deadline: Deadline, *, after: str | None = None, parent: str | None = None
     ) -> dict[str, Any]:
-        """Return one page of a stream's shards. At most ten of these calls are made per second.
+        """Return one page of a stream's shards. At most ten DescribeStream calls are made per second.
 
         Args:
             arn: The stream.

@@ -186,7 +186,7 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bo
 def _by_service(identity: Any) -> bool:
     """Return True for the identity that DynamoDB records if time-to-live has deleted an item.
 
-    The field names have two spellings.
+    The field names may begin with a capital letter (`PrincipalId`) or not (`principalId`).
     """
     fields = {name.lower(): value for name, value in (identity or {}).items()}
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
@@ -262,7 +262,7 @@ def place_after(record: Record) -> After:
 
 @attrs.frozen
 class DynamoMapper(Mapper):
-    """Maps the records of one shard.
+    """Maps the records of one shard to events and to Arrow.
 
     Attributes:
         view: The properties that all events of the shard share.

@@ -229,7 +229,7 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
     """Return seeds for the children of shards that split between two listings.
 
-    The first listing does not cover them.
+    The seeds from the first listing do not lead to these children.
     """
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))

@@ -284,8 +284,8 @@ def compare(a: Place, b: Place) -> int | None:
 def join(places: Iterable[Place]) -> Place:
     """Return the start position of a child.
 
-    Of the positions of its seed and its parents, the position that limits the child's age more closely is
-    used.
+    The child has several positions: one from its seed, and one from each parent. The position that limits the
+    child's age most closely is used.
     """
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
 

@@ -54,7 +54,7 @@ class Shard:
 
 @attrs.define
 class Listing:
-    """A listing that may be unfinished. After a failure it continues after the last page that was read.
+    """A listing that may be unfinished; after a failure, it continues after the last page that was read.
 
     The pages of a listing show the stream at different times. If a shard splits between two pages, the
     listing may not contain one of the children.
@@ -99,7 +99,7 @@ class Looks:
 
         Args:
             shard_ids: All shards whose children may be requested.
-            childless: The shards among them without a known child.
+            childless: The shards in `shard_ids` that have no known child.
         """
         now = time.monotonic()
         self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
@@ -121,7 +121,7 @@ class Looks:
 
         Args:
             shard_ids: The shards.
-            childless: Those of `shard_ids` that still have no known child.
+            childless: The shards in `shard_ids` that still have no known child.
         """
         for name in shard_ids:
             self._asked[name] = None
@@ -143,7 +143,7 @@ class ShardMap:
     Several threads can use one object.
 
     Args:
-        calls: Makes the calls.
+        calls: The object that makes the calls of the service.
         arn: The stream.
     """
 

@@ -68,7 +68,7 @@ class KeptIterators:
                 self._iterators.popitem(last=False)
 
     def take(self, shard_id: str, since: int) -> str | None:
-        """Return the iterator of a position, for one reader."""
+        """Remove the iterator of a position and return it, so that only one reader uses it."""
         with self._lock:
             return self._iterators.pop((shard_id, since), (None, 0.0))[0]
 

@@ -1,4 +1,7 @@
-"""Tests records that follow many empty pages, as on AWS, and reads that continue within these pages."""
+"""Tests records that come after many empty pages, also if reading starts between the empty pages.
+
+AWS returns such pages.
+"""
 
 import pytest
 
@@ -129,7 +132,9 @@ class TestRuns:
 
 
 def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():
-    """A client that does not store tokens of idle pages is slowed down too: one reader serves it."""
+    """If a client does not store the tokens of idle pages, the pause between its reads still grows, because
+    all its reads use one reader.
+    """
     with World() as world:
         consumer = world.consumer()
         world.put("a")

@@ -88,7 +88,7 @@ EXCEPTIONS = [
 
 
 def answered(code, message="it is so", status=400):
-    """Return a failure as boto3 raises it for an answer of the service."""
+    """Return the exception that boto3 raises if the service answers with an error."""
     return boto.ClientError(
         {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
         "GetRecords",

@@ -90,8 +90,8 @@ class Split:
     Attributes:
         world: The stream.
         reader: The reader.
-        early: The markers that must be found before the late half is listed.
-        late: The markers of the records in the half that is listed late.
+        early: The markers of the records that must be found before the late shard is listed.
+        late: The markers of the records in the shard that is listed late.
         old: The markers that are older than the start.
         half: The shard that is listed late.
     """

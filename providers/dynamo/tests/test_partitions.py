@@ -115,7 +115,9 @@ class TestLateChildren:
 
     @pytest.mark.parametrize("calls", [1, 2])
     def test_the_second_half_of_a_split_may_be_listed_later(self, world, calls):
-        """Half of a split may be missing from the first answer, and from the listing that shows the end."""
+        """When a shard has been split, one of its two children may be missing from the first answer, and from
+        the listing that shows the end of the shard.
+        """
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -350,7 +352,9 @@ class TestTrimmed:
             assert set(written) <= set(consumer.until_idle())
 
     def test_a_branch_is_not_left_to_a_drained_shard_whose_children_are_named_later(self):
-        """`right` waits for its children, which cannot be requested in the call in which `left` is lost."""
+        """The shard `right` has ended, but its children cannot be requested yet when the shard `left` is
+        lost.
+        """
         with World(shards=2) as world:
             consumer = world.consumer(on_expired=SkipToOldest())
             left, right = world.open()

@@ -45,7 +45,7 @@ def world():
 def refused_in_time(world, timeout, category, *, asked=0):
     """Return the error of a call, which must not take much longer than the time limit.
 
-    The check is weaker if a busy machine made fewer calls than expected in this time.
+    If a busy machine made fewer calls than expected within the time limit, this test checks less.
     """
     errors = []
 

@@ -61,7 +61,7 @@ class TestActiveShards:
     """Tests a feed with a thousand shards that accept records."""
 
     def test_a_page_call_is_linear_in_them(self, thousand):
-        """A page call takes one iterator and a few answers for each shard, and one listing."""
+        """A page call needs one listing and, for each shard, one iterator and a few answers."""
         for shard in thousand.open():
             thousand.script.fill(shard, 1)
         thousand.journal.clear()

@@ -127,7 +127,7 @@ class World:
         return ClientConfig("dynamo", connection, **self.settings | others)
 
     def client(self, **others) -> MulticloudDbClient:
-        """Make a client. It is closed together with the world."""
+        """Make a client. The client is closed together with the world."""
         made = connect(self.config(**others))
         self._clients.append(made)
         return made

@@ -35,8 +35,9 @@ class EmbeddedOptions(ProviderOptions):
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
     """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the backfill option does on
     Cosmos DB. The store delivers the changes themselves, whereas Cosmos DB would deliver the current items.
-    Therefore no event is marked `backfilled`. Only the start needs this option; a token has the same meaning
-    with and without it. Under any other profile, the option has no effect."""
+    The changes are not the current items, so no event is marked `backfilled`. Only the start needs this
+    option; a token has the same meaning with and without it. Under any other profile, the option has no
+    effect."""
 
     @poll_seconds.validator
     def _check_range(self, attribute: attrs.Attribute[float], value: float) -> None:
@@ -62,7 +63,7 @@ class EmbeddedConfig:
     path: str
     """The absolute path of the file."""
     profile: Profile = PLAIN
-    """The profile of the client. It names the service whose limits apply to the store."""
+    """The profile of the client. The profile names the service whose limits apply to the store."""
 
     @classmethod
     def from_client(

@@ -105,7 +105,10 @@ class EmbeddedFeed(Feed):
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Return the children of closed partitions. Readers have already named these children."""
+        """Return the children of closed partitions.
+
+        Readers have already returned these children to the engine.
+        """
         found: dict[str, Outcome] = {}
         with self._store.reading(deadline) as connection:
             for name, cursor in awaiting.items():

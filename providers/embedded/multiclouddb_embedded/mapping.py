@@ -75,7 +75,10 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
 
 
 def is_scan(cursor: Cursor) -> bool:
-    """Return True if a cursor belongs to a segment of a snapshot. `snapshots.py` makes such cursors."""
+    """Return True if a cursor belongs to a segment of a snapshot.
+
+    `snapshots.py` makes the cursors of segments.
+    """
     return type(cursor) is list and len(cursor) == 5
 
 

@@ -88,7 +88,10 @@ def whole_row(connection: sqlite3.Connection, collection: int, number: int | Non
 def count_whole(
     connection: sqlite3.Connection, row: PartitionRow, number: int | None, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the next changes, up to `most`. If there are more, also return where the counted ones end."""
+    """Count the changes after `first`.
+
+    If `most` limits the count, also return the number and time of the last change.
+    """
     if number is not None:
         return _count_hash(connection, row, number, first, most)
     rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]

@@ -543,7 +543,8 @@ class TestOnePartition:
 class TestTokens:
     """Tests tokens.
 
-    Under every profile, a position is a place in the log. Only MongoDB's profile shows other partitions.
+    Under every profile, a position is a place in the log. A token that was issued under MongoDB's profile is
+    valid only under that profile.
     """
 
     def test_they_are_good_under_the_others_but_mongo(self, store, open_client):

@@ -112,7 +112,9 @@ class TestWaking:
         assert len(world.fetch(reader)) == 1
 
     def test_a_connection_that_was_opened_again_is_another_state(self, world):
-        """A reopened connection has another state, because SQLite's counter of changes restarts with it."""
+        """If a connection is opened again, the state is different, because SQLite's counter of changes starts
+        again.
+        """
         world.store.create_collection("items", partitions=1)
         monitor = world.provider._store.monitor
         before = monitor.version()

@@ -499,8 +499,8 @@ class TestExpiry:
         assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
 
     def test_oldest_of_one_that_lost_nothing_is_itself(self, world):
-        """The engine asks for the oldest position of all partitions. A partition that lost nothing keeps its
-        position."""
+        """The engine asks for the oldest position of all partitions. If a partition has lost nothing,
+        this position is its current position."""
         world.store.create_collection("items", partitions=1)
         world.store.split("items", "p0")
         assert ids(world.feed().oldest(["p0"], world.deadline())) == ["p0"]

@@ -155,7 +155,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Process one change or other event of the stream. Return False if reading ends with it.
+        """Take one change of any kind. Return False if no further change may be read.
 
         Raises:
             ProviderFault: Raised if the caller's pipeline has removed a required field.
@@ -188,7 +188,7 @@ class Taker:
 
         Args:
             stream: The stream.
-            taken: Receives the position.
+            taken: The object that receives the position.
             last: The text of the last change's token, or None.
         """
         token = stream.resume_token
@@ -269,7 +269,7 @@ def _altered(name: str) -> Exception:
 
 
 def _surely_before(until: Place) -> bytes:
-    """Return a text for comparing tokens.
+    """Return a text with which the tokens of changes are compared.
 
     If the token of a change sorts before this text, the change is before the bound.
 

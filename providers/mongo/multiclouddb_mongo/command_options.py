@@ -82,8 +82,8 @@ class RunCommandOptions:
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
     `pymongo.read_preferences.Nearest(…)`. This option treats every command as a read. Without this option,
-    the primary is used, even if the client has another preference. In a transaction, the transaction's
-    preference is used."""
+    the primary is used, even if the client has another preference. In a transaction, the read preference of
+    the transaction is used."""
     session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
     """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
     session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
@@ -122,7 +122,7 @@ class RunCursorCommandOptions(RunCommandOptions):
     batch_size: int | None = attrs.field(default=None, validator=_whole(1))
     """The number of documents in one reply, 1 or more; without this option the server chooses.
 
-    If the value is 1, pymongo requests 2 documents.
+    With a batch size of 1, pymongo requests 2 documents.
     """
     max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
     """How long the server waits for a document, for `"tailable_await"`; the server refuses this option for

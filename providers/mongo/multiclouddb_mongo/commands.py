@@ -51,11 +51,11 @@ _CLOSE_SECONDS: Final = 0.5
 class RunCommandCursor(Iterator[Any]):
     """Iterates over the documents of a command's cursor, one document per step.
 
-    The cursor is an iterator and a context manager. Only one thread at a time may use the cursor, but any
-    thread may call `close`. All batches come from the server that ran the command, in one session. The cursor
-    is closed when the server has sent everything, when `close` is called, or when the client is closed.
-    Otherwise the cursor is closed when it is garbage-collected. Failed steps are not retried: after a failure
-    every further step fails too, so that an incomplete read never looks like a complete one.
+    The cursor is an iterator and a context manager. One thread may use it at a time, but any thread may call
+    `close`. The server that ran the command sends all batches, within one session. The cursor is closed when
+    the server has sent everything, when `close` is called, or when the client is closed. Otherwise the cursor
+    is closed when it is garbage-collected. Failed steps are not retried: after a failure every further step
+    fails too, so that an incomplete read never looks like a complete one.
 
     Documents in all batches are decoded with the client's codec, but without type decoders: a Decimal128
     stays a Decimal128.

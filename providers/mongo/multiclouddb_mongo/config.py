@@ -118,7 +118,9 @@ class MongoConfig:
 
     @property
     def timeout_ms(self) -> int | None:
-        """Return the `timeoutMS` of the `url` in milliseconds, or None. It limits each call.
+        """Return the `timeoutMS` of the `url` in milliseconds, or None.
+
+        The value limits the time of each call.
 
         A call must wait for the server for less time than this limit.
         """

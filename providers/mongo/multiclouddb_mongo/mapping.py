@@ -163,8 +163,8 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 def _times(changes: Sequence[Change]) -> list[datetime]:
     """Convert commit times.
 
-    Changes with the same millisecond share one object, because making this object takes as long as making the
-    rest of an event.
+    Changes of the same millisecond share one `datetime`, because making a `datetime` takes as long as making
+    the rest of an event.
     """
     previous: object = None
     moment, moments = _EPOCH, []
@@ -286,7 +286,7 @@ def _fault(changes: Sequence[Raw], index: int, view: View, reason: str) -> Recor
 
 @attrs.frozen
 class MongoMapper(Mapper):
-    """Maps the changes of one stream.
+    """Maps the changes of one stream to events and to Arrow.
 
     Attributes:
         view: The properties that all events of the stream share.

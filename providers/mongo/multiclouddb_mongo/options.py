@@ -33,7 +33,7 @@ def _stages(value: object) -> Any:
 
 
 def _exact(value: object) -> object:
-    """Return a form of a value that only equal values share.
+    """Return a form of a value; two values have equal forms only if they are equal.
 
     Python's own comparison is not enough, because 1 equals True, and the order of names does not matter.
     """
@@ -78,8 +78,8 @@ class MongoOptions(ProviderOptions):
     max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
-    With None, the library chooses: 10 if no call waits, 500 in a long poll. When a process ends, it may have
-    to wait until such a delay is over.
+    If the value is None, the library chooses 10, or 500 in a long poll. A process that ends may have to wait
+    for this time.
     """
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """The maximum number of changes in one answer of the server. With None, the number is the size of a

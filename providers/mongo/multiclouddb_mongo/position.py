@@ -11,9 +11,10 @@ as the position is before that time. If an event says that a collection or datab
 before that time, the event concerns an earlier resource with the same name.
 
 `data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
-hexadecimal, if the server has added them. The server adds them for keys of some types. Any other token is
-written as `"b:"` and the base64 of its BSON. The server hardly checks which resource a token belongs to.
-Therefore the position contains its kind, and the library checks the resource in its own token.
+hexadecimal, if the server has added them. The server adds `_typeBits` for keys of some types. Any other token
+is written as `"b:"` and the base64 of its BSON. The server hardly checks which resource a token belongs to.
+Therefore, each position contains its kind. The resource is part of the library's own token, so the library
+checks the resource itself.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def cursor_of(place: Place, start: int | None = None) -> Cursor:
 
     Args:
         place: The position.
-        start: The cluster time of the start, in ticks; None if the position is already after it.
+        start: The cluster time of the start, in ticks; None if the position is already after the start.
     """
     cursor: list[JsonValue]
     match place:
@@ -214,7 +215,8 @@ def seconds_at(place: Place) -> int | None:
 def compare(a: Place, b: Place) -> int | None:
     """Compare two positions; return -1, 0 or 1.
 
-    The texts of tokens sort like the events. Return None if only the server knows the order.
+    The order of two tokens' texts is the order of their events. Return None if only the server knows the
+    order.
     """
     if isinstance(a, After) and isinstance(b, After):
         if a.data.startswith("82") and b.data.startswith("82"):

@@ -170,8 +170,8 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
     """If no server is known, wait for one, for slightly less time than the call may take.
 
-    PyMongo waits for `serverSelectionTimeoutMS` and only then reports the problem. That would be too late for
-    a call with a shorter time limit.
+    PyMongo waits for `serverSelectionTimeoutMS` and only then reports the problem. For a call with a shorter
+    time limit, this report would come too late.
 
     Raises:
         ServerSelectionTimeoutError: Raised if no server is found; the error contains the reason.
@@ -246,9 +246,9 @@ def watch_otherwise(
 def buffered(stream: Stream) -> int | None:
     """Return the number of changes in the last answer that were not read yet.
 
-    Return None if this version of PyMongo does not report the number. No public interface reports it. Without
-    the number, the library would ask for one more change than the answer contains, and would wait for the
-    server.
+    Return None if this version of PyMongo does not report the number. PyMongo has no public interface for
+    this number. Without the number, the library would ask for one more change than the answer contains, and
+    would wait for the server.
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
@@ -269,7 +269,7 @@ def next_answer(cursor: Rows) -> list[Any]:
 def inner_cursor(stream: Stream) -> object:
     """Return the stream's current cursor. The cursor changes when PyMongo resumes the stream.
 
-    After such a change, an empty answer does not mean the end of the oplog.
+    After PyMongo has resumed the stream, an empty answer does not mean that the end of the oplog is reached.
     """
     return getattr(stream, "_cursor", None)
 

@@ -4,9 +4,9 @@
     ["s", time, uuid, begin, end, names, seen]  the same in a sharded collection
     ["p", plan, time, uuid, low, width, left, number, names]  the part that is not divided into segments yet
 
-`time` is the cluster time at which the stream begins, as 16 hexadecimal digits. Rows are read as of that time
-or a later one. `uuid` is the UUID of the collection, or empty if the collection did not exist. An `_id` is
-written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server gets back
+`time` is the cluster time at which the stream begins, as 16 hexadecimal digits. Rows are read as they were at
+this time or later. `uuid` is the UUID of the collection, or empty if the collection did not exist. An `_id`
+is written as the byte of its BSON type and its BSON value, in hexadecimal. Therefore the server gets back
 exactly the bytes that it sent, for every type. `begin` is `"["` and an `_id` that belongs to the segment, or
 `"("` and the `_id` of the last row that was read, or empty for the first key. `end` does not belong to the
 segment; it is empty for the last segment.

@@ -84,7 +84,10 @@ class SegmentReader(Reader):
         )
 
     def cancel(self) -> None:
-        """Close the cursor that a running fetch is reading. The server immediately stops its work."""
+        """Close the cursor that a running fetch is reading.
+
+        The server then immediately stops working on the query.
+        """
         self.halt()
         self._close_cursor()
 

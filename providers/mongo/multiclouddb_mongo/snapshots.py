@@ -124,7 +124,7 @@ def plan_scan(
 def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
     """Return the number of rows per segment and the maximum number of segments.
 
-    The first number is 0 if keys are sampled; the second number is 0 if there is no maximum.
+    The number of rows is 0 if keys are sampled. The number of segments is 0 if there is no maximum.
     """
     if segments is None:
         width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))

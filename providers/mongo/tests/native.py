@@ -44,7 +44,7 @@ class Native:
 
 @contextmanager
 def native(uri, **options):
-    """Open both clients; `options` are options of the driver."""
+    """Open PyMongo's client and the library's client; `options` are options of PyMongo."""
     commands = Commands()
     with (
         MongoClient(uri, event_listeners=[commands], **options) as own,

@@ -1,6 +1,6 @@
 """Simulates a server that is too old for PyMongo.
 
-It reports its version in its greeting and sends nothing else.
+The simulated server reports its version in its greeting and sends nothing else.
 """
 
 import contextlib

@@ -56,7 +56,9 @@ class TestResumable:
     """Tests which errors of a `getMore` cause the stream to be opened again with an `aggregate`."""
 
     def test_cs_01_an_older_server_is_not_talked_to(self):
-        """Only the label of the error decides, even if the server later reports a different version."""
+        """Only the label of the error decides whether the stream is opened again, even if the server later
+        reports a different version.
+        """
         with OldServer(8) as server, watched(server.uri) as (client, commands):
             with pytest.raises(MulticloudDbError) as caught:
                 Feed(client, ResourceAddress("shop", "orders")).read()

@@ -176,7 +176,7 @@ def test_a_primary_that_steps_down_loses_nothing(three, database):
 def test_a_primary_that_hangs_stops_nobody(proxied, database):
     """The connections of the primary stay open, but nothing is sent.
 
-    The applications read from another member in the meantime.
+    While the primary hangs, the applications read from another member.
     """
     with load(proxied, database) as (writer, applications):
         with paused(proxied):

@@ -266,7 +266,7 @@ class TestPartition:
 
 class TestRecreated:
     def ended(self, room, client, **asked):
-        """Return a feed that a client has read to its end. The collection was recreated afterwards."""
+        """Return a feed that a client has read to its end. Then the collection was created again."""
         collection = room.collection()
         page = read(client, room.address(), Now(), **asked)
         collection.insert_one({"_id": "old"})
@@ -736,7 +736,9 @@ class TestStreams:
             wait_until(lambda: not room.cursors())
 
     def test_what_could_not_be_closed_at_once_is_closed_at_the_end(self, room, app):
-        """Cursors that cannot be closed at once are closed at the end: PyMongo keeps a list of them."""
+        """A cursor that cannot be closed at once is closed at the end, because PyMongo keeps a list of such
+        cursors.
+        """
         room.collection()
         uri = room.server.uri(appName=app, heartbeatFrequencyMS=10_000)
         provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri}), None)

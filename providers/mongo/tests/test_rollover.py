@@ -189,7 +189,7 @@ class TestStoredToken:
 
 
 class TestLiveReader:
-    """Tests an open stream when the oplog already starts after its position."""
+    """Tests an open stream whose position is no longer in the oplog."""
 
     def overtaken(self, world, client, **others):
         """Return a request that continues after two of six changes.

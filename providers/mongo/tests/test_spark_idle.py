@@ -63,7 +63,10 @@ def cut(world, moment):
 
 
 def test_checkpoint_moves_along_and_survives(spark, world, tmp_path):
-    """Each night, other writes fill a part of the oplog. Together they are larger than the oplog."""
+    """Each night, writes to other collections fill a part of the oplog.
+
+    Together, these writes are larger than the oplog.
+    """
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     assert run(spark, world, checkpoint) == []
     world.write(1)

@@ -57,7 +57,7 @@ __all__ = [
 
 
 class ThreeHarness(MongoHarness):
-    """A harness with three nodes. A write is stored on at least two of them before a feed shows it."""
+    """A harness with three nodes. A write is stored on at least two of the nodes before a feed shows it."""
 
     servers_name = "us8 three"
     members = 3

@@ -54,9 +54,10 @@ class Writer:
     """Creates, replaces and deletes documents in its own thread, sometimes three in one transaction.
 
     If the answer to a write is lost, the writer checks whether the write was made, and repeats it if not. The
-    lost write may still arrive later at a busy server. Each write names the version that it changes, so the
-    second of the two writes changes nothing. The writer replaces documents and does not update them, because
-    the event of a replacement contains the document at the time of the write, not at the time of reading.
+    lost write may still arrive later at a busy server. Each write names the version that it changes.
+    Therefore, if a write arrives twice, its second arrival changes nothing. The writer replaces documents and
+    does not update them, because the event of a replacement contains the document at the time of the write,
+    not at the time of reading.
 
     Attributes:
         truth: The changes in order; all of them are acknowledged.
@@ -188,7 +189,9 @@ class Application:
     """
 
     def __init__(self, name, url, request, consumer=None, deaths=0.0, far=1, tokens=None):
-        """Begin at the first of the `tokens`, or else at `Now`, which is before the first change.
+        """Begin at the first of the `tokens`.
+
+        If there are no tokens, begin at `Now`, before the first change.
 
         `deaths` is the probability of a crash after a step. After a crash, the application chooses one of its
         last `far` tokens.

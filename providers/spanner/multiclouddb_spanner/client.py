@@ -129,7 +129,9 @@ class DatabaseClient:
         read_timestamp: bool = False,
         at: int | None = None,
     ) -> Answer:
-        """Start a single-use read, which is a strong read by default. The method waits only for a session.
+        """Start a single-use read, which is a strong read by default.
+
+        If no session is available, the method waits for one; it does not wait for the answer.
 
         Args:
             sql: The query.

@@ -32,8 +32,8 @@ class _Turn:
 class Clock:
     """The service's clock.
 
-    The answer to a request is not earlier than any commit that was acknowledged before the request. Threads
-    that ask while a call is running share the next call.
+    The time that the clock returns is not earlier than any commit that was acknowledged before the request.
+    Threads that ask while a call is running share the next call.
 
     Args:
         asked: A function that asks the service for its time, and returns it in microseconds since 1970.

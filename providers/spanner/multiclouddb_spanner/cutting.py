@@ -1,9 +1,9 @@
 """Divides the keys of a table into segments, and makes the requests that read rows.
 
-For a small table, the keys are counted and divided evenly. For a large table, the service is asked how it
-would divide a read into parts. The parts are valid only within a transaction, but a segment must be valid for
-days. Therefore only the first key of each part is used, as a bound of the segments. Whichever keys are chosen
-as bounds, the ranges between them contain every key exactly once.
+For a small table, the keys are counted and divided evenly. A large table is divided at the keys at which the
+service would divide a read, which are the first keys of the parts. The service accepts these parts only
+within one transaction, but a segment must be valid for days. Therefore only the first keys of the parts are
+used. Whichever keys are chosen as bounds, the ranges between them contain every key exactly once.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _cuts(
 ) -> list[str]:
     """Return the first keys of the parts of the table, in table order.
 
-    If there are many parts, only some of their first keys are returned.
+    If the table has many parts, the first keys of only some of them are returned.
     """
     half = time.monotonic() + deadline.remaining() / 2
     asked = PartitionReadRequest.pb()(table=info.table, columns=info.key_names)

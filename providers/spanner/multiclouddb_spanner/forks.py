@@ -51,7 +51,7 @@ class _Process:
         receiving: The number of threads that wait for a message.
         forking: The number of threads that are in `os.fork`.
         forks: The number of forks so far.
-        callers: The objects that have calls.
+        callers: The objects that make calls of gRPC.
         broken: True if gRPC may not work in this process.
     """
 
@@ -84,7 +84,7 @@ def watch(caller: Caller) -> None:
     """Interrupt the calls of an object at each fork.
 
     Args:
-        caller: The object, which is not kept alive.
+        caller: The object that makes the calls. This module does not keep it alive.
     """
     _process.callers.add(caller)
 
@@ -140,7 +140,8 @@ def check() -> None:
     """Raise an error if gRPC may not work in this process.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if calls that this library did not make went on during the fork.
+        MulticloudDbError: `INVALID_REQUEST` if this process was forked while other code, outside this
+            library, was using gRPC.
     """
     if _process.broken:
         raise invalid_request(

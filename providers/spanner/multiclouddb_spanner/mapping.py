@@ -120,7 +120,7 @@ def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
 
 
 def _first_of(changes: Sequence[Change], index: int) -> int:
-    """Return the first of the changes that are in the same record as the given one.
+    """Return the index of the first change that belongs to the same record as the given change.
 
     Earlier changes of the record may already have been delivered.
     """

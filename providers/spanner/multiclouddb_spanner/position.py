@@ -122,8 +122,8 @@ def _described(at: int, *, is_inside: bool) -> Position:
 def ordered(sequence: str) -> str:
     """Convert the sequence of a record to a text that sorts like the number.
 
-    The service writes eight digits. If a number has more than eight digits, this function prefixes it with a
-    letter, because letters sort after digits. The more digits a number has, the later its letter is in the
+    The service writes eight digits. A longer number is prefixed with a letter, because letters sort after
+    digits. The letter depends on the number of digits: the more digits, the later the letter is in the
     alphabet.
     """
     more = len(sequence) - _SEQUENCE_DIGITS

@@ -129,7 +129,7 @@ class SpannerReader(Reader):
         self._scope.cancel()
 
     def close(self) -> None:
-        """Cancel the answer that is still open."""
+        """Cancel the call whose answer is still being received."""
         self._end_window()
         self._source.readers.discard(self)
 
@@ -218,7 +218,7 @@ class SpannerReader(Reader):
     def _take(
         self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
     ) -> int:
-        """Take as many of the received changes as the limits allow. Return the size of these changes."""
+        """Take as many of the received changes as the limits allow. Return the size of the taken changes."""
         nbytes = 0
         while self._items:
             item = self._items[0]

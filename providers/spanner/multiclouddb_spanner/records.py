@@ -1,8 +1,8 @@
 """Parses change records in the form that a query returns. The functions are pure.
 
-The result of a query on a change stream has one column. In GoogleSQL the column is a list of structs with
-three lists, and one of these lists contains the record. In PostgreSQL the column is a JSON object. This
-module returns the same records for both dialects.
+The result of a query on a change stream has one column. In GoogleSQL, this column contains a list of structs,
+each with three lists. One of the three lists contains the record. In PostgreSQL the column is a JSON object.
+This module returns the same items for both dialects.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DataRecord:
     Attributes:
         at: The commit timestamp, in microseconds since 1970.
         commit: The commit timestamp, as the service wrote it.
-        sequence: The place of the record in its transaction in its partition.
+        sequence: The place of the record among the transaction's records in this partition.
         transaction: The transaction's id.
         table: The table.
         shape: The columns of the record.
@@ -119,7 +119,7 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """A record for the end of the partition. It names the partitions that follow.
+    """A record for the end of the partition. The record names the partitions that follow.
 
     Attributes:
         at: The time at which the children start, in microseconds since 1970.
@@ -209,7 +209,7 @@ def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[
 def values_of(messages: Iterable[PartialResultSet], columns: int) -> Iterator[list[Any]]:
     """Return the values of whole rows without decoding them, row after row, message by message.
 
-    A value that is divided at the end of a message continues at the beginning of the next.
+    A value that is divided at the end of a message continues at the beginning of the next message.
 
     Args:
         messages: The answer.

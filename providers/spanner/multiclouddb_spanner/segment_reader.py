@@ -45,7 +45,9 @@ Row: TypeAlias = Sequence[Any]
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """Some rows. Their values are in one list, row after row, because separate lists would take longer.
+    """Some rows. One list contains the values of all rows, row after row.
+
+    Making a list for each row would take longer.
 
     Attributes:
         values: Values of protobuf.

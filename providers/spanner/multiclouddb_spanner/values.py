@@ -66,8 +66,8 @@ def _each(element: Converter) -> Converter:
 def _is_null(value: Any, element: Converter) -> bool:
     """Return True if a value is null.
 
-    The emulator writes a null within an array as the text NULL. This text is not a value of any of these
-    types.
+    The emulator writes a null within an array as the text NULL. No value of a type in `_NEVER_TEXT` is
+    written as NULL.
     """
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 

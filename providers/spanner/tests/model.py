@@ -1,8 +1,8 @@
 """A change stream service in memory that answers the provider's calls.
 
-The model is based only on the service's documented rules. The model's clock does not run by itself. Its time
-moves when the script says so, and at each request for the time. Random numbers decide what the service does
-not specify: where an answer is cut, the order of transactions with one commit timestamp, the time of a
+The model is based only on the service's documented rules. The model's clock does not run by itself. The clock
+moves only when the script moves it, and at each request for the time. Random numbers decide what the service
+does not specify: where an answer is cut, the order of transactions with one commit timestamp, the time of a
 heartbeat, how often children are named, and which call fails.
 """
 
@@ -341,7 +341,7 @@ def to_value(value):
 
 
 def halved(value, dice):
-    """Divide a value into two parts. A client joins them by the protocol's rules for chunks."""
+    """Divide a value into two parts. The protocol's rules for chunks say how a client joins the two parts."""
     if value.HasField("string_value"):
         at = dice.randint(0, len(value.string_value))
         return Value(string_value=value.string_value[:at]), Value(string_value=value.string_value[at:])

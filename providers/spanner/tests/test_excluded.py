@@ -1,8 +1,8 @@
 """Tests that a change stream which excludes changes is read only if the configuration names it.
 
 Google's emulator excludes changes, but does not list these options in its information schema, so a client
-cannot see them. Therefore the refusals are tested on the scripted server, which lists these options in the
-same way as the service.
+cannot see them. Therefore the refusals are tested on the scripted server, which lists the options for
+excluded changes in the same way as the service.
 """
 
 import pytest

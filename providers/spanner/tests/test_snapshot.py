@@ -268,7 +268,10 @@ class TestDropped:
 class TestUnderLoad:
     @pytest.mark.parametrize("order", [SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED])
     def test_a_process_for_each_row_ends_with_what_the_table_has(self, order, tmp_path):
-        """The target equals the table if each process reads one page, during writes, splits and merges."""
+        """Each process reads one page during writes, splits and merges.
+
+        At the end, the target equals the table.
+        """
         table = Table(shared(HASTY))
         table.put(*([f"k{number:02}", number, "first"] for number in range(16)))
         stop = threading.Event()

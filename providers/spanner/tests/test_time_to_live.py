@@ -77,7 +77,7 @@ def test_a_delete_is_marked_as_far_as_the_service_tells(scripted, tag, is_system
 
 
 def test_only_deletes_are_marked(scripted):
-    """The service also makes transactions of its own to backfill columns."""
+    """Creates and updates are not marked as expired, even if the service's own transactions make them."""
     write(scripted, "insert", [["a", "1"]], TAG, True)
     write(scripted, "update", [["a", "2"]], TAG, True)
     assert [event.by_expiry for event in events_of(scripted)] == [False, False]

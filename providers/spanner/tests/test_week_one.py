@@ -26,7 +26,7 @@ def run(items, *statements):
 
 
 class TestSequence:
-    """A record sequence has eight digits. In a very large transaction it has more."""
+    """A record sequence has eight digits. In a very large transaction, a record sequence has more digits."""
 
     @pytest.mark.parametrize("size", [1, 3, 0])
     def test_a_sequence_of_nine_digits_comes_after_one_of_eight(self, size):

@@ -75,7 +75,10 @@ class Execution:
         return found
 
     def of(self, document: Any) -> list[Any]:
-        """Return the results for one document. The query must satisfy `streams`."""
+        """Return the results for one document.
+
+        The results for the document must not depend on other documents (`streams` is True).
+        """
         return list(self._projected(self._rows([document])))
 
     def allows(self, document: Any) -> bool:

@@ -138,7 +138,7 @@ def check_kind(connection: sqlite3.Connection, collection: Collection, key: Mult
     """Refuse a partition key whose names or types no document has; its feed would be empty without an error.
 
     The names of the components and the kinds of their JSON values are compared with those of a document. If
-    there are no documents, no key is refused.
+    the collection contains no documents, every partition key is accepted.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`.

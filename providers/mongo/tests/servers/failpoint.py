@@ -19,7 +19,7 @@ def fail_command(
     skip: int = 0,
     **data: Any,
 ) -> Iterator[None]:
-    """Make commands fail on every node within the block. After the block, they work again.
+    """Make commands fail on every node within the block. After the block, the commands work again.
 
     Args:
         where: A replica set; each running member counts its commands separately. If a client is given, only

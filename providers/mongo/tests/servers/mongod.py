@@ -437,7 +437,7 @@ def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[st
 def _reserve() -> socket.socket:
     """Return a free port that is bound and on which nothing listens.
 
-    mongod can also bind the port, because it uses the same socket option.
+    mongod can still bind the port, because mongod also sets SO_REUSEADDR.
     """
     port = socket.socket()
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

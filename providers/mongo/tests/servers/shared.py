@@ -50,7 +50,7 @@ def shared(name: Hashable, members: int = 1, **options: Any) -> ReplicaSet:
     """Return the set with this name. A test that disturbs the set must leave it in a healthy state.
 
     Args:
-        name: The name of the set. The same name always returns the same set.
+        name: The name of the replica set. The same name always returns the same replica set.
         members: The number of members.
         options: Other arguments of `ReplicaSet`.
     """
@@ -71,7 +71,7 @@ def running() -> Iterator[ReplicaSet]:
 
 
 def stop() -> None:
-    """Stop all sets."""
+    """Stop all replica sets."""
     while _running:
         servers, made = _running.popitem()[1]
         servers.close()
