@@ -302,7 +302,7 @@ class Feed(ABC):
 
     @abstractmethod
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Convert a start position into partition positions that are durable at once.
+        """Convert a start position into positions of partitions, which can be stored immediately.
 
         `Beginning` returns every partition that still has records. A closed partition is returned together
         with its children; the seeds of the children contain the closed partition in `parents`. `Now` and
@@ -311,8 +311,8 @@ class Feed(ABC):
 
         Args:
             position: The start position. The engine has already compared `AtTime` with `clock`.
-            partition_id: The only partition to start, or None for the whole scope. If the partition is closed
-                at that time but still listed, its seed is at its end.
+            partition_id: The only partition to start, or None for the whole scope. If this partition is
+            closed at the start position but still listed, its seed points to its end.
             deadline: The time limit.
 
         Returns:

@@ -319,7 +319,7 @@ class TestUntilIdle:
 
 
 def interrupt(timer, place, act):
-    """Stop a timer at one instruction of an action.
+    """Run an action, and stop a timer when the action reaches a given instruction.
 
     Returns:
         The number of seconds until that instruction, or None if the action has fewer instructions.

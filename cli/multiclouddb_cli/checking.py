@@ -186,7 +186,7 @@ def check(
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     """Return the partitions that the token does not cover.
 
-    Only a feed of a whole collection can report these partitions.
+    The result is None if the token's scope is not a whole collection.
     """
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:

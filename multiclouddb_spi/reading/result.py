@@ -68,7 +68,7 @@ class PollResult(Generic[T]):
         return bool(self.failure or self.poison or self.retired or self.over)
 
     def full(self) -> bool:
-        """True if the page has no place left."""
+        """True if the page must not receive more records."""
         full = self.count >= self.limit or self.ended
         return full or bool(self.failure or self.poison or self.retired or self.over)
 

@@ -276,7 +276,7 @@ class Simulation(ScannedLog):
         return not late and not any(self._unlisted.values())
 
     def shows(self, partition_id: str) -> bool:
-        """Return True if this look at the service shows a partition."""
+        """Return True if the current listing contains a partition."""
         left = self._unlisted.get(partition_id)
         if left is None:
             most = self.behaviour.late_listing if self.partitions[partition_id].parents else 0

@@ -62,7 +62,7 @@ class DataChange:
         mod_type: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type.
         records: The number of records in the transaction.
-        partitions: The number of partitions that contain these records.
+        partitions: The number of partitions that contain records of the transaction.
         tag: The transaction's tag.
         is_system: True for a transaction of the service itself.
     """

@@ -412,7 +412,7 @@ def test_two_starts_share_nothing(world):
 
 @pytest.mark.parametrize("what", [Now(), Beginning()], ids=["now", "beginning"])
 def test_a_refusal_is_classified_once(monkeypatch, what):
-    """Either the start or the engine classifies the refusal: whichever has made the failing request first."""
+    """A refused request is classified only once, either by the start or by the engine."""
     seen = []
     meaning = errors._service_fault
 

@@ -69,7 +69,7 @@ class Taken:
         self.caught_up = False
 
     def enough(self) -> bool:
-        """Return True if the batch ends: with taken changes, at a notice, or at the end of the stream."""
+        """Return True if the batch contains a change or a notice, or if the stream has ended."""
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:

@@ -119,7 +119,7 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """A record for the end of the partition. It names the partitions that follow.
+    """A record that ends the partition. It names the partitions that follow.
 
     Attributes:
         at: The time at which the children start, in microseconds since 1970.
