@@ -142,9 +142,10 @@ MOST_COMPUTING = 6
 class TwoKindsScheduling(LoadScopeScheduling):
     """Runs tests that wait at the same time as tests that compute.
 
-    Tests that share something run in one worker. Half of the workers, but at most three, start with tests
-    that wait; the other workers start with tests that compute. Therefore, no core is idle while tests that
-    compute remain. A worker that has no tests of its own kind left runs tests of the other kind.
+    Tests that share a server or another object run in one worker. Half of the workers, but at most three,
+    start with tests that wait; the other workers start with tests that compute. Therefore, no core is idle
+    while tests that compute remain. A worker that has no tests of its own kind left runs tests of the other
+    kind.
 
     All tests that need a JVM run in two workers, because a small machine does not have enough memory for more
     JVMs. The tests of a file in `TOGETHER` also run in one worker, which then makes their shared objects only

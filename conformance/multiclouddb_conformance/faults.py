@@ -377,7 +377,7 @@ class FaultyPlugin(WrappedPlugin):
     Args:
         inner: The plugin.
         script: The fault script.
-        act: As in `FaultyProvider`.
+        act: The same as the argument `act` of `FaultyProvider`.
 
     Attributes:
         providers: The providers that this plugin connected.

@@ -13,11 +13,11 @@ parent is in the lineage, none of its descendants can be missed. A lineage also 
 feed began and when its coverage was last audited.
 
 A child starts when *every* parent has named it. Every partition of the feed descends from the feed's seeds,
-so a parent that is not in the lineage has not been discovered yet. The child also waits for such a parent,
-and therefore never starts too early. There are two exceptions: a partition that is older than retention
-(`replace`, `undiscovered`), and a parent that does not descend from the partitions that are read
-(`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one of them as if
-it were a parent (`Retention`).
+so a parent that is not in the lineage has not been discovered yet. The child also waits for a parent that has
+not been discovered, and therefore never starts too early. There are two exceptions: a partition that is older
+than retention (`replace`, `undiscovered`), and a parent that does not descend from the partitions that are
+read (`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one of them
+as if it were a parent (`Retention`).
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ The first form represents the start of a new query. Spark asks for the first for
 store it, so it contains no resolved position. The first micro-batch has no rows; its end is the resolved
 start, in the second form. In the second form, `c` is the lineage as in a continuation token. `e` contains the
 ends of the partitions that the step to this offset has read completely, so that the step can be read again
-with the same result. `empty` is present if only the positions of an idle feed have moved. Such a step reads
-nothing. Therefore it can be replayed even if the service has since deleted that part of the log.
+with the same result. `empty` is present if only the positions of an idle feed have moved. A step that ends
+with such an offset reads nothing. Therefore the step can be replayed even if the service has since deleted
+that part of the log.
 
 On Spark 4.0 and 4.1, the first micro-batch has rows. Its end contains `o`, the lineage of the resolved start.
 On these versions, `more` means that the step contained records and that more records may follow

@@ -3,7 +3,7 @@
 A micro-batch can be delivered twice. If a query is killed after the sink's commit and before Spark's own
 commit, it delivers the batch again, with the same number and the same rows. Also, a key can change several
 times in one batch. Therefore the sink first finds the last change of each key, and then merges these changes.
-Both steps are safe to repeat:
+Finding and merging are both safe to repeat:
 
     def merge(frame, batch_id):
         merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")

@@ -235,7 +235,7 @@ class Simulation(ScannedLog):
         return not left
 
     def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
-        """Return the children of a closed partition that the service names now, at least one.
+        """Return at least one child of a closed partition: those that the service names at present.
 
         Args:
             partition_id: The closed partition.

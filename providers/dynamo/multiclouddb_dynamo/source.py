@@ -48,7 +48,7 @@ class KeptIterators:
         self._lock = threading.Lock()
 
     def name_start(self, since: int) -> int:
-        """Return the time of a start in whole seconds, or a slightly earlier time.
+        """Return a unique time for a start, in whole seconds: the given time, or a slightly earlier one.
 
         Each start gets its own time, because two starts must never use each other's iterators.
         """

@@ -215,8 +215,8 @@ class Commands:
         """Run one command whose reply is a cursor, once.
 
         Args:
-            database: As for `run_command`.
-            command: As for `run_command`.
+            database: The same as the argument of `run_command`.
+            command: The same as the argument of `run_command`.
             options: Fields of `RunCursorCommandOptions`.
 
         Raises:

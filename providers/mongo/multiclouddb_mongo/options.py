@@ -35,7 +35,8 @@ def _stages(value: object) -> Any:
 def _exact(value: object) -> object:
     """Return a form of a value that only equal values share.
 
-    Python's own comparison is not enough, because 1 equals True, and the order of names does not matter.
+    Python's own comparison is not exact enough. It treats 1 and True as equal, and ignores the order of names
+    in a mapping.
     """
     if isinstance(value, Mapping):
         return dict, tuple((name, _exact(item)) for name, item in value.items())

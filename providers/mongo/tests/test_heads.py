@@ -442,7 +442,7 @@ class TestEverything:
             assert world.read(parts) == read
 
     def test_one_by_one(self, make):
-        """Each plan finds one change, and the cluster's clock has moved by one tick."""
+        """Each plan finds the one change that was written since the previous plan."""
         world = make()
         world.start()
         for number in range(40):

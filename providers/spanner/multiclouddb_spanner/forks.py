@@ -1,8 +1,9 @@
 """Prepares gRPC for a fork, so that parent and child can both read on.
 
-gRPC prepares itself for a fork only if no thread is in a call. Otherwise it skips the preparation, and about
-one of a thousand children hangs or crashes at its first call. Therefore a fork cancels the running calls,
-waits until gRPC's threads have ended, and keeps new calls waiting. The parent then makes its calls again.
+gRPC prepares itself for a fork only if no thread is in a call. If a thread is in a call during the fork, gRPC
+skips this preparation. Then about one child process in a thousand hangs or crashes at its first call.
+Therefore a fork cancels the running calls, waits until gRPC's threads have ended, and keeps new calls
+waiting. The parent then makes its calls again.
 """
 
 from __future__ import annotations
