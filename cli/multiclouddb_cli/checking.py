@@ -1,6 +1,6 @@
 """`multiclouddb token check` shows whether a token can still be resumed, and for how long.
 
-First, the command reads from the whole token as a reader would, but only one event and without its document.
+First, the command reads one event from the whole token, as a reader would, but without the event's document.
 Then the command reads each partition separately, because events of one partition can hide that another
 partition has expired.
 """

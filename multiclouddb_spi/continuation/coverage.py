@@ -178,7 +178,7 @@ def missed_by_parents(
 def ancestors_read(
     tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]
 ) -> tuple[set[str], list[str]]:
-    """Return the ancestors of a token's partitions, all of which have been read.
+    """Return the ancestors of a token's partitions; the feed has read all of these ancestors.
 
     Returns:
         Two collections: the ancestors; and the unlisted partitions, which are those ancestors and token

@@ -5,8 +5,8 @@ lead. Two kinds of feeds have no audit: a feed of a partition with its descendan
 partition key. In these feeds, a parent that is not in the lineage is called undiscovered. There are two
 cases: another reader reads the parent, or the parent descends from a partition of the lineage that has not
 been read to its end. In most cases the service's listing shows which case applies. A child does not wait for
-a parent that another reader reads (`Retention.named`). If the listing does not show this, the following rule
-decides:
+a parent that another reader reads (`Retention.named`). If the listing does not show which case applies, the
+following rule decides:
 
 An undiscovered parent existed before its child was created, so the parent's ancestors had already ended.
 Therefore, if a partition was read past the time at which the child was named, and has not ended, no

@@ -68,7 +68,7 @@ class Step:
 
 
 def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) -> list[Range]:
-    """Return the ranges between two lineages of one feed; pure.
+    """Return the ranges between two lineages of one feed, without I/O.
 
     Args:
         before: As in `Step`.

@@ -123,7 +123,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self) -> None:
-        """First read the partitions whose errors ended the last call, to see early if they still fail."""
+        """First read the partitions whose errors ended the last call, to learn early if they still fail."""
         self._turns.ask(self._first)
         while not (self._result.full() or all(name in self._turns.served for name in self._first)):
             self._launch()

@@ -122,7 +122,7 @@ class QuietFeeds:
     def note(
         self, request: ChangeFeedRequest, feed: Feed, lineage: Lineage, page: ChangeFeedPage, check: Check
     ) -> None:
-        """Remember a page if it is idle and the next page may be the same.
+        """Remember an idle page if the next page may be equal to it.
 
         Args:
             request: The request.

@@ -302,9 +302,10 @@ def drop_tombstones(
 
     A tombstone prevents an older change from restoring its row, so a tombstone may be removed only when no
     older change can arrive. The lifetime of a tombstone must be longer than the time for which the service
-    keeps changes. It must also be longer than any pause of a query that writes this table. While a snapshot
-    is read, an older version of a row can arrive at any time. So if a query begins with a snapshot, pass its
-    `checkpoint`: then nothing is removed until the query has completed a batch after the end of the scan.
+    keeps changes. The lifetime must also be longer than the longest time for which a query that writes this
+    table is stopped. While a snapshot is read, an older version of a row can arrive at any time. So if a
+    query begins with a snapshot, pass its `checkpoint`: then nothing is removed until the query has completed
+    a batch after the end of the scan.
 
     Args:
         table_path: As for `merge_into_delta`. Call this function in the process that merges, or while no

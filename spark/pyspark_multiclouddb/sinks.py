@@ -97,9 +97,9 @@ def merge_into_delta(
     Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
     to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
     once and keeps the last changes on its executors until all pieces are merged. If memory is short, Spark
-    keeps them on the executors' disks. A process that is killed between two commits merges the batch again
-    when it restarts; rows that were already merged do not change. The last commit stores the number of the
-    batch. If the table already contains the number of a batch, the batch is left out.
+    keeps these changes on the executors' disks. A process that is killed between two commits merges the batch
+    again when it restarts; rows that were already merged do not change. The last commit stores the number of
+    the batch. If the table already contains the number of a batch, the batch is left out.
 
     A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if the
     stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.

@@ -329,7 +329,7 @@ class TestLateChildren:
             assert not page.idle
 
     def test_a_child_waits_for_a_stranger_while_one_is_looked_for(self, make_bench):
-        """The unknown parent may be the sibling that is not named yet."""
+        """A child's unknown parent may be a sibling that the service has not named yet."""
         bench = grown(make_bench, listing=Listing.OPEN, proves_children=False, late_siblings=3, seed=2)
         one, other = bench.sim.split("p0")
         older = bench.sim.roll(other)

@@ -36,7 +36,7 @@ class Written:
         event_id: The id of the change's event.
         key: The document's key.
         type: The type of the change.
-        timestamp: Its commit time.
+        timestamp: The change's commit time.
         document: The document after the change; None for a delete.
         previous: The document before the change; None for a create.
         partition_id: The partition that contains the change.

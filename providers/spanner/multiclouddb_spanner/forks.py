@@ -107,7 +107,7 @@ def calling() -> Iterator[None]:
 
 @contextmanager
 def receiving() -> Iterator[None]:
-    """Keep a fork waiting during the block, in which a message is received. The fork cancels the call."""
+    """Keep a fork waiting during the block, which receives a message. The fork cancels the message's call."""
     process = _process
     with process.changed:
         process.receiving += 1
