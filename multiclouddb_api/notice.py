@@ -134,9 +134,9 @@ class BackfillDone:
     `AUTO`, keep deleted keys until you have stored the token of this page or of a later one.
 
     Portability:
-        This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Otherwise it
-        occurs only on Cosmos DB, if you opt into its backfill. See warnings 8 and 23 in
-        docs/configuration.md.
+        This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Without
+        `Snapshot()`, this notice occurs only on Cosmos DB, if you opt into its backfill. See warnings 8 and
+        23 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))

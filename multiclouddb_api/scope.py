@@ -52,8 +52,8 @@ class PhysicalPartition:
     partition_id: str = attrs.field(
         validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
     )
-    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is valid
-    only for the provider and resource from which it was obtained."""
+    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. The id is
+    valid only for the provider and resource from which you obtained it."""
     with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     """True to continue in the partitions that replace this partition after a split or merge. A token that was
     made with one value is refused with the other value."""

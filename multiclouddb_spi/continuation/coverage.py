@@ -138,10 +138,9 @@ def missed_by_parents(
     """Return the partitions that a token neither contains nor leads to, found through the listed parents.
 
     Pure. The search begins at each open partition, and at each parent for which a partition of the token
-    still waits. From there, the search goes from each partition to its parents. If the search reaches a
-    partition of the token, the partition at which it began is covered. If the search reaches an ancestor of
-    an entry of the token, this ancestor was read, and everything that was found below the ancestor was
-    missed.
+    still waits. Then the search goes from each partition to its parents. If the search reaches a partition of
+    the token, the partition at which it began is covered. If the search reaches an ancestor of an entry of
+    the token, this ancestor was read, and everything that was found below the ancestor was missed.
 
     Args:
         tracked: Every partition in the token.

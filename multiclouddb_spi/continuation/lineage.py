@@ -213,7 +213,7 @@ class Lineage(ScanEntries):
             self._index(entry)
 
     def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
-        """Return the parents of a child that have ended and are only watched for more children.
+        """Return the ended parents of a child that are in the lineage only to find more children.
 
         These parents count as having named the child.
         """

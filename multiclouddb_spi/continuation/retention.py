@@ -63,7 +63,7 @@ class Retention:
         self._left: set[str] = set()
 
     def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
-        """Return what partitions wait for after the loss of a partition, for `Lineage.replace`.
+        """Decide what each partition waits for after a partition is lost; `Lineage.replace` uses the result.
 
         Args:
             lineage: The lineage, which still contains the lost partition.

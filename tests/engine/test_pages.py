@@ -181,7 +181,7 @@ class TestIdle:
         assert second.idle
 
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
-        """The first answers are empty, and the engine continues to read after them."""
+        """The first answers are empty because of the filter, and the engine continues to read."""
         bench = make_bench(behaviour=ServiceBehaviour(scan_limit=1))
         bench.connect()
         bench.fill(50, keys=50)

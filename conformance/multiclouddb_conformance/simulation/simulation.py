@@ -181,7 +181,7 @@ class Simulation(ScannedLog):
         return None
 
     def control(self, operation: str) -> None:
-        """Begin a call on the feed, which may fail."""
+        """Begin a call on the feed; raise an error if the call is meant to fail."""
         with self.changed:
             error = self.scripted(operation)
             if error is None and self._trouble(self.behaviour.control, f"feed {operation}"):

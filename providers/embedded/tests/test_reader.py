@@ -304,8 +304,8 @@ class TestLineage:
 
     @pytest.mark.parametrize("seed", [7, 28])
     def test_a_far_behind_reader_meets_every_partition_once(self, world, seed):
-        """Empty partitions split and merge, so a reader may find a parent after it has found the merged
-        child."""
+        """A reader may find a merged child before one of its parents, because empty partitions also split and
+        merge."""
         world.store.create_collection("items", partitions=2)
         request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
         with connect(ClientConfig("embedded"), native_client=world.store) as client:

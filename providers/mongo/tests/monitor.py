@@ -103,7 +103,7 @@ class Commands(CommandListener):
 
 @contextmanager
 def watched(uri, *more, **named):
-    """Provide a client that is opened in the same way as by an application, and the commands that it sends.
+    """Open a client as an application does; provide the client and the commands that it sends.
 
     Args:
         uri: The server.

@@ -442,7 +442,7 @@ class TestEverything:
             assert world.read(parts) == read
 
     def test_one_by_one(self, make):
-        """Each plan finds the one change that was written since the previous plan."""
+        """Each plan finds the one new change; between two plans, the cluster's clock moves by one tick."""
         world = make()
         world.start()
         for number in range(40):
