@@ -70,8 +70,8 @@ class Snapshot:
     The first page contains no rows, only a `SnapshotStarted` notice. Store the token of that page before you
     continue reading. No change after that call is missed: if a row is changed later, it is returned again as
     a change. Each row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as
-    `order_key`. The page with the last row also contains a `BackfillDone` notice. Before that page, no page
-    is `idle`, and the watermark remains at the time of the snapshot.
+    `order_key`. The page with the last row also contains a `BackfillDone` notice. Until then, no page is
+    `idle`, and the watermark remains at the time of the snapshot.
 
     The token contains the progress of the scan, so another process can continue the scan from the token, even
     days later.

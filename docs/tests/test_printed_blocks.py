@@ -157,7 +157,10 @@ def line_with(lines, text):
 
 
 def follow(machine, block, service, number):
-    """Run a block that follows a service: it must print what was written during and after the last run."""
+    """Run a block that follows a service.
+
+    The block must print what is written during the run, and what was written since the previous run.
+    """
     checkpoint = machine.work / re.search(r"--checkpoint (\S+)", block.code)[1]
     with machine.following(block, service) as (began, lines):
         if number:

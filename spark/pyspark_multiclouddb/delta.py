@@ -268,7 +268,7 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     In SQL, `WHERE _deleted_at IS NULL` gives the same rows.
 
     Args:
-        table_path: As for `merge_into_delta`.
+        table_path: The path of the table, as in `merge_into_delta`.
         columns: The columns to read; by default all except `_deleted_at`.
 
     Returns:

@@ -239,7 +239,7 @@ class Simulation(ScannedLog):
 
         Args:
             partition_id: The closed partition.
-            children: All its children.
+            children: All children of the closed partition.
             asked: True for a call of `discover`, which is counted.
         """
         most = self.behaviour.late_siblings

@@ -308,8 +308,9 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
 class Series:
     """A sequence of calls that continues after a single throttled call.
 
-    A throttled call is repeated at once if the previous call succeeded. Otherwise the engine waits and
-    retries, so a service that throttles every call gets no more calls than it would get without this class.
+    A throttled call is repeated at once if the previous call succeeded. If the previous call failed too, the
+    engine waits and retries. Therefore a service that throttles every call gets no additional calls because
+    of this class.
 
     Args:
         calls: A function that decides which failures are temporary.

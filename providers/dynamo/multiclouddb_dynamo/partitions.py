@@ -165,8 +165,8 @@ def oldest_left(
     """Return the seeds (start positions) at which reading can resume for expired shards.
 
     If a shard is no longer listed, its descendants are not known, because its children may be gone too. So
-    every shard whose parent is not listed may be a descendant. Some of these shards belong to other branches.
-    Reading them repeats events, but leaving them out would lose events.
+    every shard whose parent is not listed may be a descendant. Some of these shards may not be descendants.
+    Reading such a shard repeats events, but leaving out a descendant would lose events.
 
     Args:
         shards: The shards that the service lists.

@@ -242,7 +242,7 @@ class Taker:
         return True
 
     def _join(self, part: dict[str, Any], taken: Taken) -> None:
-        """Join the parts of a large change. The position moves only after the last part."""
+        """Join the parts of a large change. The position does not move before the last part has arrived."""
         split = part.pop("splitEvent")
         self._parts.update(part)
         if split["fragment"] == split["of"]:

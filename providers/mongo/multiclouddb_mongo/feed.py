@@ -326,7 +326,7 @@ class MongoFeed(Feed):
         return True
 
     def _check(self) -> None:
-        """Refuse a missing collection after the log was read up to here, because no change would follow.
+        """Refuse a missing collection when the log was read to its end, because no change would follow.
 
         Raises:
             ProviderFault: Raised if the collection still does not exist, or another collection now has its
