@@ -128,8 +128,8 @@ class MulticloudDbClient:
 
     Args:
         config: Names the provider and how to reach it.
-        native_client: As in `connect`.
-        observer: As in `connect`.
+        native_client: A vendor client that the application has already created; see `connect`.
+        observer: Receives notifications of internal events, for metrics.
     """
 
     def __init__(

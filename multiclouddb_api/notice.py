@@ -100,7 +100,7 @@ class PartitionFoundLate:
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
-    """The partition that was found."""
+    """The partition that the audit found."""
     starts_at: str = attrs.field(validator=is_a(str))
     """The position at which reading the partition starts, as readable text."""
 

@@ -77,7 +77,7 @@ def assert_refused(
 def apart_from_silence(stderr: str) -> str:
     """Return what a command printed on stderr, without the reports about a slow service.
 
-    A busy machine can cause such a report.
+    On a busy machine, a command can print such a report although the service works.
 
     Args:
         stderr: The output.

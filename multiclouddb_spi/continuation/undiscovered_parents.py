@@ -10,8 +10,8 @@ following rule decides:
 
 An undiscovered parent existed before its child was created, so the parent's ancestors had already ended.
 Therefore, if a partition was read past the time at which the child was named, and has not ended, no
-undiscovered parent descends from that partition. The same is true of a partition that was asked after that
-time and had no more records.
+undiscovered parent descends from that partition. Also, no undiscovered parent descends from a partition that
+reported after that time that it had no more records.
 
 With this rule a child may start late, but no child is left out. Children start one at a time, the oldest
 first, because one waiting child may lead to another.

@@ -17,7 +17,7 @@ def check_kept(feed: Feed, lineage: Lineage, deadline: Deadline) -> None:
     """Read from every position that may be older than the service's retention.
 
     A provider may plan up to the current end without reading. Without this check, a loss would be found only
-    when the range is read, which is too late to start elsewhere.
+    when the range is read. Then it is too late to plan another start.
 
     Args:
         feed: The opened feed.

@@ -71,9 +71,9 @@ def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) 
     """Return the ranges between two lineages of one feed, without I/O.
 
     Args:
-        before: As in `Step`.
-        after: As in `Step`.
-        ends: As in `Step`.
+        before: The lineage at which the ranges begin, `Step.before`.
+        after: The lineage at which the ranges end, `Step.after`.
+        ends: The positions of the partitions that end in between, `Step.ends`.
     """
     until = {**ends}
     until.update({entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)})

@@ -147,7 +147,7 @@ class Scanning:
         return bool(self._unasked) or self._kept > self._rows
 
     def patience(self, longest: float) -> float:
-        """Return how long to wait for partitions with kept places, before checking again.
+        """Return how long to wait for the side for which places on the page are kept.
 
         Args:
             longest: The longest time.

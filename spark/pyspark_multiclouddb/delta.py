@@ -308,10 +308,11 @@ def drop_tombstones(
     a batch after the end of the scan.
 
     Args:
-        table_path: As for `merge_into_delta`. Call this function in the process that merges, or while no
+        table_path: The path of the table, as in `merge_into_delta`. Call this function in the process that
+        merges, or while no
             process is merging.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
-        checkpoint: As for `merge_into_delta`.
+        checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
 
     Returns:
         The number of tombstones that were removed.

@@ -61,8 +61,8 @@ class PlainStreamReader(DataSourceStreamReader):
         """Return the work of a micro-batch. After this call, `end` is the position of the query.
 
         Raises:
-            SourceError: Raised if the query has a checkpoint, but Spark requested the first batch before it
-        passed the checkpoint's position. At that time, nothing has been written yet.
+            SourceError: Raised if the query has a checkpoint, but Spark requested the first batch before
+            Spark passed the checkpoint's position to the source. No rows have been written at that time.
         """
         if self._position is None and self._first not in (None, end):
             with source_errors():

@@ -1,7 +1,7 @@
 """Describes the faults of a simulated service and the form of its answers; a seed makes them repeatable.
 
-Every partition has its own random numbers, drawn once for each of its fetches in order. Therefore, a seed
-gives the same result, whatever the order in which the threads run.
+Every partition has its own sequence of random numbers, and each fetch of the partition takes the next one.
+Therefore, a seed gives the same result, whatever the order in which the threads run.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @contextmanager
 def connect(endpoint, credential, **settings):
-    """Connect a client. It is closed only after its first request for the account has ended.
+    """Connect a client, and close it only after the client's first request for the account has ended.
 
-    The SDK makes that request in a thread. If the client were closed during this request, a socket would stay
+    The SDK makes this request in a thread. If the client were closed during this request, a socket would stay
     open.
     """
     with CosmosClient(endpoint, credential, **settings) as client:

@@ -52,7 +52,7 @@ class DataChange:
     """A data change record.
 
     Attributes:
-        commit: Its commit timestamp.
+        commit: The commit timestamp of the record.
         sequence: The place of the record in its transaction.
         transaction: The transaction's id.
         is_last: True for the last record of the transaction in its partition.
