@@ -135,7 +135,7 @@ _current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=
 
 
 def still_waiting(reason: Callable[[], str | None]) -> None:
-    """The engine calls this in the thread of a read while the service has not answered yet.
+    """The engine calls this function in the thread of a read while the service has not answered yet.
 
     Args:
         reason: A function that returns the failure of the last attempt, on one line and without a secret;

@@ -43,8 +43,8 @@ class Answers(Generic[T]):
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
-        lineage: Changed in place.
-        turns: The call's partitions.
+        lineage: The lineage, which is changed in place.
+        turns: The partitions that the call reads, and their order.
         limit: The largest number of records to return.
         view: Makes the values for the caller from a batch's records `[i, j)`.
         deadline: The time limit of the call.

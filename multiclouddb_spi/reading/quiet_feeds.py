@@ -58,7 +58,7 @@ class Check:
         wait: The number of seconds that are left to wait for a first event.
         page: The page to return, because nothing has changed; otherwise None.
         feed: The feed that was asked for its mark; None if no feed was asked.
-        mark: The feed's mark before anything is read.
+        mark: The feed's mark (`change_mark`) before anything is read.
     """
 
     wait: float

@@ -150,7 +150,7 @@ class Scanning:
         """Return how long to wait for the side for which places on the page are kept.
 
         Args:
-            longest: The longest time.
+            longest: The maximum number of seconds to return.
         """
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 

@@ -122,8 +122,9 @@ class MicroBatches:
             tell_more: True to mark an offset after which more records may follow.
 
         Returns:
-            `start` itself if there is nothing to read. Spark then asks again without a pause, so this answer
-                is reused for `pollInterval`. A position that moved without a record is also returned as an
+            `start` itself if there is nothing to read. Spark then calls again without a pause; for the time
+            of `pollInterval`, these calls get the same result without a request to the service. A position
+            that moved without a record is also returned as an
                 end, at the first call and then once per `idleCheckpointInterval`. Otherwise the position in
                 the checkpoint would expire.
         """

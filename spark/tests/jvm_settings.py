@@ -35,8 +35,8 @@ def environment():
 def _python():
     """Return a program that runs Python with less work, and lets streams connect to the JVM first.
 
-    Spark puts an archive of PySpark first on the path. Each process would compile the modules in this archive
-    again, although this Python's packages contain the same modules.
+    Spark puts an archive of PySpark first on Python's module path. Each process would compile the modules in
+    this archive again, although this Python's packages contain the same modules.
     """
     program, python = Path(sys.prefix, "bin", "spark-python"), shlex.quote(sys.executable)
     draft = program.with_name(f"{program.name}-{os.getpid()}")

@@ -158,7 +158,7 @@ class PartitionLog:
         return self._commits[index] if 0 <= index < len(self._commits) else None
 
     def records_before(self, index: int) -> int:
-        """Return the number of records before the commit at an index; only differences matter."""
+        """Return a count of the records before the commit at an index, for differences between commits."""
         return self._counts[index]
 
     def index_of_record(self, count: int) -> int:
