@@ -28,7 +28,8 @@ class Branch:
     Attributes:
         partition: The partition.
         lead: The text before the partition on its line.
-        again: True if the partition has several parents and its descendants were already printed above.
+        again: True if this partition, which has several parents, and its descendants were already printed
+        above.
     """
 
     partition: Partition

@@ -71,7 +71,7 @@ class ScanEntries(Entries):
 
         Args:
             partition_id: The id of the segment or partition that has ended.
-            outcome: The way in which it has ended.
+            outcome: How the segment or partition has ended.
 
         Raises:
             ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.

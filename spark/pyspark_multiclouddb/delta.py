@@ -142,7 +142,7 @@ class Target:
         Such a document was deleted before the snapshot. Its row becomes a tombstone.
 
         Args:
-            scan: The snapshot, after the end of its scan.
+            scan: The snapshot; its scan is over.
         """
         if self._stage(scan.plan) == _ENDED:
             return
@@ -383,7 +383,7 @@ def _with_tombstones(rows: pa.Table) -> pa.Table:
 
 
 def _kind(of: object) -> str:
-    """Return the name of a Delta type. A nullable and a non-nullable type have the same name."""
+    """Return the name of a Delta type. The name does not say whether the type is nullable."""
     return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
 
 

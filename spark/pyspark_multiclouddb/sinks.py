@@ -11,9 +11,9 @@ Finding and merging are both safe to repeat:
     stream.writeStream.foreachBatch(merge).option("checkpointLocation", "/data/checkpoint").start()
 
 An older change can also arrive after a newer one: from a second query on the table, from a query that starts
-again, or from a scan. The older change never wins, because the table stores the `order_key` of each row. For
-the same reason, the row of a deleted document stays as a *tombstone*, with the time of its delete in
-`_deleted_at`. Read the table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call
+again, or from a scan. The older change never wins, because the table stores the `order_key` of each row. To
+refuse older changes of a deleted document too, its row stays as a *tombstone*, with the time of the delete's
+merge in `_deleted_at`. Read the table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call
 `drop_tombstones` from time to time.
 
 `merge_into_delta` also works without Spark: it accepts a page of `client.iterate_changes(…).pages()`.

@@ -54,7 +54,7 @@ def _python():
 def _java_options(python):
     """Return the options for the JVM of Spark.
 
-    The first call makes the archive of the `.venv`, and keeps it there. Meanwhile, other processes wait.
+    The first call makes an archive of Spark's classes in the `.venv`; other processes wait for this archive.
     """
     import pyspark
 

@@ -85,7 +85,7 @@ class OrderKeysOfDifferentLength(_ChangesEvents):
     caught_by = ("TestEventIdentity::test_of_two_changes_of_a_key_the_later_sorts_higher",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Use the order numbers of the simulation unchanged."""
+        """Use the simulation's numbers as order keys, without leading zeros."""
         return [attrs.evolve(event, order_key=event.event_id) for event in events]
 
 

@@ -47,8 +47,8 @@ class SimulationOptions(ProviderOptions):
     """Options without an effect, for tests of how options are handled.
 
     Attributes:
-        view: An option that counts as changing positions.
-        hint: An option that does not count as changing positions.
+        view: An option that is treated as if it changed the meaning of positions.
+        hint: An option that is treated as if it did not change the meaning of positions.
     """
 
     view: str = attrs.field(default="", metadata={"positions": True})

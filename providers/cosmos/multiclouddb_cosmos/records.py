@@ -147,8 +147,8 @@ class Records:
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
     """Return the items of a page in the library's order, except the items up to `place`.
 
-    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, an
-    item without an LSN is never mistaken for a delivered item, and a reader can skip it.
+    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, a
+    reader never takes an item without an LSN for a delivered item, and can skip the item.
 
     Args:
         items: A page of the range after `place.etag`.

@@ -25,8 +25,8 @@ The texts contain this character only in escaped form.
 """
 
 ORDER_DIGITS: Final = 19
-"""The number of digits in the highest possible sequence number. Texts padded to this length sort like
-numbers."""
+"""The number of digits in the highest possible sequence number. If numbers are padded to this length, their
+texts sort like the numbers."""
 
 Column: TypeAlias = Literal["keys", "docs", "olds"]
 

@@ -306,8 +306,9 @@ class Commands:
 class _Untimed(SON[str, Any]):
     """A copy of a command to which pymongo adds no time limit, although a limit is set.
 
-    pymongo adds the remaining time to every first command. A server applies that limit to the whole lifetime
-    of the cursor, but with "iteration" each step has its own limit. The command's own `maxTimeMS` is kept.
+    pymongo adds the remaining time to every first command, as its time limit. A server applies this limit to
+    the whole lifetime of the cursor, although with "iteration" each step has its own limit. The command's own
+    `maxTimeMS` is kept.
     """
 
     _copied = False

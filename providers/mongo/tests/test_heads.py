@@ -477,9 +477,10 @@ class TestLaggingMember:
 
     @pytest.fixture
     def late(self, three, database, monkeypatch):
-        """Provide two worlds.
+        """Provide two worlds, one of which reads a lagging member.
 
-        One uses the whole set; the other uses a member that applies changes only after many requests.
+        The first world uses the whole set; the second uses a member that applies changes only after many
+        requests.
         """
         three.wait_healthy()
         three.client()[database].create_collection("c").insert_one({"_id": "first"})

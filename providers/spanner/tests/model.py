@@ -383,7 +383,7 @@ class Answer:
 
 
 class Made:
-    """A gRPC call that has a single answer."""
+    """A gRPC call that returns one value instead of a stream."""
 
     def __init__(self, value):
         self._value = value
