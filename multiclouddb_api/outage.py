@@ -24,9 +24,9 @@ _SILENCE: Final = "the service has not answered yet"
 class Outage:
     """Tracks the outages of one feed; only one thread uses this object.
 
-    A read that fails is reported at once. While a read is running, the engine reports that it is still
-    waiting (`still_waiting`). During a read, a failed attempt is reported after half a second, and a missing
-    answer after 1.6 seconds.
+    When a whole read has failed, the failure is reported at once. While a read is running, the engine reports
+    that it is still waiting (`still_waiting`). During a read, a failed attempt is reported after half a
+    second, and a missing answer after 1.6 seconds.
 
     Args:
         address: The collection that is read.

@@ -277,7 +277,7 @@ class Feed(ABC):
         return incarnation == self.identity.incarnation
 
     def for_one_call(self) -> Feed:
-        """Return a feed for all attempts of one call; that feed may reuse results of earlier attempts.
+        """Return a feed for all attempts of one call, so that an attempt can reuse results of an earlier one.
 
         The engine uses the returned feed to resolve a start or to list partitions, uses it again after each
         failure, and discards it after the call. The results of the returned feed are valid only for that

@@ -99,7 +99,7 @@ class Turns:
         asked: Partitions that are being read.
         paced: Partitions that are read later.
         held: Partitions that have records left for a later page.
-        failed: Partitions that have failed in this call, the first one first.
+        failed: Partitions that have failed in this call, in the order of their failures.
         served: Partitions that have had their turn, in this order. In the next call they are read in the same
             order, after the partitions that had no turn.
     """

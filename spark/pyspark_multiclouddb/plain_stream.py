@@ -1,8 +1,8 @@
 """Implements the stream for Spark 4.0 and 4.1, which pass neither a position nor a limit to `latestOffset`.
 
-These versions call `partitions(last, last)` with the newest offset of the log before the first
-`latestOffset()` of a restart. From this call the reader learns the position of its checkpoint. The reader
-itself applies the limit.
+After a restart and before the first `latestOffset()`, these Spark versions call `partitions(last, last)`;
+`last` is the newest offset in the query's offset log. From this call the reader learns the position of its
+checkpoint. The reader itself applies the limit.
 """
 
 from __future__ import annotations

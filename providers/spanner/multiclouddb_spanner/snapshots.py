@@ -12,8 +12,8 @@ order.
 
 The cursor of a plan is `[plan id, T, number of the next segment, read after, [end of each segment]]`; the
 cursor of a segment is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is
-the time from T to the time at which the rows are read. Bounds are keys as JSON text, or "" for no bound. The
-end is included.
+the time from T to the time at which the rows are read. The bounds (`read after` and `end`) are keys as JSON
+text, or "" for no bound. The segment includes the key `end`.
 """
 
 from __future__ import annotations
