@@ -32,7 +32,7 @@ class Backlog:
         address: The table.
         size: The number of changes.
         token: The position before the first change, as this project's token.
-        start: The same position as a time.
+        start: The time that stands for the position of `token`.
         database: The library's database object.
     """
 

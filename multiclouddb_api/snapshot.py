@@ -113,9 +113,9 @@ class Resnapshot:
     """If a position is older than the retention, start a new snapshot, which also reveals lost deletes.
 
     The first page contains a `Gap` and a `SnapshotStarted` notice, and no events. Before you store the token
-    of that page, set the `order_key` of every row and every tombstone of your target to `""`. Then apply
-    events as usual. After `BackfillDone`, rows whose `order_key` is still `""` no longer exist in the source,
-    so delete these rows. docs/how-to/snapshot.md shows this with SQLite.
+    of this first page, set the `order_key` of every row and every tombstone of your target to `""`. Then
+    apply events as usual. After `BackfillDone`, rows whose `order_key` is still `""` no longer exist in the
+    source, so delete these rows. docs/how-to/snapshot.md shows this with SQLite.
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. This works only with a whole collection or one partition key,

@@ -312,7 +312,7 @@ class Feed(ABC):
         Args:
             position: The start position. The engine has already compared `AtTime` with `clock`.
             partition_id: The only partition to start, or None for the whole scope. If this partition is
-            closed at the start position but still listed, its seed points to its end.
+                closed at the start position but still listed, its seed points to its end.
             deadline: The time limit.
 
         Returns:

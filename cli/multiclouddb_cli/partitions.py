@@ -29,7 +29,7 @@ class Branch:
         partition: The partition.
         lead: The text before the partition on its line.
         again: True if this partition, which has several parents, and its descendants were already printed
-        above.
+            above.
     """
 
     partition: Partition

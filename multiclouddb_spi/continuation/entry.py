@@ -94,7 +94,7 @@ class Waiting:
     Attributes:
         partition_id: The service's own id of the partition.
         said: The distinct start positions for this partition, from its seed and from its parents that were
-        read to their end.
+            read to their end.
         parents: The parents that have not named this child yet, and a lost partition that the child may
             descend from.
         named_at: The service's time when the child was named, in µs since 1970, if some of its parents were

@@ -98,7 +98,7 @@ class Session:
             partition_id: The service's own id of the partition, or the id of a segment.
             lineage: The lineage that is being read.
             with_descendants: True to continue in the partition's descendants,
-            `PhysicalPartition.with_descendants`.
+                `PhysicalPartition.with_descendants`.
         """
         public_id = self.feed.public_id(partition_id)
         skipped = tuple(item for item in self.skipped if item[0] == public_id)

@@ -29,7 +29,7 @@ class PollResult(Generic[T]):
         notices: Notices that were found while reading.
         moved: True if a partition answered or a position moved.
         idle: True if every active partition reported that it has no more records.
-        retired: The way in which the partition ended, if only one physical partition is read and it has
+        retired: How the partition ended, if the call reads only one physical partition and this partition has
             ended; else None.
         over: The reason why no change can follow any more, or None.
         ended: True if the page ends here, although more records may be available.

@@ -117,7 +117,8 @@ class Target:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may already have been
-                merged without this record. Such rows cannot be distinguished from older rows.
+                merged before this call recorded the snapshot. Such rows cannot be distinguished from older
+                rows.
         """
         if self._stage(scan.plan) is not None:
             return
@@ -309,8 +310,7 @@ def drop_tombstones(
 
     Args:
         table_path: The path of the table, as in `merge_into_delta`. Call this function in the process that
-        merges, or while no
-            process is merging.
+            merges, or while no process is merging.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
         checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
 

@@ -62,7 +62,7 @@ class PlainStreamReader(DataSourceStreamReader):
 
         Raises:
             SourceError: Raised if the query has a checkpoint, but Spark requested the first batch before
-            Spark passed the checkpoint's position to the source. No rows have been written at that time.
+                Spark passed the checkpoint's position to the source. No rows have been written at that time.
         """
         if self._position is None and self._first not in (None, end):
             with source_errors():

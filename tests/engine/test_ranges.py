@@ -35,7 +35,7 @@ class Lagging:
     Attributes:
         feed: The feed.
         cursors: One element for each answer: the position in an empty answer, None for an empty answer at the
-        reader's own position, or `...` for a normal answer.
+            reader's own position, or `...` for a normal answer.
         poll_after: The number of seconds after which the client should ask the service again.
     """
 

@@ -256,8 +256,7 @@ class Model:
         return found
 
     def _heartbeats(self, start, last):
-        """Return heartbeats. They may be late: their times may be earlier than those of records that were
-        already sent."""
+        """Return heartbeats. Their times may be earlier than those of records that were already sent."""
         if last < start or self.dice.random() < 0.6:
             return []
         moments = [self.dice.choice([last, start, self.dice.randint(start, last)]) for _ in range(2)]

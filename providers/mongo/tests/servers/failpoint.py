@@ -23,7 +23,7 @@ def fail_command(
 
     Args:
         where: A replica set, whose running members count their commands separately; or a client, for its
-        primary only.
+            primary only.
         commands: Names of commands.
         app_name: Only commands of clients with this `appName` fail, so that concurrent tests are not
             affected.
