@@ -166,7 +166,7 @@ class TwoKindsScheduling(LoadScopeScheduling):
         return file if file in TOGETHER else nodeid
 
     def _assign_work_unit(self, node):
-        """Move a unit of the kind that the worker wants to the front of xdist's queue."""
+        """Move a unit of tests that suits the worker (waiting or computing) to the front of xdist's queue."""
         if self._queues is None:
             self._queues = by_kind(self.workqueue)
         waits = int(node.gateway.id.removeprefix("gw")) < waiting_workers(self.numnodes)

@@ -50,7 +50,7 @@ class Backlog:
         return ClientConfig("spanner", {"url": self.url})
 
     def write(self, first: int, count: int) -> None:
-        """Write one more transaction with this number of rows."""
+        """Write a transaction that inserts or updates `count` rows."""
         with self.database.batch() as batch:
             batch.insert_or_update("items", COLUMNS, [_row(first + number) for number in range(count)])
 

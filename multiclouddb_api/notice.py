@@ -90,8 +90,8 @@ class PartitionFoundLate:
     """An audit found a partition that the feed did not cover; the feed now reads this partition too.
 
     The service listed the partition only after the library had stopped looking for more children of its
-    parent. The partition's events are delivered after newer events of other partitions, and may be older than
-    a watermark that was already reported.
+    parent. The partition's events are delivered after newer events of other partitions. These late events may
+    be older than a watermark that was already reported.
 
     Portability:
         This notice occurs only on DynamoDB, which may list shards late and never confirms that a listing is
@@ -114,8 +114,8 @@ class SnapshotStarted:
     later token continues the snapshot; any other read starts a new snapshot.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, the floor is also less than the `order_key` of
-        some older changes. See warning 23 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, even some changes from before the snapshot have
+        an `order_key` above the floor. See warning 23 in docs/configuration.md.
     """
 
     floor: str = attrs.field(validator=is_a(str))

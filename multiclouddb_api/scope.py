@@ -90,7 +90,7 @@ class EntireCluster:
     """Every database of the deployment; each event contains its own address.
 
     Portability:
-        This scope exists on MongoDB only; the library cannot detect that a token is used on another
+        This scope exists on MongoDB only. The library cannot detect the use of such a token on another
         deployment. Check `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13 and 20 in
         docs/configuration.md.
     """

@@ -403,7 +403,7 @@ class Feed(ABC):
         return None
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Return the position at which a child starts, from the cursors that its seed and its parents gave.
+        """Compute a child's start position from the cursors that its seed and its parents gave for it.
 
         Pure.
 

@@ -85,7 +85,7 @@ class Verdict:
     Attributes:
         envelope: The token.
         whole: The result of reading from the token: a page, or the error that the token has expired.
-        answers: The results of reading the token's partitions one by one.
+        answers: The result of reading each partition of the token separately.
         missed: Open partitions that the token neither contains nor leads to; None if this cannot be
             determined.
     """

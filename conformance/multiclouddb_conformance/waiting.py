@@ -33,7 +33,7 @@ def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: floa
     """Assert that an action takes less than `seconds`, even on a busy machine.
 
     One quick attempt is enough, because an action that is itself slow is slow in every attempt. Each attempt
-    must also end within `at_most`, so that an action that sometimes hangs is detected.
+    must also end within `at_most`; otherwise an action that sometimes hangs would pass.
 
     Args:
         seconds: The promised time.

@@ -277,7 +277,8 @@ ASKED = {
 
 
 class TestRoles:
-    """Tests the rights of users with the role in each row, and of the user that the page creates."""
+    """For each row of the page, tests what a user with the row's role may do; also tests the page's own
+    user."""
 
     COLLECTION = ({"db": "shop", "collection": "orders"}, ["find", "changeStream"])
     LIST = ({"db": "shop", "collection": ""}, ["listCollections"])

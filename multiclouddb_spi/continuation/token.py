@@ -64,7 +64,8 @@ class Envelope:
         state: The lineage, or the way in which the feed ended; see `multiclouddb_spi.continuation.state`.
         issued_at: The Unix time in seconds at which the token was made.
         watermark: The highest watermark that a page has reported, in µs since 1970, or None.
-        skipped: The undecodable records that this token skips, each with its partition and position.
+        skipped: The records that could not be decoded and that a read from this token skips, each with its
+            partition and position.
     """
 
     provider_id: str

@@ -258,7 +258,7 @@ class MicroBatches:
         return offset_to_json(self.settings, pinned)
 
     def _stands_still(self, start: dict[str, Any]) -> bool:
-        """Return True if no change was found after the same start and the database has not changed since."""
+        """Return True if an earlier call with this start found no change, and the database is unchanged."""
         if self._still is None:
             return False
         asked, mark, when = self._still

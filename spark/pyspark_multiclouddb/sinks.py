@@ -105,8 +105,8 @@ def merge_into_delta(
     stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.
     The offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is
     over. A snapshot then repairs the table: its rows win over older rows. After the last row of the snapshot,
-    documents that it did not contain become tombstones. So the table must contain only this collection.
-    Without `checkpoint`, a snapshot into a table with older rows is refused.
+    documents that it did not contain become tombstones. Therefore the table must not contain rows of other
+    collections. Without `checkpoint`, a snapshot into a table with older rows is refused.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
@@ -185,7 +185,7 @@ def _scan_of(
 
 
 def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
-    """Begin or accept the snapshot that the rows of a batch belong to."""
+    """Begin the snapshot to which the rows of a batch belong, or check that it has begun."""
     if scan is not None:
         if plan not in (None, scan.plan):
             raise invalid_request(

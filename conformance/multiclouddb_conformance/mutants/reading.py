@@ -176,7 +176,7 @@ class ReadsOnBehindNotice(Mutant):
         request: ChangeFeedRequest,
         options: OperationOptions,
     ) -> ChangeFeedPage:
-        """Append the events of the next page."""
+        """If a page contains notices, append the events of the next page to it."""
         page = read(request, options)
         if not page.notices:
             return page

@@ -150,7 +150,7 @@ class PagesTooLong(Mutant):
     caught_by = ("TestPageSize::test_no_page_is_longer[2]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Return one event too many."""
+        """Request one event more than the page may contain."""
         size = request.max_page_size
         return read(attrs.evolve(request, max_page_size=size + 1 if size else 0), options)
 

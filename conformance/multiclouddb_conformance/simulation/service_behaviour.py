@@ -21,7 +21,7 @@ class CaughtUp(Enum):
     EXACT = "exact"
     """True as soon as a batch reaches the end, whether it contains records or not."""
     WHEN_EMPTY = "when_empty"
-    """True only on an empty batch: a batch with records does not say whether more records follow."""
+    """True only on an empty batch. A batch with records does not show whether more records follow."""
     UNKNOWN = "unknown"
     """Always None."""
 

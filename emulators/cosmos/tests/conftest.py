@@ -126,7 +126,7 @@ def container(shop):
 def direct(shop, container):
     """Return the database and the container through a client that does not try another region.
 
-    Trying another region would take 1.5 s.
+    A client that tries another region would need 1.5 s for each failed request.
     """
     with shop.connect(enable_endpoint_discovery=False) as client:
         database = client.get_database_client("shop")

@@ -23,7 +23,7 @@ _AT_A_TIME: Final = 16
 class Resolution:
     """Collects the start positions during one call.
 
-    A later attempt of the call reads only the missing positions.
+    If the call is tried again, only the positions that are still missing are read.
 
     Attributes:
         source: The feed.

@@ -183,7 +183,7 @@ class Calls:
     def scan(
         self, name: str, part: tuple[int, int], after: Mapping[str, Any] | None, limit: int, *, native: bool
     ) -> Mapping[str, Any]:
-        """Return one page of a segment: `Items`, and `LastEvaluatedKey` unless the segment ends there.
+        """Return one page of a segment: `Items`, and `LastEvaluatedKey` if the segment has further pages.
 
         The read is strongly consistent. An eventually consistent read may miss a change that was made just
         before the snapshot, and the snapshot's stream does not contain this change either.

@@ -120,8 +120,8 @@ def _age(shard: Shard) -> int | None:
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
     """Return what follows a fully read shard that is no longer listed and whose children are unknown.
 
-    The descendants of such a shard may no longer exist either. In that case, the next read reports that the
-    position has expired.
+    The descendants of such a shard may no longer exist either. If the descendants no longer exist, the next
+    read reports that the position has expired.
     """
     left = _orphans(shards) or set(shards)
     children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))

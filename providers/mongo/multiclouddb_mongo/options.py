@@ -117,9 +117,9 @@ class MongoOptions(ProviderOptions):
     are valid only with the same pipeline.
     """
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=is_a(str))
-    """`"end"`, the default: if a collection is dropped or renamed (or a database is dropped), the feed
-    ends, with notices. `"follow"`: the feed reports the same notices, and continues with whatever
-    resource has that name next."""
+    """What happens if the collection is dropped or renamed, or the database is dropped. `"end"`, the default:
+    the feed reports notices and ends. `"follow"`: the feed reports the same notices, and continues with the
+    next resource that has the same name."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
     """True to allow a start on a collection or database that does not exist yet.
 

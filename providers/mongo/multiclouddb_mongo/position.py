@@ -203,7 +203,7 @@ def _is_time(value: int) -> bool:
 
 
 def seconds_at(place: Place) -> int | None:
-    """Return the cluster time of a position in seconds since 1970.
+    """Return the cluster time of a position, in seconds since 1970.
 
     Return None if the token does not contain the time.
     """

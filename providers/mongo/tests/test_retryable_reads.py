@@ -151,9 +151,9 @@ class TestErrors:
 
 
 def cleared_under_a_waiter(server, app, here):
-    """Two threads use one connection: the first thread's failure closes it before the second thread gets it.
+    """Two threads share one connection, which a failure of the first thread closes before the second uses it.
 
-    Both reads succeed. Return whether the second thread found a cleared pool.
+    Both reads succeed. Return whether the second thread found that the pool was cleared.
     """
     commands, pool = Commands(), Pool()
     with MongoClient(server.uri(appName=app, maxPoolSize=1), event_listeners=[commands, pool]) as client:

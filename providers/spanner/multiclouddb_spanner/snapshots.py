@@ -1,9 +1,9 @@
 """Scans the rows of a table for `Snapshot()`: the plan, its segments, and the objects that readers share.
 
-Every row is read as it was at one time T, the floor of the snapshot. The reads use an exact timestamp, so any
-client can make them. The stream is read from T on. If the database no longer keeps the data of time T
-(`version_retention_period`), the reader of a segment reads the remaining rows as they were at a later time
-than T. The stream contains the changes since T, so nothing is lost.
+Every row is read as it was at one time T, the floor of the snapshot. The reads use an exact timestamp, so
+every client in every process can make them. The change stream is read from T on. If the database no longer
+keeps the data of time T (`version_retention_period`), the reader of a segment reads the remaining rows as
+they were at a later time than T. The stream contains the changes since T, so nothing is lost.
 
 A segment is a range of the primary key, in the order of the table. The first segment begins before every key,
 the last segment ends after every key, and each other segment begins where the previous one ends. The service
