@@ -82,7 +82,7 @@ class Outage:
             self._report(now, reason)
 
     def pauses(self) -> None:
-        """Record that the iterator is still waiting before it reads again."""
+        """Record that the iterator is still in a pause between two reads."""
         if self.until_next() <= 0:
             self._report(self._now(), self._reason or _SILENCE)
 

@@ -138,9 +138,9 @@ class Seed:
             same answer is treated as read to its end.
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in other processes and after years of idle polling, as long as the service retains it.
-        children: Set only if the partition ended before the start position; `cursor` is then its end. The
-            field contains those of the partition's children that are seeds in the same answer. The engine
-            reads nothing from such a partition and searches for more children.
+        children: Empty unless the partition ended before the start position. If it has ended, `cursor` is its
+            end, and `children` contains those of its children that are seeds in the same answer. The engine
+            reads nothing from such a partition, and searches for more of its children.
     """
 
     partition_id: str

@@ -309,7 +309,7 @@ class Answers(Generic[T]):
         self._observing.partition_retired(self._feed.spec.address, public_id(name), named)
 
     def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
-        """Report that the records after a position no longer exist.
+        """Report on the page that the records after a partition's position no longer exist.
 
         Reading continues with the oldest remaining record.
         """

@@ -71,8 +71,8 @@ class QuietFeeds:
     """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
 
     A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
-    is requested before the partitions are read. Therefore, if a change happens during the read, the mark of
-    the next call is different.
+    is requested before the partitions are read. Therefore, if a change happens during the read, the next call
+    gets a different mark and reads again.
 
     Args:
         open_feed: Provides the feed of a spec for the duration of a call.
@@ -154,7 +154,7 @@ class QuietFeeds:
         return None if is_audit_due(known.audited, self._context.audit_seconds) else known
 
     def _again(self, known: _Idle, requests: int, elapsed: float) -> ChangeFeedPage:
-        """Return the same page with the same token, because no position has moved."""
+        """Return the previous idle page again, with the same token, because no position has moved."""
         self._keep(known)
         diagnostics = attrs.evolve(
             known.page.diagnostics, requests=requests, retries=0, native_charge=None, found_late=0,

@@ -72,7 +72,7 @@ class Shop:
 
 
 class Reader:
-    """Reads a change feed page by page. Each page starts at the last continuation."""
+    """Reads a change feed page by page. Each page continues from the previous page's continuation."""
 
     def __init__(self, container, **start):
         self._container, self._start = container, start

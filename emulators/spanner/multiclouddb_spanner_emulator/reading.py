@@ -196,7 +196,7 @@ class Reading:
 
 
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
-    """Return the records. Transactions with the same commit timestamp are interleaved at random."""
+    """Return the records; randomly interleave transactions that have the same commit timestamp."""
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}
         for record in same:

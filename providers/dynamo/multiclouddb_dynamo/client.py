@@ -62,7 +62,7 @@ class RateLimiter:
         self._turns = deque([-_WINDOW_SECONDS] * a_second, a_second)
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until a call is allowed.
+        """Wait until the rate limit allows another call.
 
         Raises:
             ProviderFault: `THROTTLED` if the call would be allowed only after the deadline.

@@ -218,7 +218,7 @@ def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
-    """Return True if a seed of the first or the second listing covers a shard."""
+    """Return True if a seed from one of the two listings leads to this shard."""
     if shard.parent is None:
         return False
     parent = shards.get(shard.parent)

@@ -38,7 +38,7 @@ _LOOK_SECONDS: Final = 600.0
 class KeptIterators:
     """Keeps iterators that point to the ends of shards, if a token of `Now` would contain too many of them.
 
-    These iterators belong to one process and are valid until the service lets them expire. A shard whose
+    These iterators belong to one process and are valid until they expire in the service. A shard whose
     iterator is missing is scanned from its oldest record.
     """
 

@@ -224,7 +224,7 @@ class Family:
         return [self._oldest(row) for row in self.unread()]
 
     def at(self, seq: int, ts: int) -> list[Seed]:
-        """For each partition that was open at a position, return a start after this position."""
+        """Return a start after the given position for each partition that was open at this position."""
         return [
             self._seed(row, seq, ts)
             for row in self._rows.values()

@@ -626,7 +626,7 @@ class TestLogicalPartition:
         [({"idx": "o-1"}, "begins with 'idx', a str"), ({"id": 1}, "begins with 'id', a int")],
     )
     def test_a_key_like_none_that_is_there_is_refused(self, world, key, words, start):
-        """A key with a name or type that no document has is refused.
+        """A scope with a key is refused if no document's key has that name or type.
 
         Without an error, the feed would just be empty.
         """

@@ -126,7 +126,7 @@ class RunCursorCommandOptions(RunCommandOptions):
     """
     max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
     """How long the server waits for a document, for `"tailable_await"`; the server refuses this option for
-    other cursors. Using it together with `timeout_ms` is not supported."""
+    other cursors. This option together with `timeout_ms` is refused."""
     comment: Any = attrs.field(default=None, repr=False)
     """Any BSON value; it appears in the server's logs and profiler."""
 

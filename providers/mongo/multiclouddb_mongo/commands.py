@@ -193,10 +193,10 @@ class Commands:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the command cannot be sent.
             ProviderFault: Raised if the command cannot be sent, with the category `INVALID_REQUEST`.
-            Exception: The error that pymongo raised, for `classify`. A command is sent only once, except in
-                one case. If the server says that it is overloaded and that it did not run the command (labels
-                `SystemOverloadedError` and `RetryableError`), pymongo sends it again, unless the connection
-                string contains `maxAdaptiveRetries=0`.
+            Exception: The error that pymongo raised, for `classify`. A command is sent only once, with one
+            exception: if the server is overloaded and did not run the command (labels `SystemOverloadedError`
+                and `RetryableError`), pymongo sends the command again. `maxAdaptiveRetries=0` in the
+                connection string prevents this.
 
         """
         chosen = checked_options(RunCommandOptions, "run_command", options)

@@ -92,7 +92,7 @@ def watch(caller: Caller) -> None:
 
 @contextmanager
 def calling() -> Iterator[None]:
-    """Keep a fork waiting during the block. The block starts when no fork is being made."""
+    """Keep forks waiting during the block. A fork that is already running ends before the block starts."""
     process = _process
     with process.changed:
         process.changed.wait_for(lambda: not process.forking)
