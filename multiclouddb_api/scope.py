@@ -39,9 +39,10 @@ class PhysicalPartition:
     every page.
 
     If the partition merges with a partition that does not descend from it, two readers read the common child.
-    Each reader starts reading the child as soon as it has finished its own parents, and does not know the
-    position of the other reader. Therefore, if partitions merge, use a single reader of all parents, such as
-    `EntireCollection`. Only such a reader keeps the order across the merge and reads each event once.
+    Each of the two readers starts to read the child as soon as it has finished its own partitions. It does
+    not know the position of the other reader. Therefore, if partitions merge, use a single reader of all
+    parents, such as `EntireCollection`. Only such a reader keeps the order across the merge and reads each
+    event once.
 
     Portability:
         An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one

@@ -146,7 +146,7 @@ class Tail:
         self.seen += map(event_from_json, said(*self._words, "--until-idle").splitlines())
 
     def keys(self) -> list[Hashable]:
-        """Return the key of each printed event. An event that was printed twice counts once."""
+        """Return the key of each printed event. If an event was printed twice, its key is returned once."""
         return [
             key for _, key in dict.fromkeys((event.event_id, plain_key(event.key)) for event in self.seen)
         ]

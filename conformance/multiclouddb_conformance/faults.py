@@ -164,7 +164,7 @@ class LateSiblings:
 
 @attrs.frozen
 class LeavesOut:
-    """A start omits the last partition, and returns no partition that leads to it."""
+    """A start leaves out the last partition, and returns no other partition that leads to it."""
 
 
 @attrs.frozen

@@ -94,7 +94,7 @@ class Machine:
 
     @contextmanager
     def following(self, block, service):
-        """Run a block, and stop it with Ctrl-C. The lines that the block prints arrive in a queue."""
+        """Run a block, put the lines that it prints into a queue, and finally stop it with Ctrl-C."""
         code = block.code
         for named, here in service.names.items():
             assert named in code

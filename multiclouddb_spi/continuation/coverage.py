@@ -113,7 +113,7 @@ def audit_failed(lineage: Lineage) -> None:
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """Prepare a lineage for `Feed.uncovered`: omit entries and parents that no listing names."""
+    """Prepare a lineage for `Feed.uncovered`: omit entries and parents that a listing cannot contain."""
     unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
     return {
         entry.partition_id: _tracked(entry, unlisted)

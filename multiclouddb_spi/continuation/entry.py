@@ -146,7 +146,7 @@ def seeded(seed: Seed, present: Collection[str]) -> Entry:
 
 
 def place_of(entry: Entry) -> Entry:
-    """Return a copy of an entry without the duration of the search for its children."""
+    """Return a copy of an entry in which the duration of the search for children is 0."""
     return attrs.evolve(entry, watched=0) if type(entry) is AwaitingChildren else entry
 
 

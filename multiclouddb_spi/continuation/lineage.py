@@ -170,7 +170,7 @@ class Lineage(ScanEntries):
 
         Args:
             partition_id: The service's own id of the partition.
-            watched: The total duration of the search, in tenths of a second of running time.
+            watched: How long the search has lasted while the process was running, in tenths of a second.
         """
         entry = self._entries[partition_id]
         assert type(entry) is AwaitingChildren

@@ -175,8 +175,8 @@ class Target:
                 snapshot.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the snapshot is refused, because documents that were
-                deleted before the snapshot would stay in the table.
+            MulticloudDbError: `INVALID_REQUEST` if the snapshot is refused. If it were accepted, documents
+                that were deleted before the snapshot would stay in the table.
         """
         if self._stage(plan) is not None:
             return

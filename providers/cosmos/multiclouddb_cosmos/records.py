@@ -93,7 +93,7 @@ class Records:
         lsns: The LSN of each item.
         inners: The place of each item within its LSN; None for an item that is alone in its LSN. None if
             every item is alone in its LSN.
-        orders: The order key of each item; None if the order key is only the LSN.
+        orders: The order key of each item; None if every order key is just the item's LSN.
     """
 
     items: list[Any]

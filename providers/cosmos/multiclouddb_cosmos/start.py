@@ -55,7 +55,7 @@ class Resolution:
 
         Args:
             wanted: The ranges.
-            read: A function that finds the position of a range within one partition.
+            read: A function that finds a position for a range that lies within one partition.
         """
         if len(wanted) < 2:
             answers = [read_settled(self.source, each, read) for each in wanted]

@@ -175,7 +175,8 @@ class _SameThread(Executor):
 
     For an account with per-partition automatic failover, azure-cosmos sends each read in a separate thread,
     and sends a second read to another region if the first read is slow. A `Watch` does not observe other
-    threads. Therefore the first request runs in the calling thread, and the other requests are not sent.
+    threads. Therefore this class runs the first request in the calling thread, and does not send the other
+    requests.
     """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

@@ -117,7 +117,7 @@ class EmbeddedReader(Reader):
         self._interrupt.cancel()
 
     def close(self) -> None:
-        """Discard the last answer. The connections belong to the pool."""
+        """Discard the last answer. The reader closes no connection, because the pool owns the connections."""
         self._idle = None
 
     def _sleep(self, patience: Deadline) -> bool:

@@ -542,7 +542,7 @@ class TestTries:
         assert commands.tries() == ["failed", "failed"]
 
     def test_rr_22_the_driver_raises_its_own_second_error_too(self, one, app, here, plain):
-        """The retry gets no connection in this test.
+        """A read fails, and its retry gets no connection; the driver raises the error of the retry.
 
         If this test fails, PyMongo now behaves differently, and the row in the table is wrong.
         """

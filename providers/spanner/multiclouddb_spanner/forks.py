@@ -3,7 +3,7 @@
 gRPC prepares itself for a fork only if no thread is in a call. If a thread is in a call during the fork, gRPC
 skips this preparation. Then about one child process in a thousand hangs or crashes at its first call.
 Therefore a fork cancels the running calls, waits until gRPC's threads have ended, and keeps new calls
-waiting. The parent then makes its calls again.
+waiting. After the fork, the parent repeats the cancelled calls.
 """
 
 from __future__ import annotations
