@@ -139,8 +139,8 @@ class Seed:
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in other processes and after years of idle polling, as long as the service retains it.
         children: Empty unless the partition ended before the start position. If it has ended, `cursor` is its
-            end, and `children` contains those of its children that are seeds in the same answer. The engine
-            reads nothing from such a partition, and searches for more of its children.
+            end, and the field contains those children of the partition that are seeds in the same answer. The
+            engine reads nothing from such a partition, and searches for more of its children.
     """
 
     partition_id: str

@@ -277,8 +277,7 @@ ASKED = {
 
 
 class TestRoles:
-    """For each row of the page, tests what a user with the row's role may do; also tests the page's own
-    user."""
+    """Tests what a user with each role in the page's table may do, and what the page's own user may do."""
 
     COLLECTION = ({"db": "shop", "collection": "orders"}, ["find", "changeStream"])
     LIST = ({"db": "shop", "collection": ""}, ["listCollections"])

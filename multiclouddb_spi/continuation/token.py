@@ -8,8 +8,8 @@
 
 Decoding runs no code from the token, inflates into a bounded buffer, and counts the values before it parses
 them. Decoding any text results in either a token or `INVALID_REQUEST`. The engine never makes a token that it
-cannot read again. The checksum detects damage, but not forgery. Forgery needs no protection, because a token
-gives nobody access to data.
+cannot read again. The checksum detects damage, but not forgery. A token needs no protection from forgery,
+because it gives nobody access to data.
 """
 
 from __future__ import annotations

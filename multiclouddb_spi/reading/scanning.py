@@ -147,7 +147,7 @@ class Scanning:
         return bool(self._unasked) or self._kept > self._rows
 
     def patience(self, longest: float) -> float:
-        """Return how long to wait for the side for which places on the page are kept.
+        """Return how many seconds to wait for reads for which the page keeps places, before the next check.
 
         Args:
             longest: The maximum number of seconds to return.

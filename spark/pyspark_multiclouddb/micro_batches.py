@@ -123,10 +123,9 @@ class MicroBatches:
 
         Returns:
             `start` itself if there is nothing to read. Spark then calls again without a pause; for the time
-            of `pollInterval`, these calls get the same result without a request to the service. A position
-            that moved without a record is also returned as an
-                end, at the first call and then once per `idleCheckpointInterval`. Otherwise the position in
-                the checkpoint would expire.
+                of `pollInterval`, these calls get the same result without a request to the service. A
+                position that moved without a record is also returned as an end, at the first call and then
+                once per `idleCheckpointInterval`. Otherwise the position in the checkpoint would expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))

@@ -235,7 +235,7 @@ class Simulation(ScannedLog):
         return not left
 
     def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
-        """Return at least one child of a closed partition: those that the service names at present.
+        """Return the children of a closed partition that the service names at present; at least one is named.
 
         Args:
             partition_id: The closed partition.
