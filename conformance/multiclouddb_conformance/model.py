@@ -33,7 +33,7 @@ Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """Return the event id as the identity, if event ids are known in advance, as in a simulation."""
+    """Identify a change by its event's id. This needs a truth that contains event ids, as in a simulation."""
     return event.event_id
 
 

@@ -153,7 +153,7 @@ class Children:
 
     Attributes:
         start: The time at which the children begin.
-        sequence: The place of the record among the child partitions records of one answer.
+        sequence: The place of this record among all records of its kind in one answer.
         children: Maps the token of each child to the tokens of its parents.
     """
 

@@ -51,7 +51,7 @@ class Resolution:
         return self.each(wanted, end)
 
     def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
-        """Divide the ranges by the current partitions, and return a position in each part.
+        """Divide the ranges at the borders of the current partitions, and return a position for each part.
 
         Args:
             wanted: The ranges.

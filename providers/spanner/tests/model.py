@@ -236,9 +236,9 @@ class Model:
             return self.now
 
     def _reach(self, at):
-        """Wait until the model's time reaches the end of a read.
+        """Move the model's time to the end of a read, unless it is already later.
 
-        After this wait, no change can be committed at or before that time.
+        After that, no change can be committed at or before the end of the read.
         """
         self.now = max(self.now, at)
         self.read = max(self.read, at)
