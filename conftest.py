@@ -142,9 +142,10 @@ MOST_COMPUTING = 6
 class TwoKindsScheduling(LoadScopeScheduling):
     """Runs tests that wait at the same time as tests that compute.
 
-    Tests that share something run in one worker. Half of the workers, but at most three, start with tests
-    that wait; the other workers start with tests that compute. Therefore, no core is idle while tests that
-    compute remain. A worker that has no tests of its own kind left runs tests of the other kind.
+    Tests that share a server or another object run in one worker. Half of the workers, but at most three,
+    start with tests that wait; the other workers start with tests that compute. Therefore, no core is idle
+    while tests that compute remain. A worker that has no tests of its own kind left runs tests of the other
+    kind.
 
     All tests that need a JVM run in two workers, because a small machine does not have enough memory for more
     JVMs. The tests of a file in `TOGETHER` also run in one worker, which then makes their shared objects only
@@ -165,7 +166,7 @@ class TwoKindsScheduling(LoadScopeScheduling):
         return file if file in TOGETHER else nodeid
 
     def _assign_work_unit(self, node):
-        """Move a unit of the kind that the worker wants to the front of xdist's queue."""
+        """Move a unit of tests that suits the worker (waiting or computing) to the front of xdist's queue."""
         if self._queues is None:
             self._queues = by_kind(self.workqueue)
         waits = int(node.gateway.id.removeprefix("gw")) < waiting_workers(self.numnodes)

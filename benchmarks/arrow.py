@@ -37,7 +37,7 @@ class ArrowReader:
         return reading.page
 
     def done(self) -> Done:
-        """Return the result of all reads."""
+        """Return the number and the ids of all events that were read."""
         return Done(self.count, ids=(text for column in self._ids for text in column.to_pylist()))
 
 

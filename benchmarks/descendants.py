@@ -12,8 +12,8 @@ __all__ = ["cpu_of_descendants"]
 def cpu_of_descendants() -> float:
     """Return the CPU seconds of all running descendants, including their children that have ended.
 
-    The result is 0 without `/proc`. For example, the JVM of a local Spark session is a descendant, and its
-    children are Python workers. The JVM and the Python workers stay alive between jobs.
+    The result is 0 without `/proc`. For example, the JVM of a local Spark session is a descendant of the
+    benchmark, and the JVM's children are Python workers. These processes stay alive between jobs.
     """
     mine, total, parents = {os.getpid()}, 0, {}
     ticks: dict[int, int] = {}

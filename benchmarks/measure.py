@@ -53,7 +53,7 @@ def checksum(ids: Iterable[str] | int) -> int:
 def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
     """Return a value for each pair: True if the library's side runs first.
 
-    The order alternates, starting with the warm-up pair.
+    The sides take turns at running first. The warm-up pair counts as the first pair.
     """
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 

@@ -1,4 +1,4 @@
-"""Starts a MongoDB replica set for the rows, and describes its changes."""
+"""Starts a MongoDB replica set for the benchmarks, and describes the changes in it."""
 
 from __future__ import annotations
 

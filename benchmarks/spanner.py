@@ -32,7 +32,7 @@ class Backlog:
         address: The table.
         size: The number of changes.
         token: The position before the first change, as this project's token.
-        start: The same position as a time.
+        start: The time that stands for the position of `token`.
         database: The library's database object.
     """
 
@@ -50,7 +50,7 @@ class Backlog:
         return ClientConfig("spanner", {"url": self.url})
 
     def write(self, first: int, count: int) -> None:
-        """Write one more transaction with this number of rows."""
+        """Write a transaction that inserts or updates `count` rows."""
         with self.database.batch() as batch:
             batch.insert_or_update("items", COLUMNS, [_row(first + number) for number in range(count)])
 

@@ -129,9 +129,9 @@ def us8_data() -> dict[str, Any]:
 
 
 def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
-    """Return the node ids for an entry such as `"us8/start.py::TestNow" = ["is_durable"]`.
+    """Return pytest's node ids for an entry such as `"us8/start.py::TestNow" = ["is_durable"]`.
 
-    If the value is "all", return the node id of the class.
+    If the value is "all" instead of a list, return the node id of the whole class.
     """
     for place, tests in shown.items():
         file = place.replace("us8/", f"{_US8}/", 1) if place.startswith("us8/") else place

@@ -23,7 +23,7 @@ ROWS: Final = {"CS": 52, "RR": 28, "RC": 29}
 PLACES: Final = ("providers/mongo/tests", "docs/tests/test_mongodb_rows.py")
 """The folders that may contain tests for rows."""
 FULFILLERS: Final = ("server", "PyMongo", "provider", "documentation")
-"""The software that can fulfil a row's requirement."""
+"""What can fulfil the requirement of a row."""
 
 
 @attrs.frozen

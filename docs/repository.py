@@ -2,8 +2,8 @@
 
 The address is one setting, `[tool.multiclouddb] repository` in pyproject.toml; it is empty until the
 repository has an address. If the setting is not empty, the metadata of every distribution and the footer of
-the site link to the repository and its issues. Without the argument ADDRESS, the script writes the address
-from the setting again.
+the site link to the repository and its issues. With ADDRESS, the script also changes the setting. Without
+ADDRESS, it writes the address in the setting to the files.
 """
 
 from __future__ import annotations

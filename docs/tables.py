@@ -54,7 +54,7 @@ OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
         RunCursorCommandOptions,
     ),
 }
-"""Maps each heading to the classes with its options."""
+"""Maps each heading of the options page to the classes whose options are listed under it."""
 _BASES: Final = {RunCursorCommandOptions: RunCommandOptions}
 """Maps each class to the class whose fields it repeats."""
 

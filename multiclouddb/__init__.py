@@ -1,4 +1,4 @@
-"""This module only gives the distribution its name; importing it shows the name."""
+"""Importing this module fails, because `multiclouddb` is only the name of the distribution."""
 
 raise ImportError(
     "multiclouddb is the name of the distribution; applications import multiclouddb_api: "

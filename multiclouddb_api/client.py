@@ -121,15 +121,15 @@ def _check_command(database: str, command: Mapping[str, Any]) -> None:
 class MulticloudDbClient:
     """A client of one database.
 
-    Use the client as a context manager. Any number of threads may share it. After a fork, the child process
-    opens its own connections. If the client uses a `native_client` of the application, calls in the child
-    process are refused instead. Two processes never share a connection. A client cannot be pickled, but its
-    `config` can.
+    Use the client as a context manager. Any number of threads may share the client. After a fork, the child
+    process opens its own connections. If the client uses a `native_client` of the application, calls in the
+    child process are refused instead. Two processes never share a connection. A client cannot be pickled, but
+    its `config` can.
 
     Args:
         config: Names the provider and how to reach it.
-        native_client: See the argument of `connect`.
-        observer: See the argument of `connect`.
+        native_client: A vendor client that the application has already created; see `connect`.
+        observer: Receives notifications of internal events, for metrics.
     """
 
     def __init__(

@@ -32,9 +32,9 @@ class OperationDiagnostics:
     retries: int = 0
     """The number of requests that were repeated after a failure."""
     open_watches: int = 0
-    """The number of ended partitions that are still watched for more children. A page may be `idle` although
-    ended partitions are still watched. If a child partition is found during that time, its events may be
-    older than the watermark."""
+    """The number of ended partitions that are still watched for more children. `idle` may be true while ended
+    partitions are watched. The events of a child partition that is found in this way may be older than the
+    watermark."""
     found_late: int = 0
     """The number of partitions that an audit found during this call. For each of these partitions, the
     page contains a `PartitionFoundLate` notice."""

@@ -65,7 +65,7 @@ class ErrorCategory(str):
 
     @classmethod
     def known(cls) -> tuple[ErrorCategory, ...]:
-        """Return all categories that this version defines, in the order of the table above."""
+        """Return all categories that this version defines, in a fixed order."""
         return _KNOWN
 
 

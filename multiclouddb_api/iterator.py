@@ -54,11 +54,11 @@ class ChangeFeedIterator:
     """Reads a feed page by page until `stop` is called or the feed ends.
 
     Iterate over events (`for event in it`) or pages (`for page in it.pages()`) in a single thread. A page
-    counts as done when the caller asks for the next event or page; an empty page is done at once. Only after
-    a page is done, `continuation_token` advances and the checkpoint is saved. Therefore, after a crash, an
-    exception or a `break` in the loop body, the page is delivered again and never skipped. The next `for`
-    over the same iterator, or a new iterator with the same checkpoint, starts after the last page that is
-    done. If a read fails, the next `for` also starts after the last page that is done.
+    counts as done when the caller asks for the next event or page; an empty page is done immediately.
+    `continuation_token` advances, and the checkpoint is saved, only when a page is done. Therefore, after a
+    crash, an exception or a `break` in the loop body, the page is delivered again and never skipped. The next
+    `for` over the same iterator, or a new iterator with the same checkpoint, starts after the last page that
+    is done. After a failed read, the iterator also continues after that page.
 
     Retryable failures are retried after random waits that grow. An outage is reported within 2 seconds, and
     then every 30 seconds. Each report goes to the log (`multiclouddb.iterator`, WARNING) and to

@@ -90,8 +90,8 @@ class PartitionFoundLate:
     """An audit found a partition that the feed did not cover; the feed now reads this partition too.
 
     The service listed the partition only after the library had stopped looking for more children of its
-    parent. The partition's events are delivered after newer events of other partitions, and may be older than
-    a watermark that was already reported.
+    parent. The partition's events are delivered after newer events of other partitions. These late events may
+    be older than a watermark that was already reported.
 
     Portability:
         This notice occurs only on DynamoDB, which may list shards late and never confirms that a listing is
@@ -100,7 +100,7 @@ class PartitionFoundLate:
     """
 
     partition_id: str = attrs.field(validator=is_a(str))
-    """The partition that was found."""
+    """The partition that the audit found."""
     starts_at: str = attrs.field(validator=is_a(str))
     """The position at which reading the partition starts, as readable text."""
 
@@ -114,8 +114,8 @@ class SnapshotStarted:
     later token continues the snapshot; any other read starts a new snapshot.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, the floor is also less than the `order_key` of
-        some older changes. See warning 23 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`. On DynamoDB, even some changes from before the snapshot have
+        an `order_key` above the floor. See warning 23 in docs/configuration.md.
     """
 
     floor: str = attrs.field(validator=is_a(str))
@@ -134,9 +134,9 @@ class BackfillDone:
     `AUTO`, keep deleted keys until you have stored the token of this page or of a later one.
 
     Portability:
-        This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Otherwise it
-        occurs only on Cosmos DB, if you opt into its backfill. See warnings 8 and 23 in
-        docs/configuration.md.
+        This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Without
+        `Snapshot()`, this notice occurs only on Cosmos DB, if you opt into its backfill. See warnings 8 and
+        23 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(validator=is_a(str))

@@ -24,9 +24,9 @@ _SILENCE: Final = "the service has not answered yet"
 class Outage:
     """Tracks the outages of one feed; only one thread uses this object.
 
-    A read that fails is reported at once. While a read is running, the engine reports that it is still
-    waiting (`still_waiting`). During a read, a failed attempt is reported after half a second, and a missing
-    answer after 1.6 seconds.
+    When a whole read has failed, the failure is reported at once. While a read is running, the engine reports
+    that it is still waiting (`still_waiting`). During a read, a failed attempt is reported after half a
+    second, and a missing answer after 1.6 seconds.
 
     Args:
         address: The collection that is read.
@@ -82,7 +82,7 @@ class Outage:
             self._report(now, reason)
 
     def pauses(self) -> None:
-        """Record that the iterator is still waiting before it reads again."""
+        """Record that the iterator is still in a pause between two reads."""
         if self.until_next() <= 0:
             self._report(self._now(), self._reason or _SILENCE)
 
@@ -135,7 +135,7 @@ _current: ContextVar[Outage | None] = ContextVar("multiclouddb_outage", default=
 
 
 def still_waiting(reason: Callable[[], str | None]) -> None:
-    """The engine calls this in the thread of a read while the service has not answered yet.
+    """The engine calls this function in the thread of a read while the service has not answered yet.
 
     Args:
         reason: A function that returns the failure of the last attempt, on one line and without a secret;

@@ -59,8 +59,8 @@ class ChangeFeedPage:
     notices: tuple[Notice, ...] = ()
     """Facts other than changes to documents. Each notice has a position in the order of its partition:
     after the partition's last event on this page, and before its first event on a later page. So this
-    page contains no event of the partition that comes after the notice. The page also contains no event that
-    is read only because of what the notice reports. For example, a page with a `Gap` contains no events of
+    page contains no event of the partition that comes after the notice. If a notice makes the engine read
+    other partitions, their events come on later pages. For example, a page with a `Gap` contains no events of
     the partitions that replace the lost partition. The page may contain events of other partitions. A read
     from a `skip_token` reads no events: its page contains only the `RecordSkipped` notice. A read from any
     token before this page delivers the page's notices again, even after a restart; a read from this page's

@@ -29,8 +29,8 @@ class NewItemStateMode(Enum):
 
     Portability:
         `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner, or pre-
-        and post-images on MongoDB. Otherwise the read raises `UNSUPPORTED_CAPABILITY`. Without images,
-        MongoDB looks up the updated document at the time of the read. See warnings 4, 5 and 15 in
+        and post-images on MongoDB. If these are missing, the read raises `UNSUPPORTED_CAPABILITY`. Without
+        images, MongoDB looks up the updated document at the time of the read. See warnings 4, 5 and 15 in
         docs/configuration.md.
     """
 
@@ -118,4 +118,4 @@ class ChangeFeedRequest:
     provider_options: ProviderOptions | None = attrs.field(
         default=None, validator=is_a(ProviderOptions, type(None))
     )
-    """The options of one provider, or None. Any other provider refuses these options."""
+    """The options of one provider, or None. If the client uses another provider, the request is refused."""

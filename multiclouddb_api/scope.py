@@ -39,9 +39,10 @@ class PhysicalPartition:
     every page.
 
     If the partition merges with a partition that does not descend from it, two readers read the common child.
-    Each reader starts reading the child as soon as it has finished its own parents, and does not know the
-    position of the other reader. Therefore, if partitions merge, use a single reader of all parents, such as
-    `EntireCollection`. A single reader keeps the order across the merge and reads each event once.
+    Each of the two readers starts to read the child as soon as it has finished its own partitions. It does
+    not know the position of the other reader. Therefore, if partitions merge, use a single reader of all
+    parents, such as `EntireCollection`. Only such a reader keeps the order across the merge and reads each
+    event once.
 
     Portability:
         An id from another provider or resource is refused with `INVALID_REQUEST`. MongoDB has only one
@@ -52,8 +53,8 @@ class PhysicalPartition:
     partition_id: str = attrs.field(
         validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
     )
-    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. It is valid
-    only for the provider and resource from which it was obtained."""
+    """An id from `list_physical_partitions`, `plan_partitions`, an event or a `ChildPartition`. The id is
+    valid only for the provider and resource from which you obtained it."""
     with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     """True to continue in the partitions that replace this partition after a split or merge. A token is
     refused if it was made with the other value of this field."""
@@ -90,7 +91,7 @@ class EntireCluster:
     """Every database of the deployment; each event contains its own address.
 
     Portability:
-        This scope exists on MongoDB only; the library cannot detect that a token is used on another
+        This scope exists on MongoDB only. The library cannot detect the use of such a token on another
         deployment. Check `Capability.CHANGE_FEED_CLUSTER_SCOPE`. See warnings 13 and 20 in
         docs/configuration.md.
     """

@@ -43,7 +43,7 @@ def settled(parse: Callable[..., T], *values: Any) -> T:
 
     Args:
         parse: The function.
-        values: The arguments of the function, whose reprs show no secret.
+        values: The arguments of the function. Their reprs must not show a secret.
 
     Raises:
         MulticloudDbError: The function's error.

@@ -68,10 +68,10 @@ class Snapshot:
     """Delivers every existing row and then every change; no change during the scan is lost.
 
     The first page contains no rows, only a `SnapshotStarted` notice. Store the token of that page before you
-    continue reading. No change after the first call is missed: if a row is changed later, it is returned
-    again as a change. Each row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as
-    `order_key`. The page with the last row also contains a `BackfillDone` notice. Before that page, no page
-    is `idle`, and the watermark remains at the time of the snapshot.
+    continue reading. No change after that call is missed: if a row is changed later, it is returned again as
+    a change. Each row is an event with `backfilled=True`, `type=CREATE` and the snapshot's floor as
+    `order_key`. The page with the last row also contains a `BackfillDone` notice. Until then, no page is
+    `idle`, and the watermark remains at the time of the snapshot.
 
     The token contains the progress of the scan, so another process can continue the scan from the token, even
     days later.
@@ -113,9 +113,9 @@ class Resnapshot:
     """If a position is older than the retention, start a new snapshot, which also reveals lost deletes.
 
     The first page contains a `Gap` and a `SnapshotStarted` notice, and no events. Before you store the token
-    of that page, set the `order_key` of every row and every tombstone of your target to `""`. Then apply the
-    events to the target as usual. After `BackfillDone`, rows whose `order_key` is still `""` no longer exist
-    in the source, so delete these rows. docs/how-to/snapshot.md shows this with SQLite.
+    of this first page, set the `order_key` of every row and every tombstone of your target to `""`. Then
+    apply events as usual. After `BackfillDone`, rows whose `order_key` is still `""` no longer exist in the
+    source, so delete these rows. docs/how-to/snapshot.md shows this with SQLite.
 
     Portability:
         Check `Capability.CHANGE_FEED_SNAPSHOT`. A new snapshot is possible only with a whole collection or

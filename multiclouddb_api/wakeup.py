@@ -13,9 +13,9 @@ class Wakeup:
 
     The signal can be sent from any thread, from a signal handler in the waiting thread, or from a finalizer.
     In a signal handler or a finalizer, the lock of a `threading.Event` or a `queue.Queue` could deadlock. A
-    `queue.SimpleQueue` has no lock that could deadlock. However, in Python 3.11 to 3.13, its `get` never
-    returns if the timeout passes before the wait begins, which can happen with a short timeout on a busy
-    machine.
+    `queue.SimpleQueue` has no such lock. However, in Python 3.11 to 3.13, the `get` of a `SimpleQueue` never
+    returns if the timeout passes before the wait begins. On a busy machine, this can happen with a short
+    timeout.
     """
 
     def __init__(self) -> None:

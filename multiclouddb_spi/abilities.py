@@ -75,8 +75,9 @@ class SupportsChangeMark(Protocol):
             deadline: The time by which the call must end.
 
         Returns:
-            The value. The engine compares the value with earlier values of this feed in the same process. A
-            change of the value without a reason is harmless, but costs one call for each partition.
+            The value. The engine compares the value with earlier values of this feed in the same process. If
+            the value changes although the feed has not, nothing is lost, but the engine makes one call for
+            each partition.
         """
         ...
 

@@ -115,7 +115,7 @@ class Segment:
 class Scanned:
     """This segment of a scan has been read to its end.
 
-    Only segments of a scan have this outcome, never partitions of the service.
+    Only segments of a scan have the outcome `Scanned`, never partitions of the service.
 
     Attributes:
         pieces: The segments that replace the unread rest of this segment. Each unread key of the segment is

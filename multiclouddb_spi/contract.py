@@ -139,9 +139,9 @@ class Seed:
             same answer is treated as read to its end.
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in other processes and after years of idle polling, as long as the service retains it.
-        children: Set only if the partition ended before the start position; `cursor` is then its end. The
-            field contains those of the partition's children that are seeds in the same answer. The engine
-            reads nothing from such a partition and searches for more children.
+        children: Empty unless the partition ended before the start position. If it has ended, `cursor` is its
+            end, and the field contains those children of the partition that are seeds in the same answer. The
+            engine reads nothing from such a partition, and searches for more of its children.
     """
 
     partition_id: str
@@ -278,7 +278,7 @@ class Feed(ABC):
         return incarnation == self.identity.incarnation
 
     def for_one_call(self) -> Feed:
-        """Return a feed for all attempts of one call; that feed may reuse results of earlier attempts.
+        """Return a feed for all attempts of one call, so that an attempt can reuse results of an earlier one.
 
         The engine uses the returned feed to resolve a start or to list partitions, uses it again after each
         failure, and discards it after the call. The results of the returned feed are valid only for that
@@ -303,7 +303,7 @@ class Feed(ABC):
 
     @abstractmethod
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Convert a start position into partition positions that are durable at once.
+        """Convert a start position into positions of partitions, which can be stored immediately.
 
         `Beginning` returns every partition that still has records. A closed partition is returned together
         with its children; the seeds of the children contain the closed partition in `parents`. `Now` and
@@ -312,8 +312,8 @@ class Feed(ABC):
 
         Args:
             position: The start position. The engine has already compared `AtTime` with `clock`.
-            partition_id: The only partition to start, or None for the whole scope. If the partition is closed
-                at that time but still listed, its seed is at its end.
+            partition_id: The only partition to start, or None for the whole scope. If this partition is
+                closed at the start position but still listed, its seed points to its end.
             deadline: The time limit.
 
         Returns:
@@ -405,7 +405,7 @@ class Feed(ABC):
         return None
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Return the position at which a child starts, from the cursors that its seed and its parents gave.
+        """Compute a child's start position from the cursors that its seed and its parents gave for it.
 
         Pure.
 

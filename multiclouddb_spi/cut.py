@@ -1,14 +1,14 @@
 """Represents positions inside a commit, for services whose positions identify only whole commits.
 
-A page may end in the middle of a commit, but these services can continue a read only at the start of a
-commit. Therefore, the position contains the commit and the part of the commit that was delivered. The reader
-uses the position to omit changes that the service sends a second time.
+A page may end in the middle of a commit, but such a service can send only whole commits. Therefore, the
+position contains the commit, and says which part of the commit was delivered. The reader uses the position to
+omit changes that the service sends a second time.
 
-The changes of one commit may form one or several ordered sequences, called orders. Each such sequence has a
+The changes of one commit may form ordered sequences; such a sequence is called an order. Each order has a
 name, and a mark that identifies its last delivered change. For example, if several Spanner transactions have
-the same commit timestamp, the changes of each transaction are one order. If the changes have no order, the
-position contains the name of each delivered change. A position never contains changes of other commits, so
-the cursor stays short.
+the same commit timestamp, each transaction is an order. If the changes have no order, the position contains
+the name of each delivered change. A position never contains changes of other commits, so the cursor stays
+short.
 """
 
 from __future__ import annotations

@@ -172,12 +172,12 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """Make the fault for a method whose default implementation is not sufficient for this provider.
+    """Make the fault for a method that this provider must override but does not.
 
     Args:
         made: The provider's class.
         method: The method that the provider must override.
-        what: The fact that the default implementation cannot know.
+        what: What the default implementation cannot know about the service.
     """
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

@@ -59,7 +59,7 @@ class PartitionId:
         """Return True if the partition belongs to this incarnation of the resource.
 
         Args:
-            incarnation: As in `FeedIdentity`.
+            incarnation: The incarnation of the resource, `FeedIdentity.incarnation`.
         """
         return self.incarnation_digest == _digest(incarnation)
 

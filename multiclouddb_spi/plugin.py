@@ -44,7 +44,7 @@ class ProviderPlugin(ABC):
         """Check the configuration without I/O; by default, nothing is checked before `connect`.
 
         Args:
-            config: See the argument of `connect`.
+            config: The client's configuration, which is later passed to `connect`.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` with a message that names the setting and says what to do.

@@ -266,7 +266,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _means_absent(node: ast.AST) -> bool:
-    """Return True if replacing None with another false value makes no difference here."""
+    """Return True if, at this place, None can be replaced with another false value without a difference."""
     match node:
         case ast.Compare() | ast.Assign(targets=[ast.Subscript()]):
             return True

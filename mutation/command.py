@@ -86,7 +86,7 @@ def mutate(
 def _known(settings: Settings, chosen: str) -> list[Equivalent]:
     """Return the entries of equivalents.toml.
 
-    With other settings, return only the entries for the modules that these settings name.
+    If the settings are not the default settings, return only the entries for the modules that they name.
     """
     listed = read_equivalents(FOLDER / "equivalents.toml")
     return [entry for entry in listed if chosen == _SETTINGS or entry.file in settings.modules]

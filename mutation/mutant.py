@@ -26,7 +26,7 @@ class Mutant:
         before: The original lines, joined into one line.
         after: The changed lines with the defect, joined into one line.
         operator: The kind of the change.
-        nth: A number that distinguishes mutants with equal values in all fields above.
+        nth: A number that distinguishes mutants whose other fields from `file` to `operator` are equal.
         lines: The numbers of the first and the last changed line.
         source: The text of the whole module with the defect.
     """

@@ -55,7 +55,7 @@ def tally(mutants: Sequence[Mutant], equivalent: set[str], outcomes: dict[str, O
     Args:
         mutants: The chosen mutants.
         equivalent: The names of the mutants that are listed as equivalent.
-        outcomes: The results of the other mutants that compile, by name.
+        outcomes: The results of the mutants that compile and are not equivalent, by name.
     """
     programs = [mutant for mutant in mutants if mutant.compiles]
     found = [outcomes[each.name] for each in programs if each.name in outcomes]

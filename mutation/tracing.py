@@ -131,7 +131,7 @@ def _traces(files: Iterable[dict[str, Any]]) -> Traces:
 
 
 def _keys(settings: Settings) -> dict[str, str]:
-    """Return the inputs of each test file's traces: the file itself, and all files that are not tests."""
+    """Return, for each test file, a hash of its own text and of all Python files that are not tests."""
     shared = hashlib.sha256()
     ours = (PACKAGE, settings.root / ".venv")
     for path in sorted(settings.root.rglob("*.py")):

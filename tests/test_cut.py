@@ -18,7 +18,7 @@ CHANGES = st.lists(
 def in_order(changes):
     """Return True if the changes of each transaction are in order.
 
-    Transactions of one commit may be mixed.
+    The changes of different transactions in one commit may be interleaved.
     """
     return sorted(changes, key=lambda each: (each[0], each[2], each[3]))
 

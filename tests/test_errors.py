@@ -31,7 +31,7 @@ SECRET = "hunter2"
 
 
 def text_around(word):
-    """Return parts of URLs that contain the secret word."""
+    """Generate parts of URLs; every part contains the secret word."""
     piece = st.text(alphabet=":/@?&;#=%…[],. \\\na1ü", max_size=8) | st.text(max_size=4)
     return st.tuples(piece, st.just(word), piece).map("".join)
 

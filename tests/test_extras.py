@@ -31,7 +31,7 @@ TEXTS = sorted(
 
 
 def named():
-    """Return the file, distribution and extra for every place that names an extra."""
+    """Find every place in the texts that names an extra; return the file, the distribution and the extra."""
     for path in TEXTS:
         for distribution, extras in NAMED.findall(path.read_text(encoding="utf-8")):
             for extra in extras.split(","):

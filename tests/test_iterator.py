@@ -263,7 +263,8 @@ class TestIdleBackoff:
         assert all(0.005 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
 
     def test_the_longest_waits_are_at_least_a_fiftieth(self, monkeypatch):
-        """Because of this limit, a short first wait does not make an idle consumer read more often."""
+        """The longest waits have a lower limit, so a short first wait does not make an idle consumer read
+        more often."""
         monkeypatch.setattr("random.uniform", lambda low, high: low)
         waits = self.take(13, Service({"P": []}))
         assert waits[0] == 0.005
@@ -319,7 +320,7 @@ class TestUntilIdle:
 
 
 def interrupt(timer, place, act):
-    """Stop a timer at one instruction of an action.
+    """Run an action, and stop a timer when the action reaches a given instruction.
 
     Returns:
         The number of seconds until the timer was stopped, or None if the action has fewer instructions.

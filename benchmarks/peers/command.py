@@ -50,7 +50,7 @@ def bench(
     events: Annotated[
         int, typer.Option(min=500, help="How many changes are measured in each run.")
     ] = _EVENTS,
-    runs: Annotated[int, typer.Option(min=1, help="How often each peer runs; medians count.")] = _RUNS,
+    runs: Annotated[int, typer.Option(min=1, help="How often each peer runs; the median is shown.")] = _RUNS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
         bool,

@@ -34,7 +34,7 @@ class Goal:
     other: str = ""
 
     def achieved(self, outcomes: Mapping[str, Outcome]) -> float | None:
-        """Return the figure to compare with the bound, or None if a line that it needs was not measured."""
+        """Return the figure to compare with the bound, or None if a peer in this figure was not measured."""
         names = [self.ours, *([self.other] if self.other else [])]
         figures: list[float] = [getattr(outcomes[name], self.field) for name in names if name in outcomes]
         if len(figures) < len(names) or not all(figures):

@@ -31,7 +31,7 @@ class Command:
     Attributes:
         arguments: The program and its arguments; the path of the file that describes the work is added to
             them.
-        reader: An argument to add after the path of that file, or the empty text.
+        reader: An argument to add after the path of the file that describes the work, or the empty text.
         environment: Environment variables to set for the program.
         versions: The versions of the packages that the program uses.
         spec: Fields to add to the description of the work.

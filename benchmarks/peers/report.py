@@ -100,7 +100,7 @@ class Outcome:
 
     @classmethod
     def of(cls, name: str, reports: Sequence[Report], versions: Mapping[str, str]) -> Outcome:
-        """Return the line with the medians of a peer's runs."""
+        """Return the result of a peer, with the medians of its runs."""
         return cls(
             name,
             "measured",

@@ -88,7 +88,7 @@ def delta_merge(bench: Bench) -> Iterator[Sides]:
     against=_AGAINST,
 )
 def delta_merge_million(bench: Bench) -> Iterator[Sides]:
-    """This row merges the same changes into a larger table."""
+    """This row merges the same changes as `delta-merge`, but into a table of 1,000,000 rows."""
     yield _sides(bench, 1_000_000)
 
 

@@ -220,7 +220,7 @@ def mongo_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def cursors(changes: Backlog, calls: int) -> Done:
-    """Return how many change streams the given number of calls open; half of the calls find no change."""
+    """Make calls, half of which find no change. Return the number of change streams that the calls opened."""
     before, events = changes.aggregates(), 0
     with on_client_core(), connect(changes.config) as client:
         for page in islice(_pages(client.read_changes, changes, _SMALL_PAGE), calls):

@@ -1,4 +1,4 @@
-"""Provides a factory of rows whose sides only count, without real work."""
+"""Provides a factory of benchmark rows that do no real work: both measured sides only count."""
 
 import sys
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Tests the counts of a call: functions, module changes and frames."""
+"""Tests what is counted during a call: function calls, changes of module, and stack frames."""
 
 from benchmarks.hops import measure
 from multiclouddb_spi.continuation.written import WrittenTokens

@@ -1,6 +1,6 @@
 """`multiclouddb token check` shows whether a token can still be resumed, and for how long.
 
-First, the command reads from the whole token as a reader would, but only one event and without its document.
+First, the command reads one event from the whole token, as a reader would, but without the event's document.
 Then the command reads each partition separately, because events of one partition can hide that another
 partition has expired.
 """
@@ -85,7 +85,7 @@ class Verdict:
     Attributes:
         envelope: The token.
         whole: The result of reading from the token: a page, or the error that the token has expired.
-        answers: The results of reading the token's partitions one by one.
+        answers: The result of reading each partition of the token separately.
         missed: Open partitions that the token neither contains nor leads to; None if this cannot be
             determined.
     """
@@ -186,7 +186,7 @@ def check(
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     """Return the partitions that the token does not cover.
 
-    Only a feed of a whole collection can report these partitions.
+    The result is None if the token's scope is not a whole collection.
     """
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:

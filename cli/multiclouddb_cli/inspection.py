@@ -1,7 +1,8 @@
 """`multiclouddb token inspect` shows the content of a token.
 
 Cursors are opaque without their provider, and may contain a document's key. Therefore, only the size and a
-digest of each cursor are shown. They are enough to see whether two tokens have the same position.
+digest of each cursor are shown. The size and digest are enough to see whether two tokens have the same
+position.
 """
 
 from __future__ import annotations

@@ -205,8 +205,8 @@ def top(
 ) -> None:
     """Show partitions, events/s, lag, watermark and retention headroom.
 
-    With --from @FILE it shows the lag of a stored position and how long it is still kept. Nothing is changed
-    or saved.
+    With --from @FILE, the table shows the lag of a stored position and how long it is still kept. Nothing is
+    changed or saved.
     """
     from multiclouddb_cli import top as command
     from multiclouddb_cli.arguments import to_config

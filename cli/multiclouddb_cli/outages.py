@@ -74,7 +74,7 @@ class OutageReport(Observer):
         status: The status line, which is cleared before another line is printed.
 
     Attributes:
-        muted: True while nothing may be printed: while the command is closing, and in a run that ends by
+        muted: True if nothing may be printed, because the command is closing, or because the run ends by
             itself and reports its own error.
     """
 

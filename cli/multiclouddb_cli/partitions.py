@@ -27,8 +27,9 @@ class Branch:
 
     Attributes:
         partition: The partition.
-        lead: The text that is printed on the same line before the partition.
-        again: True if the partition has several parents and its descendants were already printed above.
+        lead: The text before the partition on its line.
+        again: True if this partition, which has several parents, and its descendants were already printed
+            above.
     """
 
     partition: Partition

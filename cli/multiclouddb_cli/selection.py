@@ -18,7 +18,7 @@ class Selection:
 
     Attributes:
         types: The kinds of changes to print; empty means all.
-        since: The time before which events are omitted; None for no limit.
+        since: Events before this time are omitted; None for no limit.
         until: The time after which events are omitted and the command ends; None for no limit.
         key: The partition key, or None for every key.
     """

@@ -77,7 +77,7 @@ def assert_refused(
 def apart_from_silence(stderr: str) -> str:
     """Return what a command printed on stderr, without the reports about a slow service.
 
-    A busy machine can cause such a report.
+    On a busy machine, a command can print such a report although the service works.
 
     Args:
         stderr: The output.
@@ -146,7 +146,7 @@ class Tail:
         self.seen += map(event_from_json, said(*self._words, "--until-idle").splitlines())
 
     def keys(self) -> list[Hashable]:
-        """Return the key of each printed event. An event that was printed twice counts once."""
+        """Return the key of each printed event. If an event was printed twice, its key is returned once."""
         return [
             key for _, key in dict.fromkeys((event.event_id, plain_key(event.key)) for event in self.seen)
         ]

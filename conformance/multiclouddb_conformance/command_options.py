@@ -1,8 +1,8 @@
 """Tries every option of `multiclouddb tail` and `multiclouddb collections` on a provider's test server.
 
-A provider's test inherits `CommandOptions` and defines the fixture `shown`. The commands run in this process,
-so each run takes only milliseconds. The command line package must be installed: `pip install
-"multiclouddb[cli]"`.
+To use these tests, a provider's test class inherits `CommandOptions` and defines the fixture `shown`. The
+commands run in this process, so each run takes only milliseconds. The command line package must be installed:
+`pip install "multiclouddb[cli]"`.
 """
 
 from __future__ import annotations

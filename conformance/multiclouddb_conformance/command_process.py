@@ -1,8 +1,8 @@
 """Runs the `multiclouddb` command in separate processes, which do not have to import everything again.
 
-One helper process imports the command, and the SDK of each database that a command names. It then forks a
-process for each command, because most commands take less time than these imports. The helper has only one
-thread and no connection to a server, so a forked process inherits nothing that is in use.
+One helper process imports the command, and the SDK of each database that a command names. Then the helper
+forks a process for each command. This saves time, because the imports take longer than most commands. The
+helper has only one thread and no connection to a server, so a forked process inherits nothing that is in use.
 """
 
 from __future__ import annotations

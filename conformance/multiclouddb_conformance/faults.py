@@ -164,7 +164,7 @@ class LateSiblings:
 
 @attrs.frozen
 class LeavesOut:
-    """A start omits the last partition, and returns no partition that leads to it."""
+    """A start leaves out the last partition, and returns no other partition that leads to it."""
 
 
 @attrs.frozen
@@ -202,7 +202,7 @@ FAULTS: Final[Mapping[str, FaultScript]] = {
     "children named late": LateChildren(),
     "trimmed": Trimmed(),
 }
-"""The scripts that the suite runs by name. Separate tests run the scripts that are not in this list."""
+"""The fault scripts that one test of the suite runs, by name. Separate tests run the other scripts."""
 
 
 def _failure(category: ErrorCategory, message: str, retry_after: float | None = None) -> ProviderFault:
@@ -377,7 +377,7 @@ class FaultyPlugin(WrappedPlugin):
     Args:
         inner: The plugin.
         script: The fault script.
-        act: As in `FaultyProvider`.
+        act: The same as the argument `act` of `FaultyProvider`.
 
     Attributes:
         providers: The providers that this plugin connected.

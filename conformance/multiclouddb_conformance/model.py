@@ -1,8 +1,8 @@
 """Defines the promises of a feed as pure checks on the delivered events, for any provider.
 
 Each check gets the truth (identities of changes in the order of writing) and the events in the order of
-delivery. It returns its findings as texts, or no findings if everything is correct. Redelivery is allowed, so
-only the first delivery of a change is checked for its order.
+delivery. The check returns its findings as texts, and an empty result if everything is correct. Redelivery is
+allowed, so only the first delivery of a change is checked for its order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """Return the event id as the identity, if event ids are known in advance, as in a simulation."""
+    """Identify a change by its event's id. This needs a truth that contains event ids, as in a simulation."""
     return event.event_id
 
 

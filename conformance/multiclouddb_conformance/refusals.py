@@ -31,7 +31,7 @@ def refusal(
 
     Args:
         category: The category of the error.
-        act: The call that must raise the error.
+        act: A function that makes the call, which must raise the error.
         words: Words that the message must contain, in any order.
         hidden: Secrets that must not appear in the error's text or traceback.
     """

@@ -136,7 +136,7 @@ class SimulationHarness(Harness):
         self._sims[address].write(self.key(key), {"n": next(_numbers)}, poison=True)
 
     def announce(self, address: ResourceAddress) -> None:
-        """Put the notice into every partition, although its cause happened only once."""
+        """Put a `Renamed` notice into every partition, although the collection was renamed only once."""
         for name in self._sims[address].open_partitions:
             self._sims[address].announce(name, Renamed(str(address), "elsewhere"))
 

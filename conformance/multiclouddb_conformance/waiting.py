@@ -32,9 +32,8 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
 def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: float, tries: int = 5) -> None:
     """Assert that an action takes less than `seconds`, even on a busy machine.
 
-    It is enough if one attempt is quick: a busy machine delays only some attempts, but a slow action is slow
-    in every attempt. Each attempt must also end within `at_most`, so that an action that sometimes hangs is
-    detected.
+    One quick attempt is enough, because an action that is itself slow is slow in every attempt. Each attempt
+    must also end within `at_most`; otherwise an action that sometimes hangs would pass.
 
     Args:
         seconds: The time within which the action must end.

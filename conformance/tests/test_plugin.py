@@ -1,4 +1,4 @@
-"""Tests which tests the pytest plugin deselects or runs twice, and how it reports this."""
+"""Checks which tests the pytest plugin deselects or runs twice, and how the plugin reports them."""
 
 import pytest
 

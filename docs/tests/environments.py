@@ -1,7 +1,8 @@
 """Makes environments with only the project's wheels and the packages of the extras that a page names.
 
 Packages from registries are fetched once per user. The fetched packages are kept outside the clone, in a
-folder named after their versions. The project's wheels are unpacked next to that folder in every run.
+folder named after their versions. In every run, the project's wheels are unpacked next to the fetched
+packages.
 """
 
 import fcntl

@@ -47,7 +47,7 @@ class Page:
         return ran.stdout
 
     def said_behind(self, name):
-        """Return the output that the page shows for a program."""
+        """Return the output that the page shows below a program."""
         end = next(found.end() for found in PROGRAM.finditer(self.text) if found["name"] == name)
         return re.match(r"\n\n```text\n(.*?)^```$", self.text[end:], re.DOTALL | re.MULTILINE)[1]
 

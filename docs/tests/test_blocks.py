@@ -88,7 +88,7 @@ def run(page, blocks, folder):
 
 
 def pages():
-    """Return every page with a block that runs; the id says whether it starts Spark, for conftest.py."""
+    """Return every page with a block that runs; the test id tells conftest.py if the page starts Spark."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         blocks = blocks_of(page.read_text(encoding="utf-8"))
         if blocks and page not in ELSEWHERE:

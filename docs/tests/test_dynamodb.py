@@ -155,8 +155,8 @@ class TestPermissions:
         return found
 
     def test_the_policy_allows_what_is_called_and_no_more(self, orders):
-        """The policy covers reads from both ends, across a rollover, from a token and with a snapshot, and
-        listings.
+        """The policy allows listings, and reads from `Beginning` and `Now`, from a token, with a snapshot,
+        and across a rollover.
         """
         called = set()
         session = boto3.Session()

@@ -277,7 +277,7 @@ ASKED = {
 
 
 class TestRoles:
-    """Tests the rights of users with the role in each row, and of the user that the page creates."""
+    """Tests what a user with each role in the page's table may do, and what the page's own user may do."""
 
     COLLECTION = ({"db": "shop", "collection": "orders"}, ["find", "changeStream"])
     LIST = ({"db": "shop", "collection": ""}, ["listCollections"])

@@ -94,7 +94,7 @@ class Machine:
 
     @contextmanager
     def following(self, block, service):
-        """Run a block, and stop it with Ctrl-C. The lines that the block prints arrive in a queue."""
+        """Run a block, put the lines that it prints into a queue, and finally stop it with Ctrl-C."""
         code = block.code
         for named, here in service.names.items():
             assert named in code
@@ -157,7 +157,10 @@ def line_with(lines, text):
 
 
 def follow(machine, block, service, number):
-    """Run a block that follows a service: it must print what was written during and after the last run."""
+    """Run a block that follows a service.
+
+    The block must print what is written during the run, and what was written since the previous run.
+    """
     checkpoint = machine.work / re.search(r"--checkpoint (\S+)", block.code)[1]
     with machine.following(block, service) as (began, lines):
         if number:

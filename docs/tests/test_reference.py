@@ -54,7 +54,7 @@ class TestGeneratedPages:
         assert read("reference/mutants.md") == GENERATE["mutants_page"](), AGAIN
 
     def test_the_transcript_is_what_the_script_makes(self, tmp_path):
-        """The commands and the kinds of lines must be the same as on the page.
+        """Running the script prints the same commands and the same kinds of lines as the page contains.
 
         Times, ids and the order between partitions may differ.
         """

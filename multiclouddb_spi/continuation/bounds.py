@@ -59,7 +59,7 @@ def _structure(text: bytes) -> bytes | None:
 
 
 def _count(structure: bytes) -> int:
-    """Count all values except the outermost: the first value in each bracket, and one per comma or colon."""
+    """Count all values except the outermost: one for each opening bracket, comma and colon."""
     return sum(map(structure.count, (b"[", b",", b":")))
 
 

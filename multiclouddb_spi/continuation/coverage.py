@@ -114,7 +114,7 @@ def audit_failed(lineage: Lineage) -> None:
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """Prepare a lineage for `Feed.uncovered`: omit entries and parents that no listing names."""
+    """Prepare a lineage for `Feed.uncovered`: omit entries and parents that a listing cannot contain."""
     unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
     return {
         entry.partition_id: _tracked(entry, unlisted)
@@ -138,11 +138,10 @@ def missed_by_parents(
 ) -> dict[str, tuple[str, ...]] | None:
     """Follow the listed parents to find the partitions that a token neither contains nor leads to.
 
-    Pure. The search begins at each open partition, and at each partition that must end before a partition of
-    the token can be read. From there, the search goes from each partition to its parents. If the search
-    reaches a partition of the token, the partition at which it began is covered. If the search reaches an
-    ancestor of an entry of the token, this ancestor was read, and everything that was found below the
-    ancestor was missed.
+    Pure. The search begins at each open partition, and at each parent for which a partition of the token
+    still waits. Then the search goes from each partition to its parents. If the search reaches a partition of
+    the token, the partition at which it began is covered. If the search reaches an ancestor of an entry of
+    the token, this ancestor was read, and everything that was found below the ancestor was missed.
 
     Args:
         tracked: Every partition in the token.
@@ -180,7 +179,7 @@ def missed_by_parents(
 def ancestors_read(
     tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]
 ) -> tuple[set[str], list[str]]:
-    """Return the ancestors of a token's partitions, all of which have been read.
+    """Return the ancestors of a token's partitions; the feed has read all of these ancestors.
 
     Returns:
         Two collections: the ancestors; and the unlisted partitions, which are those ancestors and token

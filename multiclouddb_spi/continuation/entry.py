@@ -93,14 +93,14 @@ class Waiting:
 
     Attributes:
         partition_id: The service's own id of the partition.
-        said: The distinct start positions that come from its seed and from parents that were read to their
-            end.
+        said: The distinct start positions for this partition, from its seed and from its parents that were
+            read to their end.
         parents: The parents that have not named this child yet, and a lost partition that the child may
             descend from.
         named_at: The service's time when the child was named, in µs since 1970, if some of its parents were
             undiscovered then (`undiscovered_parents.py`). Otherwise, or if the service does not report the
             time, None.
-        listed: As in `Active`.
+        listed: False for an entry that is not a partition of the service, see `Active.listed`.
     """
 
     partition_id: str
@@ -134,8 +134,8 @@ Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
     """Return the entry of a partition that starts at its seed.
 
-    The entry waits for those of its parents that are present. Of the seed's children, only those that are in
-    `present` are kept. The engine finds the other children again later.
+    The entry waits for those of its parents that are present. Of the seed's children, only those that are
+    present are kept. The engine discovers the other children later.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)
@@ -146,7 +146,7 @@ def seeded(seed: Seed, present: Collection[str]) -> Entry:
 
 
 def place_of(entry: Entry) -> Entry:
-    """Return a copy of an entry without the duration of the search for its children."""
+    """Return a copy of an entry in which the duration of the search for children is 0."""
     return attrs.evolve(entry, watched=0) if type(entry) is AwaitingChildren else entry
 
 

@@ -13,11 +13,11 @@ parent is in the lineage, none of its descendants can be missed. A lineage also 
 feed began and when its coverage was last audited.
 
 A child starts when *every* parent has named it. Every partition of the feed descends from the feed's seeds,
-so a parent that is not in the lineage has not been discovered yet. The child also waits for such a parent,
-and therefore never starts too early. Other rules apply to two kinds of parents: parents that
-are older than retention (`replace`, `undiscovered`), and parents that do not descend from the partitions that
-are read (`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one lost
-partition as if the lost one were a parent (`Retention`).
+so a parent that is not in the lineage has not been discovered yet. The child also waits for a parent that has
+not been discovered, and therefore never starts too early. There are two exceptions: a partition that is older
+than retention (`replace`, `undiscovered`), and a parent that does not descend from the partitions that are
+read (`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one of them
+as if it were a parent (`Retention`).
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Lineage(ScanEntries):
 
         Args:
             partition_id: The service's own id of the partition.
-            watched: The total duration of the search, in tenths of a second of running time.
+            watched: How long the search has lasted while the process was running, in tenths of a second.
         """
         entry = self._entries[partition_id]
         assert type(entry) is AwaitingChildren
@@ -213,7 +213,7 @@ class Lineage(ScanEntries):
             self._index(entry)
 
     def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
-        """Return the parents of a child that have ended and are only watched for more children.
+        """Return the ended parents of a child that are in the lineage only to find more children.
 
         These parents count as having named the child.
         """

@@ -3,9 +3,9 @@
     [id, cursor, flags, [floor, µs, rate, retention, done, segments, rows, records, credit]]
 
 `cursor` identifies the part that is not divided into segments yet; null if everything is divided. The
-flags are a set of bits. Bit 16 marks a plan, 32 a stream that waits for the scan, 64 a scan whose start was
-announced, and 128 `SnapshotOrder.AUTO`. A segment that is being read is an ordinary entry, but has bit 8,
-because the service does not list segments.
+flags are a set of bits. Bit 16 marks a plan. Bit 32 means that the stream is read only after the scan, bit 64
+that the start of the scan was announced, and bit 128 `SnapshotOrder.AUTO`. The segments that are currently
+read are ordinary entries with bit 8, because no listing of the service names them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Plan:
         segments: The expected number of segments, or None.
         rows: The number of rows that were delivered.
         records: The approximate number of rows at the start, or None.
-        credit: Space that the scan did not get on earlier pages, in quarters of a place, 0 to 3.
+        credit: The fraction of a row that the scan could not use on earlier pages, in quarters: 0 to 3.
     """
 
     partition_id: str

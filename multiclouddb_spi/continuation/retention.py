@@ -11,9 +11,9 @@ If a partition is listed, it exists. If a partition is not listed, it may still 
 list only open partitions, or list a partition late. To find out, the engine calls `Feed.oldest`: if a
 partition can still be read, the method returns a seed with the same id.
 
-If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed. A
-parent was missed if the lineage knows a sibling of the parent, but not the parent itself. An audited feed
-waits for a missed parent, because the audit starts it.
+If a parent exists and no entry leads to it, there are two cases: the parent was already read, or the parent
+was missed. A parent was missed if its sibling is known and the parent itself is not. An audited feed waits
+for a missed parent, because the audit starts it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Retention", "stranded_fault"]
 
 
 def stranded_fault(public_id: str) -> ProviderFault:
-    """Make the fault for a partition that is `stranded`.
+    """Make the fault for a partition that was lost before the service listed it (`Retention.stranded`).
 
     Args:
         public_id: The public id of the partition.
@@ -63,7 +63,7 @@ class Retention:
         self._left: set[str] = set()
 
     def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
-        """Return what partitions wait for after the loss of a partition, for `Lineage.replace`.
+        """Decide what each partition waits for after a partition is lost; `Lineage.replace` uses the result.
 
         Args:
             lineage: The lineage, which still contains the lost partition.

@@ -71,7 +71,7 @@ class ScanEntries(Entries):
 
         Args:
             partition_id: The id of the segment or partition that has ended.
-            outcome: The way in which it has ended.
+            outcome: How the segment or partition has ended.
 
         Raises:
             ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
@@ -117,13 +117,13 @@ class ScanEntries(Entries):
         return started
 
     def scanned(self, segment_id: str, pieces: Sequence[Segment]) -> list[str]:
-        """Record that a part of the scan was read to its end.
+        """Record that a segment of the scan was read to its end.
 
-        Return the ids of the segments that replace the rest of this part.
+        Return the ids of the segments that replace the unread rest of this segment.
 
         Args:
-            segment_id: The part.
-            pieces: The segments that replace the rest of this part.
+            segment_id: The id of the segment.
+            pieces: The segments that replace the unread rest of this segment.
         """
         del self._entries[segment_id]
         self._segments.pop(segment_id, None)

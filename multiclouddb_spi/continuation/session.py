@@ -97,7 +97,8 @@ class Session:
         Args:
             partition_id: The service's own id of the partition, or the id of a segment.
             lineage: The lineage that is being read.
-            with_descendants: As in `PhysicalPartition`.
+            with_descendants: True to continue in the partition's descendants,
+                `PhysicalPartition.with_descendants`.
         """
         public_id = self.feed.public_id(partition_id)
         skipped = tuple(item for item in self.skipped if item[0] == public_id)

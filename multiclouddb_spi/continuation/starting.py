@@ -1,4 +1,4 @@
-"""Makes the first lineage of a read from a start position."""
+"""Makes the first lineage of a feed from a start position."""
 
 from __future__ import annotations
 

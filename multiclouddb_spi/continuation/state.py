@@ -45,7 +45,7 @@ class Retired:
 
 
 def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
-    """Make the state after the end of the only partition that was read.
+    """Make the state of a feed that reads a single partition, after this partition has ended.
 
     Args:
         lineage: The lineage that contains the partition.

@@ -8,8 +8,8 @@
 
 Decoding runs no code from the token, inflates into a bounded buffer, and counts the values before it parses
 them. Decoding any text results in either a token or `INVALID_REQUEST`. The engine never makes a token that it
-cannot read again. The checksum detects damage, but not forgery. No protection from forgery is needed, because
-a token gives its reader no additional access.
+cannot read again. The checksum detects damage, but not forgery. A token needs no protection from forgery,
+because it gives nobody access to data.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Envelope:
         state: The lineage, or the way in which the feed ended; see `multiclouddb_spi.continuation.state`.
         issued_at: The Unix time in seconds at which the token was made.
         watermark: The highest watermark that a page has reported, in µs since 1970, or None.
-        skipped: The undecodable records that this token skips, each with its partition and position.
+        skipped: The records that could not be decoded and that a read from this token skips, each with its
+            partition and position.
     """
 
     provider_id: str

@@ -2,16 +2,16 @@
 
 A feed of a whole collection waits for every parent, because an audit finds parents to which the feed does not
 lead. Two kinds of feeds have no audit: a feed of a partition with its descendants, and a feed of one
-partition key. If a feed has no audit, a parent that is not in its lineage is called undiscovered. There are
-two possible reasons: another reader reads the parent, or the parent descends from a partition of the lineage
-that has not been read to its end. The service's listing of partitions usually shows which case applies. A
-child does not wait for a parent that another reader reads (`Retention.named`). If the listing does not show
-this, the following rule decides:
+partition key. In these feeds, a parent that is not in the lineage is called undiscovered. There are two
+cases: another reader reads the parent, or the parent descends from a partition of the lineage that has not
+been read to its end. In most cases the service's listing shows which case applies. A child does not wait for
+a parent that another reader reads (`Retention.named`). If the listing does not show which case applies, the
+following rule decides:
 
 An undiscovered parent existed before its child was created, so the parent's ancestors had already ended.
-Take a partition that has not ended, and from which all changes were read up to the time at which the child
-was named. No undiscovered parent descends from this partition. The same is true if the partition was read
-after that time and had no more records.
+Therefore, if a partition was read past the time at which the child was named, and has not ended, no
+undiscovered parent descends from that partition. Also, no undiscovered parent descends from a partition that
+reported after that time that it had no more records.
 
 Because of this rule, a child may start late, but every child starts. Children start one at a time, the oldest
 first, because one waiting child may lead to another.

@@ -15,7 +15,7 @@ __all__ = ["added", "clip", "is_news", "records_before", "within"]
 
 
 def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """Return the heads, but replace each head that is or may be after the target with the target."""
+    """Return the heads; if a head is or may be after the target, return the target instead."""
     if target is None:
         return heads
     clipped = {}
@@ -51,7 +51,7 @@ def added(before: Head | None, head: Head) -> Head:
 
 
 def within(feed: Feed, entry: Active, target: Target | None) -> bool:
-    """Return True if there may be records before the target."""
+    """Return True if a partition may have records between its position and the target."""
     if target is None:
         return True
     if entry.partition_id not in target.cursors:

@@ -99,8 +99,8 @@ def scan_beside(feed: Feed, step: Step, max_records: int | None, deadline: Deadl
 
     Args:
         feed: The opened feed.
-        step: The step of the stream, whose plan does not hold the stream. The step's `after` is changed in
-            place.
+        step: The step of the stream; its plan lets the stream be read during the scan. The step's `after` is
+            changed in place.
         max_records: The limit as in `scan_step`, for changes and rows together.
         deadline: The time limit.
 

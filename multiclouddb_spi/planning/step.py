@@ -68,12 +68,12 @@ class Step:
 
 
 def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) -> list[Range]:
-    """Return the ranges between two lineages of one feed; pure.
+    """Return the ranges between two lineages of one feed, without I/O.
 
     Args:
-        before: See `Step.before`.
-        after: See `Step.after`.
-        ends: See `Step.ends`.
+        before: The lineage at which the ranges begin, `Step.before`.
+        after: The lineage at which the ranges end, `Step.after`.
+        ends: The positions of the partitions that end in between, `Step.ends`.
     """
     until = {**ends}
     until.update({entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)})

@@ -43,8 +43,8 @@ class Answers(Generic[T]):
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
-        lineage: Changed in place.
-        turns: The call's partitions.
+        lineage: The lineage, which is changed in place.
+        turns: The partitions that the call reads, and their order.
         limit: The largest number of records to return.
         view: Makes the values for the caller from a batch's records `[i, j)`.
         deadline: The time limit of the call.
@@ -309,7 +309,7 @@ class Answers(Generic[T]):
         self._observing.partition_retired(self._feed.spec.address, public_id(name), named)
 
     def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
-        """Report that the records after a position no longer exist.
+        """Report on the page that the records after a partition's position no longer exist.
 
         Reading continues with the oldest remaining record.
         """

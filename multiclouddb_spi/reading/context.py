@@ -29,7 +29,7 @@ class ReadContext:
         page_records: The provider's own page size.
         watch_seconds: How long to search for more children of an ended partition.
         audit_seconds: How often the coverage of a collection is audited.
-        rates: The times at which scans with a rate limit may read again.
+        rates: The object that limits the rates of scans.
     """
 
     fetcher: Fetcher

@@ -109,7 +109,7 @@ def diagnose(
 
 
 def open_watches(state: FeedState) -> int:
-    """Return how many partitions have ended while the engine still searches for more of their children."""
+    """Return the number of ended partitions for which the engine is still searching for children."""
     match state:
         case Lineage():
             ended = state.awaiting_children()

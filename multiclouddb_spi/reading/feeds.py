@@ -31,11 +31,10 @@ class FeedCache:
 
     A feed is closed when neither a running call nor a later call needs it. Opening a feed needs calls to the
     service, which check how the resource is set up. Therefore, a feed is kept for ten minutes after its last
-    use. The limit on feeds is as high as the limit on readers, because each partition key with its own scope
-    needs a feed, and a worker may read thousands of keys in turn. Above the limit, feeds that were used in
-    the last minute remain open, and each additional feed is closed after its call. The cache does not close
-    the feeds whose last use was the longest ago, because a worker that reads many keys in turn needs exactly
-    these feeds next.
+    use. The limit on feeds is as high as the limit on readers. The reason is that a worker may read thousands
+    of partition keys in turn, and the scope of each key needs a feed. Above the limit, feeds that were used
+    in the last minute remain open, and each additional feed is closed after its call. The cache does not
+    close the feeds that were unused for longest, because a worker that reads keys in turn needs them next.
 
     Args:
         fetcher: Runs calls.

@@ -56,8 +56,8 @@ class InlineExecutor(Executor):
 
         Args:
             fn: The function to call.
-            *args: Its positional arguments.
-            **kwargs: Its keyword arguments.
+            *args: The positional arguments of the function.
+            **kwargs: The keyword arguments of the function.
         """
         future: Future[T] = Future()
         try:

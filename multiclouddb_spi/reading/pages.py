@@ -74,7 +74,7 @@ class Pages:
         feeds: The object that forgets a feed whose resource no longer exists.
         watch: Called when a position will soon be older than the retention.
         headroom_warning: The headroom in seconds below which `watch` is notified.
-        written: Keeps the lineages of the pages' tokens.
+        written: Keeps the lineages that belong to the tokens of returned pages.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Reads for one call: asks the partitions of a lineage until the page is full or all have answered.
 
-Fetches run in the thread pool; everything in this module runs in the caller's thread. `turns.py` defines the
+Fetches run in the thread pool; the code in this module runs in the caller's thread. `turns.py` defines the
 stage of each partition. This module moves the partitions from stage to stage; the numbers in the code mark
 where this happens:
 
@@ -123,7 +123,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self) -> None:
-        """First read the partitions whose errors ended the last call, to see early if they still fail."""
+        """First read the partitions whose errors ended the last call, to learn early if they still fail."""
         self._turns.ask(self._first)
         while not (self._result.full() or all(name in self._turns.served for name in self._first)):
             self._launch()
@@ -133,7 +133,7 @@ class Poll(Generic[T]):
             self._answer(turn)
 
     def _read(self) -> None:
-        """Read the partitions that are due or start during the read, until there is a reason to end."""
+        """Read the partitions that are due, including newly started ones, until the call must end."""
         turns = self._turns
         while not self._result.full():
             self._launch()

@@ -56,9 +56,9 @@ class Check:
 
     Attributes:
         wait: The number of seconds that are left to wait for a first event.
-        page: If nothing has changed, the page to return; otherwise None.
-        feed: The feed that returned `mark`; None if no mark was requested.
-        mark: The feed's mark before anything is read.
+        page: The page to return, because nothing has changed; otherwise None.
+        feed: The feed that was asked for its mark; None if no feed was asked.
+        mark: The feed's mark (`change_mark`) before anything is read.
     """
 
     wait: float
@@ -71,8 +71,8 @@ class QuietFeeds:
     """Remembers the last idle pages of feeds that have more partitions than a call reads at once.
 
     A mark is requested only if the previous page was idle, so a busy feed needs no additional call. The mark
-    of a call is requested before the partitions are read. Therefore, if a change happens during the read, the
-    mark of the next call is different.
+    is requested before the partitions are read. Therefore, if a change happens during the read, the next call
+    gets a different mark and reads again.
 
     Args:
         open_feed: Provides the feed of a spec for the duration of a call.
@@ -122,7 +122,7 @@ class QuietFeeds:
     def note(
         self, request: ChangeFeedRequest, feed: Feed, lineage: Lineage, page: ChangeFeedPage, check: Check
     ) -> None:
-        """Remember a page if it is idle and the next page may be the same.
+        """Remember an idle page if the next page may be equal to it.
 
         Args:
             request: The request.
@@ -154,7 +154,7 @@ class QuietFeeds:
         return None if is_audit_due(known.audited, self._context.audit_seconds) else known
 
     def _again(self, known: _Idle, requests: int, elapsed: float) -> ChangeFeedPage:
-        """Return the same page with the same token, because no position has moved."""
+        """Return the previous idle page again, with the same token, because no position has moved."""
         self._keep(known)
         diagnostics = attrs.evolve(
             known.page.diagnostics, requests=requests, retries=0, native_charge=None, found_late=0,

@@ -186,11 +186,11 @@ class ReaderCache:
 class _Crowd:
     """The cached readers of one partition; each belongs to an active consumer or to a consumer that has left.
 
-    A reader is called proven if its consumer has come back to it. A consumer that continues in another
-    process never comes back. Therefore, the cache first closes a reader to which no consumer has come back
-    yet, chosen at random. If the cache closed the oldest reader first, consumers that take turns would always
-    find that their reader had just been closed. At most seven eighths of the readers are proven, so there is
-    room for new consumers when old consumers have stopped.
+    A reader is called proven once its consumer has used it a second time. A consumer that continues in
+    another process never uses its old reader again. Therefore, the cache first closes a random reader that is
+    not proven. If the cache closed the oldest reader first, consumers that take turns would always find that
+    their reader had just been closed. At most seven eighths of the readers are proven, so there is room for
+    new consumers when old consumers have stopped.
     """
 
     __slots__ = ("_new", "_proven")

@@ -29,7 +29,7 @@ class PollResult(Generic[T]):
         notices: Notices that were found while reading.
         moved: True if a partition answered or a position moved.
         idle: True if every active partition reported that it has no more records.
-        retired: The way in which the partition ended, if only one physical partition is read and it has
+        retired: How the partition ended, if the call reads only one physical partition and this partition has
             ended; else None.
         over: The reason why no change can follow any more, or None.
         ended: True if the page ends here, although more records may be available.
@@ -68,7 +68,7 @@ class PollResult(Generic[T]):
         return bool(self.failure or self.poison or self.retired or self.over)
 
     def full(self) -> bool:
-        """True if the page has no place left."""
+        """True if the page must not receive more records."""
         full = self.count >= self.limit or self.ended
         return full or bool(self.failure or self.poison or self.retired or self.over)
 

@@ -18,10 +18,10 @@ __all__ = ["Look", "look_again"]
 
 @attrs.frozen
 class Look:
-    """The end of a partition, and the result of this call's search for children.
+    """What is known about an ended partition after a call has searched for its children.
 
     Attributes:
-        state: The way in which the partition ended.
+        state: How the partition ended.
         requests: The number of calls to the service.
         error: The reason why the service could not name more children, or None.
     """

@@ -20,7 +20,7 @@ class ScanRates:
         """Return the monotonic time before which a scan reads nothing.
 
         Args:
-            plan_id: The entry of the scan's plan in the lineage.
+            plan_id: The id under which the lineage contains the scan's plan.
         """
         return self._not_before.get(plan_id, 0.0)
 
@@ -28,7 +28,7 @@ class ScanRates:
         """Postpone the next read of a scan; `not_before` returns the new time of this read.
 
         Args:
-            plan_id: The entry of the scan's plan in the lineage.
+            plan_id: The id under which the lineage contains the scan's plan.
             seconds: The number of seconds to add; negative if a read was cheaper than expected.
         """
         last = self._not_before.get(plan_id, 0.0)

@@ -148,10 +148,10 @@ class Scanning:
         return bool(self._unasked) or self._kept > self._rows
 
     def patience(self, longest: float) -> float:
-        """Return how long to wait for partitions with kept places, before checking again.
+        """Return how many seconds to wait for reads for which the page keeps places, before the next check.
 
         Args:
-            longest: The longest time.
+            longest: The maximum number of seconds to return.
         """
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 

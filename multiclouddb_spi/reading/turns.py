@@ -66,8 +66,8 @@ class Turn:
         error: The failure of this partition in this call, or None.
         watermark: The watermark of the partition's last batch that was returned completely.
         headroom: The number of seconds until the partition's position expires; infinite if that is not known.
-        skips: The number of times that the partition's position was older than the retention in this call.
-        lost: The partition's position before the first skip of expired changes in this call.
+        skips: How often the partition's position was found to be older than the retention in this call.
+        lost: The partition's position before the first of these skips.
     """
 
     partition_id: str
@@ -94,12 +94,12 @@ class Turns:
         lineage: A function that returns the position of each partition.
 
     Attributes:
-        all: All partitions of the call, in every stage.
-        due: Partitions that are read when their turn comes.
+        all: The partitions of the call in any stage.
+        due: Partitions that wait for their turn to be read.
         asked: Partitions that are being read.
-        paced: Partitions that are read later.
+        paced: Partitions that must not be read before a given time.
         held: Partitions that have records left for a later page.
-        failed: Partitions that have failed in this call, the first one first.
+        failed: Partitions that have failed in this call, in the order of their failures.
         served: Partitions that have had their turn, in this order. In the next call they are read in the same
             order, after the partitions that had no turn.
     """
@@ -169,7 +169,7 @@ class Turns:
         return reader
 
     def pace(self, turn: Turn, not_before: float) -> None:
-        """Read the partition later, because reading is not useful before `not_before`."""
+        """Do not read the partition before `not_before`, because an earlier read would be useless."""
         turn.not_before = not_before
         self.move(turn, Stage.PACED)
 

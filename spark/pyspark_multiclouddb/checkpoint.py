@@ -1,8 +1,8 @@
 """Finds out from a query's checkpoint which snapshot the query reads, and whether its scan is over.
 
-Spark writes `offsets/N`, the end of micro-batch N, before it runs the batch. It writes `commits/N` after the
-batch. The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). Therefore,
-if a batch is repeated after a crash, it reads the same snapshot.
+Spark writes `offsets/N`, the end of micro-batch N, before it runs the batch. After the batch, Spark writes
+`commits/N`. The stored end contains the offset of the source, and therefore the snapshot (`offsets.py`). So
+every run of the batch reads the same snapshot, even after the process was killed.
 """
 
 from __future__ import annotations

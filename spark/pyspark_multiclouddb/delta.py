@@ -117,7 +117,8 @@ class Target:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if rows or changes of the snapshot may already have been
-                merged without this record. Such rows cannot be distinguished from older rows.
+                merged before this call recorded the snapshot. Such rows cannot be distinguished from older
+                rows.
         """
         if self._stage(scan.plan) is not None:
             return
@@ -142,7 +143,7 @@ class Target:
         Such a document was deleted before the snapshot. Its row becomes a tombstone.
 
         Args:
-            scan: The snapshot, after the end of its scan.
+            scan: The snapshot; its scan is over.
         """
         if self._stage(scan.plan) == _ENDED:
             return
@@ -174,8 +175,8 @@ class Target:
                 snapshot.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if the snapshot is refused, because documents that were
-                deleted before the snapshot would stay in the table.
+            MulticloudDbError: `INVALID_REQUEST` if the snapshot is refused. If it were accepted, documents
+                that were deleted before the snapshot would stay in the table.
         """
         if self._stage(plan) is not None:
             return
@@ -268,7 +269,7 @@ def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = No
     A SQL query with `WHERE _deleted_at IS NULL` returns the same rows as this function.
 
     Args:
-        table_path: As for `merge_into_delta`.
+        table_path: The path of the table, as in `merge_into_delta`.
         columns: The columns to read; by default all except `_deleted_at`.
 
     Returns:
@@ -302,15 +303,16 @@ def drop_tombstones(
 
     A tombstone prevents an older change from restoring its row, so a tombstone may be removed only when no
     older change can arrive. The lifetime of a tombstone must be longer than the time for which the service
-    keeps changes. It must also be longer than any pause of a query that writes this table. While a snapshot
-    is read, an older version of a row can arrive at any time. So if a query begins with a snapshot, pass its
-    `checkpoint`: then nothing is removed until the query has completed a batch after the end of the scan.
+    keeps changes. The lifetime must also be longer than the longest time for which a query that writes this
+    table is stopped. While a snapshot is read, an older version of a row can arrive at any time. So if a
+    query begins with a snapshot, pass its `checkpoint`: then nothing is removed until the query has completed
+    a batch after the end of the scan.
 
     Args:
-        table_path: As for `merge_into_delta`. Call this function in the process that merges, or while no
-            process is merging.
+        table_path: The path of the table, as in `merge_into_delta`. Call this function in the process that
+            merges, or while no process is merging.
         older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
-        checkpoint: As for `merge_into_delta`.
+        checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
 
     Returns:
         The number of tombstones that were removed.
@@ -381,7 +383,7 @@ def _with_tombstones(rows: pa.Table) -> pa.Table:
 
 
 def _kind(of: object) -> str:
-    """Return the name of a Delta type. A nullable and a non-nullable type have the same name."""
+    """Return the name of a Delta type. The name does not say whether the type is nullable."""
     return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
 
 

@@ -122,10 +122,10 @@ class MicroBatches:
             tell_more: True to mark an offset after which more records may follow.
 
         Returns:
-            The object `start` itself if there is nothing to read. Spark then asks again without a pause, so
-                this answer is reused for `pollInterval`. A position that moved without a record is also
-                returned as an end, at the first call and then once per `idleCheckpointInterval`. Otherwise
-                the position in the checkpoint would expire.
+            `start` itself if there is nothing to read. Spark then calls again without a pause; for the time
+                of `pollInterval`, these calls get the same result without a request to the service. A
+                position that moved without a record is also returned as an end, at the first call and then
+                once per `idleCheckpointInterval`. Otherwise the position in the checkpoint would expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
@@ -257,7 +257,7 @@ class MicroBatches:
         return offset_to_json(self.settings, pinned)
 
     def _stands_still(self, start: dict[str, Any]) -> bool:
-        """Return True if no change was found after the same start and the database has not changed since."""
+        """Return True if an earlier call with this start found no change, and the database is unchanged."""
         if self._still is None:
             return False
         asked, mark, when = self._still

@@ -6,21 +6,21 @@ the text as new data:
     {"from": "beginning", "src": "3b1f…", "v": 1}
     {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
-The first form represents the start of a new query. Spark asks for the offset of a new query several times and
-does not store it, so it contains no resolved position. The first micro-batch has no rows; its end is the
-resolved start, in the second form. In the second form, `c` has the same format as the lineage in a
+The first form represents the start of a new query. Spark asks for the first form several times and does not
+store it, so it contains no resolved position. The first micro-batch has no rows. Its end offset has the
+second form and contains the resolved start position. In the second form, `c` is the lineage as in a
 continuation token. `e` contains the ends of the partitions that the step to this offset has read completely,
 so that the step can be read again with the same result. `empty` is present if only the positions of an idle
-feed have moved. Such a step reads nothing. Therefore it can be replayed even if the service has since deleted
-that part of the log.
+feed have moved. A step that ends with such an offset reads nothing. Therefore the step can be replayed even
+if the service has since deleted that part of the log.
 
 On Spark 4.0 and 4.1, the first micro-batch has rows. The end of this micro-batch contains `o`, the lineage of
 the resolved start. On these versions, `more` means that the step contained records and that more records may
 follow (`caught_up`).
 
 After a snapshot has begun, the offset also contains `s` for the sink. `s` contains the id of the plan, the
-floor, whether the scan is over, and `whole` if the scan reads every existing row. `s` is also present for an
-empty collection, and it stays after the scan is over.
+floor, whether the scan is over, and `whole` if the scan reads every existing row. `s` is also present if the
+collection is empty. The offsets still contain `s` after the scan is over.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
 def _bound(frame: DataFrame, max_bytes: int) -> int:
     """Return half of the size that Spark lets the driver collect.
 
-    Only half is used, because a result contains other data besides its rows.
+    Only half of this size is used for rows, because a result also contains other data.
     """
     limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
     found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())

@@ -1,8 +1,8 @@
 """Implements the stream for Spark 4.0 and 4.1, which pass neither a position nor a limit to `latestOffset`.
 
-These versions call `partitions(last, last)` with the newest offset of the log before the first
-`latestOffset()` of a restart. The `last` in this call tells the reader the position of its checkpoint. The
-reader itself applies the limit.
+After a restart and before the first `latestOffset()`, these Spark versions call `partitions(last, last)`;
+`last` is the newest offset in the query's offset log. From this call the reader learns the position of its
+checkpoint. The reader itself applies the limit.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class PlainStreamReader(DataSourceStreamReader):
         """Return the work of a micro-batch. After this call, `end` is the position of the query.
 
         Raises:
-            SourceError: Raised if the query has a checkpoint, but Spark requested the first batch before it
-        passed the checkpoint's position. At that time, nothing has been written yet.
+            SourceError: Raised if the query has a checkpoint, but Spark requested the first batch before
+                Spark passed the checkpoint's position to the source. No rows have been written at that time.
         """
         if self._position is None and self._first not in (None, end):
             with source_errors():

@@ -55,7 +55,7 @@ class Work:
 
 
 def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
-    """Assign ranges to tasks. The largest number of tasks does not depend on this machine."""
+    """Assign ranges to tasks. The maximum number of tasks does not depend on the cores of the machine."""
     tasks = min(len(ranges), settings.max_tasks)
     return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
 

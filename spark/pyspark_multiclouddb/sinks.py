@@ -3,7 +3,7 @@
 A micro-batch can be delivered twice. If a query is killed after the sink's commit and before Spark's own
 commit, it delivers the batch again, with the same number and the same rows. Also, a key can change several
 times in one batch. Therefore the sink first finds the last change of each key, and then merges these changes.
-Both steps are safe to repeat:
+Finding and merging are both safe to repeat:
 
     def merge(frame, batch_id):
         merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")
@@ -11,9 +11,9 @@ Both steps are safe to repeat:
     stream.writeStream.foreachBatch(merge).option("checkpointLocation", "/data/checkpoint").start()
 
 An older change can also arrive after a newer one: from a second query on the table, from a query that starts
-again, or from a scan. The older change never wins, because the table stores the `order_key` of each row. For
-the same reason, the row of a deleted document stays as a *tombstone*, with the time of its delete in
-`_deleted_at`. Read the table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call
+again, or from a scan. The older change never wins, because the table stores the `order_key` of each row. To
+refuse older changes of a deleted document too, its row stays as a *tombstone*, with the time of the delete's
+merge in `_deleted_at`. Read the table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call
 `drop_tombstones` from time to time.
 
 `merge_into_delta` also works without Spark: it accepts a page of `client.iterate_changes(…).pages()`.
@@ -94,19 +94,19 @@ def merge_into_delta(
     in any order and more than once. The row of a deleted document contains the time of its merge in
     `_deleted_at`; this column is null for all other rows (`live_rows`, `drop_tombstones`).
 
-    Spark finds the last change of each key. Only the last change of each key, and only the columns of the
-    table, are sent to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark
-    reads the source once and keeps the last changes on its executors until all pieces are merged. If memory
-    is short, Spark keeps them on the executors' disks. A process that is killed between two commits merges
-    the batch again when it restarts; rows that were already merged do not change. The last commit stores the
-    number of the batch. If the table already contains the number of a batch, the batch is left out.
+    Spark finds the last change of each key. Only these changes, and only the columns of the table, are sent
+    to the driver, in pieces of at most `max_bytes`. Each piece is a separate commit. Spark reads the source
+    once and keeps the last changes on its executors until all pieces are merged. If memory is short, Spark
+    keeps these changes on the executors' disks. A process that is killed between two commits merges the batch
+    again when it restarts; rows that were already merged do not change. The last commit stores the number of
+    the batch. If the table already contains the number of a batch, the batch is left out.
 
     A stream that begins with a snapshot needs `checkpoint` if the table may have older rows, or if the
     stream's options include `snapshotOrder=interleaved`, `snapshotOrder=auto` or `failOnDataLoss=resnapshot`.
     The offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is
     over. A snapshot then repairs the table: its rows win over older rows. After the last row of the snapshot,
-    documents that it did not contain become tombstones. So the table must contain only this collection.
-    Without `checkpoint`, a snapshot into a table with older rows is refused.
+    documents that it did not contain become tombstones. Therefore the table must not contain rows of other
+    collections. Without `checkpoint`, a snapshot into a table with older rows is refused.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
@@ -185,7 +185,7 @@ def _scan_of(
 
 
 def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool, strict: bool) -> None:
-    """Begin or accept the snapshot that the rows of a batch belong to."""
+    """Begin the snapshot to which the rows of a batch belong, or check that it has begun."""
     if scan is not None:
         if plan not in (None, scan.plan):
             raise invalid_request(

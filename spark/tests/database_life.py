@@ -4,8 +4,8 @@
 
 OPTIONS is JSON that maps the name of each query to its options; COUNT is the number of events in each
 database. The program fixes the start of each query and then creates the file `pinned`. When the file
-`written` exists, the program continues until all events have arrived. The folder then contains the files of
-the rows and everything that was shown. The program also reads the data source of `foreign.py`.
+`written` exists, it continues until all events have arrived. At the end, the folder contains the rows, and
+everything that Spark showed. The program also reads the data source of `foreign.py`.
 """
 
 import contextlib

@@ -35,8 +35,8 @@ def environment():
 def _python():
     """Return a program that starts Python faster for Spark, and lets streams connect to the JVM first.
 
-    Spark puts an archive of PySpark first on the path, and each process would compile the archive's modules.
-    This is unnecessary, because the installed packages contain the same modules, already compiled.
+    Spark puts an archive of PySpark first on Python's module path. Each process would compile the modules in
+    this archive again, although this Python's packages contain the same modules.
     """
     program, python = Path(sys.prefix, "bin", "spark-python"), shlex.quote(sys.executable)
     draft = program.with_name(f"{program.name}-{os.getpid()}")
@@ -54,8 +54,7 @@ def _python():
 def _java_options(python):
     """Return the options for the JVM of Spark.
 
-    The first call makes the archive of the `.venv`, and keeps it there. Other processes wait until the
-    archive exists.
+    The first call makes an archive of Spark's classes in the `.venv`; other processes wait for this archive.
     """
     import pyspark
 

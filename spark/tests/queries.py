@@ -112,7 +112,7 @@ class Queries:
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-5000:]
 
     def check(self):
-        """Check that each event was delivered once, and check the repeated batches.
+        """Check that each event was delivered once, and that repeated batches are correct.
 
         A repeated batch must have the same rows and stay within the limit. The last run must include all
         queries.

@@ -41,7 +41,7 @@ conf = {
 
 
 class Place:
-    """A point that a query can reach, as seen from each of its processes."""
+    """A point in a query's run at which the query's processes can be stopped."""
 
     def __init__(self, name, moment):
         self.folder, self.moment = folder / name, moment

@@ -54,7 +54,7 @@ def test_end_at_a_moment(source):
 def test_end_at_a_moment_right_before_a_split(source):
     """The parent's last change is exactly at the end of the range.
 
-    The changes of its children come later and are not read.
+    The changes of the children are after the end and are not read.
     """
     source.write(20)
     moment = datetime.now(UTC)

@@ -70,7 +70,8 @@ class Consumer:
         self.steps = []
 
     def attempt(self, call):
-        """Retries for the planner, which does not retry by itself."""
+        """Make a call of the planner, and repeat it if it fails, because the planner itself does not
+        retry."""
         for _ in range(100):
             try:
                 return call()

@@ -1,6 +1,6 @@
 """Tests that a micro-batch gives the same rows when read again, even after writes, splits and merges.
 
-The reader is called as Spark calls it: pickled, and with offsets that were converted to JSON and back.
+The tests use the reader as Spark does: the reader is pickled, and its offsets are converted to JSON and back.
 """
 
 import json

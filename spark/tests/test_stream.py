@@ -280,7 +280,7 @@ class TestIdlePosition:
 
     @pytest.fixture
     def begun(self, monkeypatch):
-        """Record the position at which each call starts."""
+        """Record the lineage with which each call of `Planner.advance` starts."""
         begun, advance = [], Planner.advance
 
         def noting(planner, before, *rest, **settings):

@@ -59,8 +59,8 @@ def test_a_position_that_expires_again_while_it_is_replaced_costs_no_failure(mak
 
 class TestAudit:
     def test_it_takes_half_of_a_short_call_at_most(self, make_bench, monkeypatch):
-        """An audit takes at most half of the call's time; the other half remains for reading. With only a
-        third of the time, an audit would always fail on a slow service.
+        """An audit takes at most half of the call's time; the other half remains for reading. If an audit got
+        only a third of the time, it would always fail on a slow service.
         """
         bench = make_bench()
         bench.connect(coverage_audit_seconds=1e-9)

@@ -72,9 +72,10 @@ class TestOneConsumer:
 
     @pytest.mark.parametrize("partitions", [16, 64])
     def test_what_is_held_stays_bounded(self, backlog, sent, partitions):
-        """The size of the first answers is unknown until they arrive.
+        """The buffered bytes stay within a bound, except after the first answers, whose sizes are unknown in
+        advance.
 
-        After the first answers, one more fetch may exceed the bound.
+        After that, one fetch may exceed the bound.
         """
         bench = backlog(partitions)
         pages = bench.walk(size=20)

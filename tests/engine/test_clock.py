@@ -89,7 +89,7 @@ def test_a_partition_that_is_read_to_its_end_can_lose_nothing(make_bench):
 
 
 class SameFeed(WrappedProvider):
-    """A provider that opens the same feed again; it cannot be distinguished from the closed feed."""
+    """A provider that returns the same feed object each time a feed is opened."""
 
     feed = None
 

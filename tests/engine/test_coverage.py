@@ -586,7 +586,8 @@ class TestPlanner:
         assert "audit of coverage failed" in caplog.text
 
     def test_an_audit_gets_ten_seconds_of_the_time_of_a_plan(self, split, clock):
-        """If the service does not answer the audit, the rest of the call's time remains for the plan."""
+        """If the service does not answer the audit, the audit ends early, and the plan gets the remaining
+        time."""
         bench = split(connect=False)
         planner, deadline = self.planner(bench)
         lineage = planner.start(Beginning(), deadline)

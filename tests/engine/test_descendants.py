@@ -157,7 +157,8 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("generations", [0, 1, 3])
     def test_a_parent_that_is_found_later_is_waited_for(self, make_bench, form, size, generations):
-        """The child's other parent descends from B, and B has not ended when A names the child."""
+        """The child has two parents: A, which names it, and a descendant of B, while B itself has not ended
+        yet."""
         bench = grown(make_bench, 2, listing=form)
         first, second = bench.sim.split("p0")
         fill(bench, first, count=1)
@@ -331,7 +332,7 @@ class TestLateChildren:
             assert not page.idle
 
     def test_a_child_waits_for_a_stranger_while_one_is_looked_for(self, make_bench):
-        """The unknown parent may be the sibling that is not named yet."""
+        """A child's unknown parent may be a sibling that the service has not named yet."""
         bench = grown(make_bench, listing=Listing.OPEN, proves_children=False, late_siblings=3, seed=2)
         one, other = bench.sim.split("p0")
         older = bench.sim.roll(other)

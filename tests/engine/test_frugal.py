@@ -114,7 +114,7 @@ def test_a_command_that_is_only_emulated_is_refused(make_bench):
 
 
 def test_a_partition_that_only_ends_is_progress(make_bench):
-    """Although the only other partition fails, the page is returned, because the position has moved."""
+    """If one partition ends and the other one fails, the page is returned: the end moves the position."""
     bench = make_bench(partitions=2)
     bench.connect()
     bench.sim.delay_children("p0", 10**6)

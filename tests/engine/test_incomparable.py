@@ -1,6 +1,6 @@
 """Tests feeds whose `compare` may return None.
 
-A result of None proves nothing, so it must not make the engine omit an event.
+If `compare` returns None, the order is unknown, so the engine must not omit an event.
 """
 
 import pytest

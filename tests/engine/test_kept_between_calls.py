@@ -42,7 +42,7 @@ class TestReaders:
         return SimpleNamespace(without_hints=lambda cursor: cursor)
 
     def reader(self, feed, budget, nbytes, cursor=1):
-        """Make a reader that a later call has used again, with records of the given size."""
+        """Make a reader that holds records of the given size and was used by more than one call."""
         reader = PartitionReader(feed, "p0", cursor, budget, None)
         reader.proven = True
         if nbytes:

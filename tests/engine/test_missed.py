@@ -87,8 +87,9 @@ class Shard:
 
 
 class Life:
-    """A feed whose partitions split and roll over, a reader that misses some halves, and listings of the
-    feed.
+    """Simulates a feed whose partitions split and roll over.
+
+    The simulated reader misses some children of splits.
     """
 
     def __init__(self, seed):
@@ -146,8 +147,8 @@ class Life:
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_nothing_that_was_read_is_ever_found(first):
-    """The pages of the listing show the state at different times, some before the token's time. The pages
-    also omit some partitions.
+    """Each page of a listing shows the state at a different time, which may be earlier than the token. Some
+    partitions are not listed.
     """
     found_any = 0
     for seed in range(first, first + 500):

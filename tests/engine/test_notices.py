@@ -29,7 +29,7 @@ def gaps(page):
 
 @pytest.fixture
 def told(ids):
-    """Return the contents of pages, in the promised order."""
+    """Return the events and notices of pages, in the order that the contract promises."""
     return lambda *pages: [each for page in pages for each in (*ids(page), *page.notices)]
 
 

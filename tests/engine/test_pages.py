@@ -181,7 +181,7 @@ class TestIdle:
         assert second.idle
 
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
-        """The first answers are empty, and the engine continues to read after them."""
+        """The first answers are empty because of the filter, and the engine continues to read."""
         bench = make_bench(behaviour=ServiceBehaviour(scan_limit=1))
         bench.connect()
         bench.fill(50, keys=50)
@@ -202,7 +202,7 @@ class TestIdle:
     def test_partition_that_fails_while_the_call_waits_keeps_the_page_from_idle(
         self, make_bench, monkeypatch
     ):
-        """The partition's first answer was empty, which was correct at that time."""
+        """A partition first answers that it has no records; in the next read of the same call, it fails."""
         bench = make_bench(partitions=2)
         bench.connect(attempts=1)
         token = bench.page(Now()).continuation_token

@@ -23,7 +23,7 @@ def scope(bench, name):
 def follow(bench, tokens, size=3, most=500):
     """Read every planned partition as an application would: each child once, after all its parents.
 
-    A parent that is not in the plan was read to its end before the plan was made.
+    If a parent is not in the plan, it was already read to its end before the plan was made.
 
     Returns:
         A mapping from each partition id to the ids of its events, in order.

@@ -505,7 +505,8 @@ class TestIdlePosition:
         ),
     )
     def test_hides_no_record(self, heads, actions, allowed, behaviour):
-        """Tests random orders of records, idle positions and splits, with runs that end by themselves."""
+        """Tests random sequences of records, idle positions and splits; some of the runs end by
+        themselves."""
         sim = Simulation(partitions=2, behaviour=behaviour)
         consumer = Beside(sim, heads=heads)
         family, target, written = ["p0"], None, []

@@ -34,8 +34,8 @@ class Lagging:
 
     Attributes:
         feed: The feed.
-        cursors: The position in each of these answers; None means the reader's own position, `...` means a
-            normal answer.
+        cursors: One element for each answer: the position in an empty answer, None for an empty answer at the
+            reader's own position, or `...` for a normal answer.
         poll_after: The number of seconds after which the client should ask the service again.
     """
 

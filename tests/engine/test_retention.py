@@ -97,7 +97,7 @@ class TestLost:
         assert service.lost(lineage("p", c="p", g="c"), "p")[1] == {"d": "g"}
 
     def test_nothing_waits_in_a_circle(self):
-        """The service names `a` and `c` at the same time. Each may be a child of `g`, which waits for `c`."""
+        """`a` and `c` are named at the same time. Either may be a child of `g`, but `g` waits for `c`."""
         service = Vague("pg", p="", a="p", c="a", g="c", d="g")
         made, seeds = lineage("p", g="c"), service.oldest(["p"])
         coming, holds = service.retention.lost(made, "p", seeds)

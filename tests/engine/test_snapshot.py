@@ -320,7 +320,7 @@ class TestTrouble:
 class TestRetention:
     """Segments are not partitions of the service.
 
-    A rule that treated segments as lost partitions would make other partitions wait.
+    If the rules for lost partitions were applied to segments, other partitions would wait for a segment.
     """
 
     def life(self, seed):

@@ -128,7 +128,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(crashing=st.booleans())
     def fair(self, crashing: bool) -> None:
-        """Check that small pages return events from every partition that has any, even if no reader stays
+        """Check that small pages return events from every partition that has events, even if no reader stays
         open.
         """
         if not isinstance(self.position, FromContinuationToken):

@@ -217,7 +217,8 @@ class TestUnderALimit:
 
     @pytest.mark.parametrize("piece", [b"[],", b'{"a":0},', b'"abcdefghijkl",', b"0.5,"], ids=str)
     def test_process_survives_the_most_that_is_read(self, piece):
-        """A token with the maximum number of values and a text that fills the remaining bytes."""
+        """Reads a token that has nearly the maximum number of values, and a text that fills the remaining
+        bytes."""
         many = piece * ((MAX_VALUES - 100) // (3 if piece[:1] in b"[{" else 1))
         rest = MAX_BYTES - len(HEAD) - len(many) - 10
         told = self.told([sealed(HEAD + b"[" + many + b'"' + b"a" * rest + b'"]}')])

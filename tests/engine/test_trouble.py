@@ -627,7 +627,7 @@ class TestExpiry:
         assert ids(events) == first + second
 
     def test_child_of_a_lost_branch_waits_for_it_though_its_other_parent_has_named_it(self, make_bench, ids):
-        """p0 ends and names the merged partition. p1, which is slow, and the other parent `b` are lost."""
+        """The merged partition is named by p0, which ends. Its other parent `b` and the slow p1 are lost."""
         bench = make_bench(partitions=2)
         bench.connect()
         sim = bench.sim

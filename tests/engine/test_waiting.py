@@ -58,7 +58,7 @@ def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeyp
 
 @pytest.mark.parametrize("longest", [None, 0.2, 7.0])
 def test_one_fetch_waits_as_long_as_the_feed_allows(threaded, monkeypatch, longest):
-    """A service whose requests cost money allows longer polls."""
+    """A feed sets the longest wait of a fetch. It is longer for a service whose requests cost money."""
     asked, fetch = [], SimulationReader.fetch
 
     def recorded(self, records, nbytes, wait, deadline):

@@ -121,7 +121,7 @@ def test_a_recreated_resource_is_still_refused(bench):
 
 @pytest.mark.parametrize("listing", list(ServiceBehaviour().listing.__class__))
 def test_it_means_the_same_while_children_wait(make_bench, listing):
-    """After splits and merges, the kept lineage and the token's text leave the same partitions to read."""
+    """After splits and merges, reading from the kept lineage is the same as reading from the token's text."""
     bench = make_bench(2, behaviour=ServiceBehaviour(listing=listing))
     kept, other = bench.connect(), bench.connect()
     bench.fill(10)

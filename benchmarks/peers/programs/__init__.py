@@ -1,1 +1,1 @@
-"""The programs that are measured. Each runs in its own process, and reads a file that describes its work."""
+"""The measured programs. Each program runs in its own process and reads a file that describes its work."""

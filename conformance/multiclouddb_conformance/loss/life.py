@@ -29,7 +29,7 @@ W_contra = TypeVar("W_contra", contravariant=True)
 def plain_key(key: Hashable) -> Hashable:
     """Return the value of a key's only component; other keys are returned unchanged.
 
-    In a script, `"a"` can therefore stand for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
+    Therefore a script can write `"a"` for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
     """
     if isinstance(key, MulticloudDbKey) and len(key.components) == 1:
         (value,) = key.components.values()

@@ -32,8 +32,8 @@ class LossOracle(Scenario[W]):
     - killed after each step of the consumer, once per run (a page received, an event processed, a token
       stored), after which a new client resumes at once while the script continues;
     - killed after each page, in one run: each client resumes where the previous one stopped;
-    - resumed from each token that was ever stored, after all other steps; in this plan, the script omits
-      actions that remove changes, as retention does.
+    - resumed from every stored token after all other steps; in this plan, the script omits actions that
+    remove changes, such as a trim.
 
     Scripts must be deterministic: every run gets a new world and performs the same steps.
 

@@ -67,7 +67,7 @@ class Run(Generic[W]):
     """Runs a script once.
 
     Attributes:
-        steps_done: One line for each step of the consumers.
+        steps_done: A list with one line of text for each completed step of the consumers.
         snapshots: One snapshot of the state for each token that was stored.
     """
 

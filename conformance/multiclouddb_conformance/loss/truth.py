@@ -31,7 +31,7 @@ def marker_in(field: str) -> Marker:
 def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
     """Map each event id to the index of its change in the truth.
 
-    Events without a change are omitted.
+    An event is omitted if no change in the truth matches it.
     """
     written: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, change in enumerate(truth):

@@ -145,7 +145,7 @@ class ForgetsWatchAtRestart(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Remember the ends."""
+        """Remember which partitions have ended."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if isinstance(batch.outcome, Drained):
             self._seen.add(reader.partition_id)

@@ -176,7 +176,7 @@ class ReadsOnBehindNotice(Mutant):
         request: ChangeFeedRequest,
         options: OperationOptions,
     ) -> ChangeFeedPage:
-        """Append the events of the next page."""
+        """If a page contains notices, append the events of the next page to it."""
         page = read(request, options)
         if not page.notices:
             return page
@@ -245,7 +245,7 @@ class AtTimeIsExclusive(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Start slightly later than the requested time."""
+        """Move the start one microsecond after the requested time."""
         if isinstance(position, AtTime):
             position = AtTime(position.utc + timedelta(microseconds=1))
         return super().start(feed, position, partition_id, deadline)

@@ -85,7 +85,7 @@ class OrderKeysOfDifferentLength(_ChangesEvents):
     caught_by = ("TestEventIdentity::test_of_two_changes_of_a_key_the_later_sorts_higher",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Use the order numbers of the simulation unchanged."""
+        """Use the simulation's numbers as order keys, without leading zeros."""
         return [attrs.evolve(event, order_key=event.event_id) for event in events]
 
 
@@ -150,7 +150,7 @@ class PagesTooLong(Mutant):
     caught_by = ("TestPageSize::test_no_page_is_longer[2]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Return one event too many."""
+        """Request one event more than the page may contain."""
         size = request.max_page_size
         return read(attrs.evolve(request, max_page_size=size + 1 if size else 0), options)
 

@@ -13,20 +13,20 @@ class Calls:
     """Counts the calls on one provider; read the counts while no call is running.
 
     Attributes:
-        feeds: Feeds opened.
-        starts: Calls of `start`.
-        lists: Calls of `partitions`.
-        audits: Calls of `uncovered`.
-        discovers: Calls of `discover`.
+        feeds: The number of feeds that were opened.
+        starts: The number of calls of `start`.
+        lists: The number of calls of `partitions`.
+        audits: The number of calls of `uncovered`.
+        discovers: The number of calls of `discover`.
         awaited: Maps each partition id to the number of requests for its children.
         joins: Maps each child id to the number of calls of `join`.
-        oldests: Calls of `oldest`.
-        heads: Calls of `heads`.
+        oldests: The number of calls of `oldest`.
+        heads: The number of calls of `heads`.
         opens: Maps each partition id to the number of readers that were opened.
         fetches: Maps each partition id to the number of fetches.
         mapped: The number of records that were mapped to events.
-        cancels: Calls of `cancel`.
-        closes: Readers closed.
+        cancels: The number of calls of `cancel`.
+        closes: The number of readers that were closed.
         open_readers: The number of readers that were opened and not closed.
         most_open_readers: The maximum value of `open_readers`.
         violations: The client's violations of the contract, in order, one line each.

@@ -13,8 +13,8 @@
     ├── DeniedError              not allowed
     └── CorruptError             a permanent failure
 
-Like a vendor's exceptions, these exceptions do not depend on this project. `classify` assigns a category to
-each exception.
+These exceptions do not use any class of this project, just as a vendor's exceptions do not. `classify`
+assigns a category to each exception.
 """
 
 from __future__ import annotations

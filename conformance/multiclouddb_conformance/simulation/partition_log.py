@@ -36,7 +36,7 @@ class Written:
         event_id: The id of the change's event.
         key: The document's key.
         type: The type of the change.
-        timestamp: Its commit time.
+        timestamp: The change's commit time.
         document: The document after the change; None for a delete.
         previous: The document before the change; None for a create.
         partition_id: The partition that contains the change.
@@ -158,7 +158,7 @@ class PartitionLog:
         return self._commits[index] if 0 <= index < len(self._commits) else None
 
     def records_before(self, index: int) -> int:
-        """Return the number of records before the commit at an index; only differences matter."""
+        """Return a count of the records before the commit at an index, for differences between commits."""
         return self._counts[index]
 
     def index_of_record(self, count: int) -> int:

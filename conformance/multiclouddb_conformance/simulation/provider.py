@@ -48,7 +48,7 @@ class SimulationOptions(ProviderOptions):
 
     Attributes:
         view: An option that is treated as if it changed the meaning of positions.
-        hint: An option that is treated as if it had no influence on positions.
+        hint: An option that is treated as if it did not change the meaning of positions.
     """
 
     view: str = attrs.field(default="", metadata={"positions": True})

@@ -46,7 +46,7 @@ def scan(
         bounds: The limits.
 
     Raises:
-        RecordFault: Raised if the first record is poison, with `stop_at_poison`.
+        RecordFault: Raised if the first record is poison and `stop_at_poison` is True.
     """
     available = place_after(head if partition.closed is None else partition.closed)
     stop = available if bounds.until is None else min(available, bounds.until)

@@ -1,7 +1,7 @@
 """Describes the faults of a simulated service and the form of its answers; a seed makes them repeatable.
 
-Every partition has its own random numbers, drawn once for each of its fetches in order. Therefore, a seed
-gives the same result, whatever the order in which the threads run.
+Every partition has its own sequence of random numbers, and each fetch of the partition takes the next one.
+Therefore, a seed gives the same result, whatever the order in which the threads run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CaughtUp(Enum):
     EXACT = "exact"
     """True as soon as a batch reaches the end, whether it contains records or not."""
     WHEN_EMPTY = "when_empty"
-    """True only on an empty batch: a batch with records does not say whether more records follow."""
+    """True only on an empty batch. A batch with records does not show whether more records follow."""
     UNKNOWN = "unknown"
     """Always None."""
 

@@ -181,7 +181,7 @@ class Simulation(ScannedLog):
         return None
 
     def control(self, operation: str) -> None:
-        """Begin a call on the feed, which may fail."""
+        """Begin a call on the feed; raise an error if the call is meant to fail."""
         with self.changed:
             error = self.scripted(operation)
             if error is None and self._trouble(self.behaviour.control, f"feed {operation}"):
@@ -235,11 +235,11 @@ class Simulation(ScannedLog):
         return not left
 
     def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
-        """Return the children of a closed partition that the service names now, at least one.
+        """Return the children of a closed partition that the service names at present; at least one is named.
 
         Args:
             partition_id: The closed partition.
-            children: All its children.
+            children: All children of the closed partition.
             asked: True for a call of `discover`, which is counted.
         """
         most = self.behaviour.late_siblings
@@ -276,7 +276,7 @@ class Simulation(ScannedLog):
         return not late and not any(self._unlisted.values())
 
     def shows(self, partition_id: str) -> bool:
-        """Return True if this look at the service shows a partition."""
+        """Return True if the current listing contains a partition."""
         left = self._unlisted.get(partition_id)
         if left is None:
             most = self.behaviour.late_listing if self.partitions[partition_id].parents else 0

@@ -180,7 +180,7 @@ class TestResnapshot:
 
 
 def _heal(source: Source, sink: Sink, wanted: Snapshot) -> None:
-    """Read another snapshot into a target; one of the tokens is lost during the scan."""
+    """Read another snapshot into a target; a lost token makes the target read some pages twice."""
     collection = source.collection
     first = collection.page(wanted)
     sink.begin_again()

@@ -39,9 +39,10 @@ from multiclouddb_spi.continuation.token import decode_token, encode_token
 __all__ = ["TestClosing", "TestDeadline", "TestPickling", "TestReleasing", "TestSecrets", "TestSharing"]
 
 _SOON: Final = 3.0
-"""A time in seconds: a time limit of less than one second, plus the time to start threads."""
+"""How many seconds a call with a time limit of less than one second may take, including the start of
+threads."""
 _STUCK: Final = 10.0
-"""A time in seconds: half of the time that a call takes if nothing ends it early."""
+"""Half of the number of seconds that a call takes if nothing ends the call early."""
 
 
 def _nothing() -> None:

@@ -1,5 +1,7 @@
 """A Cosmos DB emulator that runs on your machine, for the unmodified azure-cosmos.
 
+The modules of the emulator:
+
 server      `CosmosEmulator`, the whole emulator     http       its HTTP server
 service     answers a request                       query      the subset of SQL
 account     databases, containers, offers           feed       the change feed

@@ -196,7 +196,7 @@ def _read_change_feed(call: Call) -> Reply:
 
 
 def _position(text: str | None, newest: int) -> int | None:
-    """Return the LSN after which to read, or None to start at the current time."""
+    """Parse a request's position: return the LSN after which to read, or None for the current time."""
     if text is None:
         return 0
     if text == "*":

@@ -68,7 +68,7 @@ class Change:
         seconds: The commit time of the change, `crts`.
         previous: The LSN of the item's previous version; None for a create.
         expired: True if the item was deleted because its time to live had passed.
-        latest: True until the item changes again.
+        latest: True if this is the newest change of the item.
     """
 
     lsn: int

@@ -120,7 +120,7 @@ def _refuse_triggers(request: Request) -> None:
 
 
 def _refined(operation: str, request: Request) -> str:
-    """Return the exact operation of a request. A POST request creates an item, queries, or sends a batch.
+    """Return the exact operation. A POST request creates an item, runs a query or sends a batch.
 
     A GET request for documents lists the documents or reads the change feed.
     """

@@ -13,7 +13,7 @@ _DAYS = 30
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a self-signed certificate for localhost, and its key. Return the paths of these two files."""
+    """Write a self-signed certificate for localhost, and its key. Return the paths of both files."""
     # Plain HTTP does not need these modules, and importing them takes a tenth of a second.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

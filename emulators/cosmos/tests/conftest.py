@@ -15,10 +15,10 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @contextmanager
 def connect(endpoint, credential, **settings):
-    """Connect a client, and close the client only after its first request for the account has ended.
+    """Connect a client, and close it only after the client's first request for the account has ended.
 
-    The SDK makes its first request in a thread. If the client were closed during this request, a socket would
-    stay open.
+    The SDK makes this request in a thread. If the client were closed during this request, a socket would stay
+    open.
     """
     with CosmosClient(endpoint, credential, **settings) as client:
         try:
@@ -72,7 +72,7 @@ class Shop:
 
 
 class Reader:
-    """Reads a change feed page by page. Each page starts at the last continuation."""
+    """Reads a change feed page by page. Each page continues from the previous page's continuation."""
 
     def __init__(self, container, **start):
         self._container, self._start = container, start
@@ -126,7 +126,7 @@ def container(shop):
 def direct(shop, container):
     """Return the database and the container through a client that does not try another region.
 
-    Trying another region would take 1.5 s.
+    A client that tries another region would need 1.5 s for each failed request.
     """
     with shop.connect(enable_endpoint_discovery=False) as client:
         database = client.get_database_client("shop")

@@ -24,11 +24,11 @@ class Clock:
         return time.monotonic() + self._offset
 
     def now(self) -> datetime:
-        """Return the same time as a datetime."""
+        """Return the clock's time as a datetime."""
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def http_date(self) -> str:
-        """Return the same time in the format of a `Date` header."""
+        """Return the clock's time in the format of a `Date` header."""
         return formatdate(self.seconds(), usegmt=True)
 
     def advance(self, seconds: float) -> None:

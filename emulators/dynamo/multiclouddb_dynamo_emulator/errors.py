@@ -20,7 +20,7 @@ class Known:
     """The properties of an error.
 
     Attributes:
-        message: Its usual message.
+        message: The usual message of the error.
         status: The HTTP status of the answer.
         namespace: The text before the error code in an answer.
     """

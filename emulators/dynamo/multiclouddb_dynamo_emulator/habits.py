@@ -1,4 +1,4 @@
-"""The settings of a scripted DynamoDB server. They define its behaviour when no failure is requested."""
+"""The settings of a scripted DynamoDB server: how the server behaves when no failure is requested."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Reply:
 Handler: TypeAlias = Callable[[Request], Reply | None]
 """A function that answers a request; if it returns None, the connection is closed.
 
-Many threads call this function.
+Many threads may call such a function at the same time.
 """
 
 

@@ -87,7 +87,7 @@ class Store:
         return self.streams[arn]
 
     def home(self, shard_id: str) -> tuple[Stream, Shard]:
-        """Return a shard with the given id, and its stream."""
+        """Return the shard with the given id, together with the stream that contains it."""
         for stream in self.streams.values():
             if shard_id in stream.shards:
                 return stream, stream.shards[shard_id]

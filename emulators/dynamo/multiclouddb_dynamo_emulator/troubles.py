@@ -69,8 +69,8 @@ class Trouble:
         times: The number of times that the fault happens; None means always.
         every: The interval: 1 means each call; 2 means every second call, beginning with the second.
         each_shard: True to count the calls of each shard separately.
-        renewed_only: True to ignore calls whose iterator comes from `GetShardIterator`.
-        with_records: True to ignore pages without records.
+        renewed_only: True if the fault does not affect calls whose iterator comes from `GetShardIterator`.
+        with_records: True if the fault does not affect pages without records.
         happened: The number of times that the fault has happened.
         over: An event that is set when the fault has ended.
     """

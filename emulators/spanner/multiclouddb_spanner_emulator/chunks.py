@@ -15,8 +15,8 @@ Message = tuple[list[Value], bool]
 def _cut(value: Value, room: int) -> tuple[Value, Value | None, int]:
     """Return the first characters of a value, the rest of the value, and the number of characters taken.
 
-    A value is divided within a text, so that the client can join the parts. The client joins a divided text
-    without a separator. In a divided list, the last element continues in the first element of the next list.
+    A value is divided only inside a text, because the client joins the parts of a text. A divided text
+    continues directly. In a divided list, the last element continues in the first element of the next list.
     """
     kind = value.WhichOneof("kind")
     if kind == "string_value":

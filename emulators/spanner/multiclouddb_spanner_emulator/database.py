@@ -137,7 +137,7 @@ class Database:
     # -- Transactions
 
     def commit(self, writes: Iterable[Write], tag: str = "", *, is_system: bool = False) -> int:
-        """Apply a transaction and report it to the change streams. Return its commit timestamp."""
+        """Apply a transaction and report it to the change streams. Return the commit timestamp."""
         commit = self._clock.commit()
         changes: dict[str, dict[Key, Change]] = {}
         try:

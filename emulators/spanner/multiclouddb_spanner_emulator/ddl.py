@@ -61,7 +61,7 @@ class CreateStream:
 
 @attrs.frozen
 class AlterStream:
-    """The statement ALTER CHANGE STREAM. A part that is None is not changed."""
+    """The statement ALTER CHANGE STREAM. An attribute that is None is not changed."""
 
     name: str
     watch: Watch | None

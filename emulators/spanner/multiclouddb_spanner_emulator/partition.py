@@ -43,7 +43,7 @@ class Partition:
     log: list[DataChange] = attrs.field(factory=list, repr=False)
 
     def holds(self, place: int) -> bool:
-        """Return True if a hash lies in the partition's ranges."""
+        """Return True if a hash is in one of the partition's ranges."""
         return any(low <= place < high for low, high in self.ranges)
 
     def lives_at(self, moment: int) -> bool:

@@ -151,7 +151,7 @@ class Reading:
                 return
 
     def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
-        """Return the records up to now, the index of the next record, and True if the answer ends."""
+        """Return the records up to now, the index of the next record, and whether the answer ends."""
         now, end = self._clock.nanoseconds(), self._query.end
         bound = now if end is None else min(now, end)
         stop = at
@@ -196,7 +196,7 @@ class Reading:
 
 
 def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
-    """Return the records. Transactions with the same commit timestamp are interleaved at random."""
+    """Return the records; randomly interleave transactions that have the same commit timestamp."""
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}
         for record in same:

@@ -52,7 +52,7 @@ class DataChange:
     """A data change record.
 
     Attributes:
-        commit: Its commit timestamp.
+        commit: The commit timestamp of the record.
         sequence: The place of the record in its transaction.
         transaction: The transaction's id.
         is_last: True for the last record of the transaction in its partition.
@@ -62,7 +62,7 @@ class DataChange:
         mod_type: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type.
         records: The number of records in the transaction.
-        partitions: The number of partitions that contain these records.
+        partitions: The number of partitions that contain records of the transaction.
         tag: The transaction's tag.
         is_system: True for a transaction of the service itself.
     """
@@ -153,7 +153,7 @@ class Children:
 
     Attributes:
         start: The time at which the children begin.
-        sequence: The place of the record among the child partitions records of one answer.
+        sequence: The place of this record among all records of its kind in one answer.
         children: Maps the token of each child to the tokens of its parents.
     """
 

@@ -89,7 +89,7 @@ class Table:
         return tuple(parts)
 
     def values(self) -> list[Column]:
-        """Return the columns that do not belong to the key."""
+        """Return the columns that are not part of the primary key."""
         return [column for column in self.columns if column.name not in self.key]
 
 

@@ -253,7 +253,7 @@ class ScriptedSpanner:
             self._world.changed.notify_all()
 
     def lose_sessions(self) -> None:
-        """Close all sessions. A later call that names one of these sessions gets `NOT_FOUND`."""
+        """Close all sessions. A later call that names a closed session gets `NOT_FOUND`."""
         with self._world.changed:
             self._world.sessions.clear()
 

@@ -167,7 +167,7 @@ class _Service:
         yield from answered(self.world, database, request, call, is_active, meet)
 
     def partition_read(self, request: Any, call: Call) -> Any:
-        """Return the parts of a read in no particular order, as the service does."""
+        """Divide a read into parts, and return the parts in no particular order, as the service does."""
         database = self.world.in_session(request.session)
         database.table(request.table)
         answer = types.PartitionResponse.pb()()

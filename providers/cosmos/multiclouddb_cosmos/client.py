@@ -146,7 +146,7 @@ class Calls:
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
         """Read the container's properties.
 
-        The call also makes azure-cosmos forget an earlier container with the same name.
+        The request also makes azure-cosmos forget an earlier container with the same name.
         """
         found = self.container(address).read(
             response_hook=lambda headers, _: self._hear(headers), **_limits(deadline)

@@ -62,7 +62,7 @@ class CosmosFeed(Feed):
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Return the current end of each range."""
+        """Return one seed for each range, at the current end of the range."""
         source = self._source
         if not isinstance(position, Now):  # the engine calls `backfill` for all other starts
             raise unsupported(f"{type(position).__name__} cannot be resolved", "start at Now()")

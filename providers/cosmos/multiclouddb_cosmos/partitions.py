@@ -58,7 +58,7 @@ def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> D
 def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
     """Divide a range by the current partitions and read each part.
 
-    If a part is split in the meantime, it is divided again.
+    If a partition splits in the meantime, the part of the range in that partition is divided too.
 
     Args:
         source: The feed.

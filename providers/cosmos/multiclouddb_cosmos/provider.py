@@ -118,7 +118,7 @@ class CosmosPlugin(ProviderPlugin):
         """Check the names and the values in `connection`.
 
         Args:
-            config: As for `connect`.
+            config: The client's configuration, which is later passed to `connect`.
         """
         CosmosConfig.from_client(config)
 

@@ -1,4 +1,4 @@
-"""Ranges of effective partition keys. The library uses these ranges as the partitions of Cosmos DB.
+"""Ranges of effective partition keys. In this library, each such range is a partition of Cosmos DB.
 
 A physical partition contains the items whose keys hash into its range. The id of a physical partition
 changes at each split and merge, but a range keeps its meaning. Therefore a partition is named by its range,

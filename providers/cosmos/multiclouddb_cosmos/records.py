@@ -93,7 +93,7 @@ class Records:
         lsns: The LSN of each item.
         inners: The place of each item within its LSN; None for an item that is alone in its LSN. None if
             every item is alone in its LSN.
-        orders: The order key of each item; None if the order key is only the LSN.
+        orders: The order key of each item; None if every order key is just the item's LSN.
     """
 
     items: list[Any]
@@ -147,8 +147,8 @@ class Records:
 def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
     """Return the items of a page in the library's order, except the items up to `place`.
 
-    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, an
-    item without an LSN is never mistaken for a delivered item, and a reader can skip it.
+    An item without an LSN gets the LSN of the item before it, or the lowest possible LSN. As a result, a
+    reader never takes an item without an LSN for a delivered item, and can skip the item.
 
     Args:
         items: A page of the range after `place.etag`.

@@ -24,7 +24,7 @@ _WHOLE = KeyRange(LEAST, MOST)
 
 @attrs.define(eq=False)
 class Source:
-    """The objects that the readers of one feed share. Several threads can use these objects at once.
+    """The objects that the readers of one feed share. Several threads can use the shared objects at once.
 
     Attributes:
         calls: The object that makes the calls.
@@ -99,9 +99,10 @@ class Source:
         return found if found is not None else self.refreshed(None)
 
     def refreshed(self, seen: RangeMap | None) -> RangeMap:
-        """Return newly listed ranges.
+        """Return ranges that are newer than `seen`.
 
-        If another thread has listed the ranges since `seen`, return its result.
+        If another thread has listed the ranges since `seen`, return that thread's result. Otherwise list the
+        ranges of the physical partitions now.
         """
         with self._lock:
             if self._map is None or self._map is seen:

@@ -23,7 +23,7 @@ _AT_A_TIME: Final = 16
 class Resolution:
     """Collects the start positions during one call.
 
-    A later attempt of the call reads only the missing positions.
+    If the call is tried again, only the positions that are still missing are read.
 
     Attributes:
         source: The feed.
@@ -51,11 +51,11 @@ class Resolution:
         return self.each(wanted, end)
 
     def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
-        """Divide the ranges by the current partitions, and return a position in each part.
+        """Divide the ranges at the borders of the current partitions, and return a position for each part.
 
         Args:
             wanted: The ranges.
-            read: A function that finds the position of a range within one partition.
+            read: A function that finds a position for a range that lies within one partition.
         """
         if len(wanted) < 2:
             answers = [read_settled(self.source, each, read) for each in wanted]

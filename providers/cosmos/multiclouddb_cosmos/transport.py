@@ -104,8 +104,8 @@ class Watch:
 class _Session(requests.Session):
     """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
 
-    By default, the `requests` library searches all environment variables for a proxy before each request. The
-    library also reads `.netrc`. An authorization from that file would replace the authorization that
+    By default, the library requests searches all environment variables for a proxy before each request. The
+    library requests also reads `.netrc`. An authorization from `.netrc` would replace the authorization that
     azure-cosmos has made.
     """
 
@@ -176,9 +176,10 @@ def _unchanged(request: Any) -> Any:
 class _SameThread(Executor):
     """Runs the requests of an account with per-partition automatic failover in the calling thread.
 
-    For such an account azure-cosmos sends each read in a separate thread, and sends a second read to another
-    region if the first read is slow. A `Watch` does not observe other threads. Therefore the first request
-    runs in the calling thread, and the other requests are not sent.
+    For an account with per-partition automatic failover, azure-cosmos sends each read in a separate thread,
+    and sends a second read to another region if the first read is slow. A `Watch` does not observe other
+    threads. Therefore this class runs the first request in the calling thread, and does not send the other
+    requests.
     """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

@@ -30,9 +30,9 @@ def test_all_idle_ranges_together_are_asked_a_hundred_times_a_second(world, read
 
 
 def test_a_pause_leaves_time_to_ask_all_ranges_in_one_call(world):
-    """The pause is short enough to poll every range in one call.
+    """The pause of an idle range is so short that one call can poll every range.
 
-    Otherwise a feed with very many ranges would never return an idle page.
+    With a longer pause, a feed with very many ranges would never return an idle page.
     """
     _, feed = world.feed()
     seed, *_ = feed.start(Now(), None, soon())

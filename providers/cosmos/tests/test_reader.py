@@ -125,9 +125,9 @@ class TestBounds:
 
 
 class TestMerges:
-    """The service does not allow merges in combination with this feed.
+    """The service does not allow merges while the feed with all versions and deletes is enabled.
 
-    If a server allows the combination, the reader continues after a merge.
+    If a server allows merges nevertheless, the reader continues after a merge.
     """
 
     def test_old_ranges_go_on_inside_the_merged_partition(self, world):

@@ -63,7 +63,7 @@ class RateLimiter:
         self._turns = deque([-_WINDOW_SECONDS] * a_second, a_second)
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until a call is allowed.
+        """Wait until the rate limit allows another call.
 
         Raises:
             ProviderFault: `THROTTLED` if the call would be allowed only after the deadline.
@@ -184,7 +184,7 @@ class Calls:
     def scan(
         self, name: str, part: tuple[int, int], after: Mapping[str, Any] | None, limit: int, *, native: bool
     ) -> Mapping[str, Any]:
-        """Return one page of a segment: `Items`, and `LastEvaluatedKey` unless the segment ends there.
+        """Return one page of a segment: `Items`, and `LastEvaluatedKey` if the segment has further pages.
 
         The read is strongly consistent. An eventually consistent read may miss a change that was made just
         before the snapshot, and the snapshot's stream does not contain this change either.
@@ -310,8 +310,9 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
 class Series:
     """A sequence of calls that continues after a single throttled call.
 
-    A throttled call is repeated at once if the previous call succeeded. Otherwise the engine waits and
-    retries, so a service that throttles every call gets no more calls than it would get without this class.
+    A throttled call is repeated at once if the previous call succeeded. If the previous call failed too, the
+    engine waits and retries. Therefore a service that throttles every call gets no additional calls because
+    of this class.
 
     Args:
         calls: A function that decides which failures are temporary.

@@ -120,8 +120,8 @@ def _age(shard: Shard) -> int | None:
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
     """Return what follows a fully read shard that is no longer listed and whose children are unknown.
 
-    The shard's descendants may have been deleted too. In that case, the next read reports that the
-    position has expired.
+    The descendants of such a shard may no longer exist either. If the descendants no longer exist, the next
+    read reports that the position has expired.
     """
     left = _orphans(shards) or set(shards)
     children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))
@@ -165,9 +165,8 @@ def oldest_left(
     """Return the seeds (start positions) at which reading can resume for expired shards.
 
     If a shard is no longer listed, its descendants are not known, because its children may be gone too. So
-    every shard whose parent is not listed may descend from an expired shard. Some of these shards belong to
-    other branches, and reading such a shard repeats events. However, leaving out all these shards would lose
-    events.
+    every shard whose parent is not listed may be a descendant. Some of these shards may not be descendants.
+    Reading such a shard repeats events, but leaving out a descendant would lose events.
 
     Args:
         shards: The shards that the service lists.
@@ -219,7 +218,7 @@ def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
-    """Return True if a seed of the first or the second listing covers a shard."""
+    """Return True if a seed from one of the two listings leads to this shard."""
     if shard.parent is None:
         return False
     parent = shards.get(shard.parent)

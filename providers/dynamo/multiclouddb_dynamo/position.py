@@ -51,7 +51,8 @@ __all__ = [
 ]
 
 EARLY_SECONDS: Final = 120
-"""After the iterator of `Now` has expired, records older than `Now` by this many seconds are omitted.
+"""If the iterator of a `Now` start has expired, records are omitted that are older than the start by at least
+this many seconds.
 
 DynamoDB rounds the time of a record down to the second (DynamoDB Local rounds to the minute), and the clocks
 of two machines differ.

@@ -123,7 +123,7 @@ class DynamoPlugin(ProviderPlugin):
         """Check the names and the values in `connection`.
 
         Args:
-            config: As for `connect`.
+            config: The client's configuration, which is later passed to `connect`.
         """
         DynamoConfig.from_client(config)
 

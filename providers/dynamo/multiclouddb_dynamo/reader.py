@@ -218,7 +218,7 @@ class DynamoReader(Reader):
                 return age is not None and age > _RETENTION_SECONDS
 
     def _is_missed(self, place: Horizon) -> bool:
-        """Return True if missing records mean that events were lost.
+        """Return True if events were lost because the records after a position are missing.
 
         If the start position was just made, missing records are not a loss.
         """

@@ -84,8 +84,8 @@ class Listing:
 class Looks:
     """Decides for which ended shards the children are requested now, so that a stream gets few calls.
 
-    The children of a shard that has just ended are requested immediately. If a shard has no children yet, the
-    request is repeated after growing pauses, which begin again when another shard ends. One rate limit
+    When a shard ends, its children are requested immediately. If the shard has no children yet, the request
+    is repeated after growing pauses. When another shard ends, the pauses are short again. One rate limit
     applies to all repeated calls together.
     """
 
@@ -169,7 +169,7 @@ class ShardMap:
         Args:
             deadline: The time limit.
             listing: The partial listing of an earlier attempt of the same call, which is changed in place. By
-            default, all shards are listed now.
+                default, all shards are listed now.
         """
         listing = listing or Listing()
         if not listing.is_whole:

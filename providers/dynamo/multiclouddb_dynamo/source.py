@@ -38,7 +38,7 @@ _LOOK_SECONDS: Final = 600.0
 class KeptIterators:
     """Keeps iterators that point to the ends of shards, if a token of `Now` would contain too many of them.
 
-    These iterators belong to one process and are valid until the service lets them expire. A shard whose
+    These iterators belong to one process and are valid until they expire in the service. A shard whose
     iterator is missing is scanned from its oldest record.
     """
 
@@ -48,7 +48,7 @@ class KeptIterators:
         self._lock = threading.Lock()
 
     def name_start(self, since: int) -> int:
-        """Return the time of a start in whole seconds, or a slightly earlier time.
+        """Return a unique time for a start, in whole seconds: the given time, or a slightly earlier one.
 
         Each start gets its own time, because two starts must never use each other's iterators.
         """

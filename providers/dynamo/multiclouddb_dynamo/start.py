@@ -29,7 +29,7 @@ class Resolution:
 
     A start takes one call per hundred shards and, for `Now`, one call per open shard. An attempt reuses the
     results of earlier attempts, so a throttled call costs only one more call, not a new start. Every request
-    is made during the call, so no position is later than the end of the call.
+    is made during the call of the application, so no position is later than the end of this call.
 
     Args:
         source: The objects that all readers of the feed share.

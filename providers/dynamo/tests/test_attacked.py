@@ -1,4 +1,4 @@
-"""Tests cases in which a model of the feed has found a loss of events.
+"""Tests cases that a model of the feed has found.
 
 In each of these cases, an earlier version lost events silently.
 """

@@ -338,7 +338,7 @@ class TestOthers:
 
 
 def assert_ahead(calls, seconds, since):
-    """Check how far a clock is ahead. Rounding to seconds and the delay of a busy machine are allowed."""
+    """Check how far a clock is ahead, with a tolerance for rounding to seconds and for a busy machine."""
     found = (calls.now() - datetime.now(UTC)).total_seconds()
     assert found == pytest.approx(seconds, abs=2 + time.time() - since)
 

@@ -262,7 +262,7 @@ class TestFailures:
         self.check(run("partitions", url_of(scripted), "no-such"), 4, "NOT_FOUND", "no-such")
 
     def test_of_a_stream_that_was_switched_off(self, scripted, tmp_path):
-        """A new read of a disabled stream cannot start.
+        """A disabled stream cannot be read from a start position.
 
         A read from a checkpoint continues to the end of the stream, where the feed ends.
         """

@@ -1,4 +1,4 @@
-"""Tests a split if one half of it is listed late. This half is still read, whatever was known before."""
+"""Tests a split of which one child is listed late. This child is still read, whatever was known before."""
 
 import time
 

@@ -42,7 +42,8 @@ def cursors(token):
 
 
 class TestWithinAQuarterOfAnHour:
-    """Tests valid iterators: no event is lost, and no earlier event is delivered."""
+    """Tests `Now` while its iterators are valid: no later event is lost, and no earlier event is
+    delivered."""
 
     def test_what_was_there_before_is_not_read(self, world):
         world.put_everywhere()

@@ -241,7 +241,7 @@ REFUSED = {
 class TestGates:
     """Tests requests that the service cannot serve.
 
-    They are refused before any call, and the error says what to do.
+    The client refuses such requests before any call, and the error says what to do.
     """
 
     @pytest.mark.parametrize("name", REFUSED)

@@ -41,7 +41,7 @@ def until_all(consumer, count):
 
 @pytest.fixture(scope="module")
 def thousand():
-    """Provide a shared world, because making it takes long and no test changes it."""
+    """Provide one world to all tests, because making a world takes long and no test changes it."""
     with World(shards=ACTIVE) as made:
         yield made
 

@@ -77,7 +77,7 @@ def is_done(page):
 
 
 class Source:
-    """Records the items that must be in the table."""
+    """Writes items, and remembers which items must be in the table."""
 
     def __init__(self, world):
         self.world, self.items, self.numbers = world, {}, itertools.count()

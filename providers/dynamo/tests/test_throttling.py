@@ -204,7 +204,7 @@ class TestListing:
 
     @pytest.mark.parametrize("what", ["beginning", "now", "partitions"])
     def test_refused_pages_cost_one_call_each(self, world, what):
-        """Three of ten pages are refused, which is half of the call's attempts."""
+        """Three of ten pages are refused. These refusals are half of the six attempts of a call."""
         ask = self.asking(world)[what]
         trouble = world.troubles.fail(LISTING, REFUSAL, None, every=3)
         assert len(ask()) == SHARDS
@@ -354,7 +354,7 @@ OPEN, ENDED = False, True
 class TestOverlappingListings:
     """Tests a listing that starts between two pages of another listing.
 
-    Neither of the two listings completes the other.
+    A page of one listing never counts as a page of the other listing.
     """
 
     def test_one_that_began_earlier_does_not_replace_what_is_known(self):
@@ -412,7 +412,7 @@ def test_two_starts_share_nothing(world):
 
 @pytest.mark.parametrize("what", [Now(), Beginning()], ids=["now", "beginning"])
 def test_a_refusal_is_classified_once(monkeypatch, what):
-    """Either the start or the engine classifies the refusal: whichever has made the failing request first."""
+    """A refused request is classified only once, either by the start or by the engine."""
     seen = []
     meaning = errors._service_fault
 

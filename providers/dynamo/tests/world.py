@@ -155,7 +155,7 @@ class Consumer:
         world: The stream.
         client: The client.
         start: The start of the next read.
-        request: Further fields of the requests.
+        request: Further fields that every request of this consumer gets.
         events: The markers of everything delivered so far.
         notices: The notices reported so far.
     """

@@ -179,7 +179,7 @@ def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[A
 
 
 def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
-    """Return the rows themselves."""
+    """Return each row as a dict, with the texts as SQLite stores them."""
 
     def texts(name: Column) -> Iterable[str | None]:
         if records.column(name) is None:

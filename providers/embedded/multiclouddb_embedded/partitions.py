@@ -224,7 +224,7 @@ class Family:
         return [self._oldest(row) for row in self.unread()]
 
     def at(self, seq: int, ts: int) -> list[Seed]:
-        """For each partition that was open at a position, return a start after this position."""
+        """Return a start after the given position for each partition that was open at this position."""
         return [
             self._seed(row, seq, ts)
             for row in self._rows.values()
@@ -258,7 +258,7 @@ class Family:
         return [found[name] for name in self._rows if name in found]
 
     def missed(self, missed: Mapping[str, tuple[str, ...]], position: tuple[int, int]) -> list[Seed]:
-        """Return a start in each missed partition, not before a position or the oldest change.
+        """Return a start in each missed partition: the later of the given position and the oldest change.
 
         Args:
             missed: Maps each partition that an audit found to those of its parents that were also missed.
@@ -347,7 +347,10 @@ def find_head(
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the records that follow. If `most` limits them, also return the last record's number and time."""
+    """Count the records that follow, up to `most`.
+
+    If there are more, also return the number and time of the last counted record.
+    """
     if scope.whole:
         return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:

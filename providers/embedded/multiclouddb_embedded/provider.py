@@ -107,7 +107,7 @@ class EmbeddedPlugin(ProviderPlugin):
         """Check the names and the values in `connection`.
 
         Args:
-            config: As for `connect`.
+            config: The client's configuration, which is later passed to `connect`.
         """
         EmbeddedConfig.from_client(config)
 

@@ -66,8 +66,9 @@ _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 class EmbeddedReader(Reader):
     """Reads one partition forward.
 
-    Each fetch is one read transaction. A fetch sees the store's last change, the partition and its rows as of
-    the same time. Therefore no split can happen between the answers "no more changes" and "closed".
+    Each fetch is one read transaction. In one fetch, the store's last change, the partition and its rows are
+    read as they were at one time. Therefore no split can happen between the answers "no more changes" and
+    "closed".
 
     Args:
         source: The objects that all readers of the feed share.
@@ -116,7 +117,7 @@ class EmbeddedReader(Reader):
         self._interrupt.cancel()
 
     def close(self) -> None:
-        """Discard the last answer. The connections belong to the pool."""
+        """Discard the last answer. The reader closes no connection, because the pool owns the connections."""
         self._idle = None
 
     def _sleep(self, patience: Deadline) -> bool:

@@ -1,7 +1,7 @@
 """Stores rows of the log by column, as SQLite returns them.
 
 SQLite returns a whole batch in one step, with one text per column. If rows were read one by one, each row
-would acquire and release the interpreter's lock. A reader would then be about a hundred times slower while
+would acquire and release the interpreter's lock. This would make a reader about a hundred times slower while
 another thread is busy.
 """
 
@@ -25,8 +25,8 @@ The texts contain this character only in escaped form.
 """
 
 ORDER_DIGITS: Final = 19
-"""The number of digits in the highest possible sequence number. Numbers that are padded with zeros to this
-length sort as texts in the same order as numbers."""
+"""The number of digits in the highest possible sequence number. If numbers are padded to this length, their
+texts sort like the numbers."""
 
 Column: TypeAlias = Literal["keys", "docs", "olds"]
 

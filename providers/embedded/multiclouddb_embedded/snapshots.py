@@ -2,7 +2,7 @@
 
 A segment is a range of keys. The keys are ordered by their canonical JSON, as in the table `documents`. The
 last segment ends at the highest key that existed when the snapshot began. Therefore the scan ends even if new
-keys are added at the end of the collection. The stream contains these later changes.
+keys are added at the end of the collection. The stream delivers these new keys.
 
 The cursor of a plan is `[plan id, seq, µs, rows in a segment, number of the next segment, read after, end]`;
 the cursor of a segment is `[plan id, seq, µs, read after, end]`. Both bounds (`read after` and `end`) are

@@ -27,8 +27,7 @@ FROM partitions
 WHERE collection = :collection AND (:hash IS NULL OR (low <= :hash AND :hash < high))
 GROUP BY collection
 )"""
-"""A query that returns a row in the form of the table `partitions`. The row's `id` is the id of the
-collection.
+"""A query that returns a row in the form of the table `partitions`, with the collection's id as `id`.
 
 The parameters are `:collection` and `:hash`, which may be null.
 """
@@ -72,8 +71,8 @@ WHOLE_STATEMENTS: Final = (
 )
 """The statements that replace the reader's own statements.
 
-They find the last row to read (also for one `:hash`), return the rows by column, and show whether more rows
-follow.
+The first two statements find the last row to read, without and with `:hash`. The third returns the rows by
+column, and the fourth shows whether more rows follow.
 """
 
 

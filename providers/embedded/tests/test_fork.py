@@ -395,7 +395,8 @@ assert seen(client)[0] == total
         assert documents(path) == 1 + 200 + int(told)
 
     def test_an_iterator_that_waits_in_a_thread_wakes_after_a_fork(self, run, path):
-        """The reader must see a commit between the closing and the reopening of its connection."""
+        """A commit that happens after a reader's connection was closed and before it is reopened must wake
+        the reader."""
         run("""
 import queue
 got = queue.Queue()

@@ -304,8 +304,8 @@ class TestLineage:
 
     @pytest.mark.parametrize("seed", [7, 28])
     def test_a_far_behind_reader_meets_every_partition_once(self, world, seed):
-        """Empty partitions split and merge, so a reader may find a parent after it has found the merged
-        child."""
+        """A reader may find a merged child before one of its parents, because empty partitions also split and
+        merge."""
         world.store.create_collection("items", partitions=2)
         request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
         with connect(ClientConfig("embedded"), native_client=world.store) as client:
@@ -626,7 +626,7 @@ class TestLogicalPartition:
         [({"idx": "o-1"}, "begins with 'idx', a str"), ({"id": 1}, "begins with 'id', a int")],
     )
     def test_a_key_like_none_that_is_there_is_refused(self, world, key, words, start):
-        """A key with a name or type that no document has is refused.
+        """A scope with a key is refused if no document's key has that name or type.
 
         Without an error, the feed would just be empty.
         """

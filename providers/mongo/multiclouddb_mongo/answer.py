@@ -69,7 +69,7 @@ class Taken:
         self.caught_up = False
 
     def enough(self) -> bool:
-        """Return True if the batch ends: with taken changes, at a notice, or at the end of the stream."""
+        """Return True if the batch contains a change or a notice, or if the stream has ended."""
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
@@ -242,7 +242,7 @@ class Taker:
         return True
 
     def _join(self, part: dict[str, Any], taken: Taken) -> None:
-        """Join the parts of a large change. The position moves only after the last part."""
+        """Join the parts of a large change. The position does not move before the last part has arrived."""
         split = part.pop("splitEvent")
         self._parts.update(part)
         if split["fragment"] == split["of"]:

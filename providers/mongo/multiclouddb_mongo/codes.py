@@ -51,8 +51,8 @@ EVENT_TOO_LARGE: Final = 10334
 FIRST_LOCATION: Final = 15000
 """The lowest location code.
 
-Most codes from this one upwards have no name. Each of these codes identifies the place in the server's source
-code that refuses a request.
+Most codes from 15000 upwards have no name. Each such code identifies the place in the server's source code
+that refuses a request.
 """
 
 REPORT: Final = (

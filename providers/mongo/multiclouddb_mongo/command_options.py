@@ -82,8 +82,8 @@ class RunCommandOptions:
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
     `pymongo.read_preferences.Nearest(…)`. This option treats every command as a read. Without this option,
-    the primary is used, even if the client has another preference. In a transaction, the read preference of
-    the transaction is used."""
+    the command goes to the primary, even if the client has another preference. In a transaction, the
+    transaction's preference is used."""
     session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
     """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
     session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
@@ -116,8 +116,8 @@ class RunCursorCommandOptions(RunCommandOptions):
     )
     """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`.
 
-    The value must match the fields `tailable` and `awaitData` of the command. Otherwise the behaviour is
-    undefined.
+    The value must match the fields `tailable` and `awaitData` of the command. If it does not match, the
+    behaviour is undefined.
     """
     batch_size: int | None = attrs.field(default=None, validator=_whole(1))
     """The number of documents in one reply, 1 or more; without this option the server chooses.
@@ -126,7 +126,7 @@ class RunCursorCommandOptions(RunCommandOptions):
     """
     max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
     """How long the server waits for a document, for `"tailable_await"`; the server refuses this option for
-    other cursors. Using it together with `timeout_ms` is not supported."""
+    other cursors. This option together with `timeout_ms` is refused."""
     comment: Any = attrs.field(default=None, repr=False)
     """Any BSON value; it appears in the server's logs and profiler."""
 

@@ -193,10 +193,10 @@ class Commands:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the command cannot be sent.
             ProviderFault: Raised if the command cannot be sent, with the category `INVALID_REQUEST`.
-            Exception: The error that pymongo raised, for `classify`. A command is sent only once, except in
-                one case. If the server says that it is overloaded and that it did not run the command (labels
-                `SystemOverloadedError` and `RetryableError`), pymongo sends it again, unless the connection
-                string contains `maxAdaptiveRetries=0`.
+            Exception: The error that pymongo raised, for `classify`. A command is sent only once, with one
+            exception: if the server is overloaded and did not run the command (labels `SystemOverloadedError`
+                and `RetryableError`), pymongo sends the command again. `maxAdaptiveRetries=0` in the
+                connection string prevents this.
 
         """
         chosen = checked_options(RunCommandOptions, "run_command", options)
@@ -215,8 +215,8 @@ class Commands:
         """Run one command whose reply is a cursor, once.
 
         Args:
-            database: As for `run_command`.
-            command: As for `run_command`.
+            database: The same as the argument of `run_command`.
+            command: The same as the argument of `run_command`.
             options: Fields of `RunCursorCommandOptions`.
 
         Raises:
@@ -307,8 +307,9 @@ class Commands:
 class _Untimed(SON[str, Any]):
     """A copy of a command to which pymongo adds no time limit, although a limit is set.
 
-    pymongo adds the remaining time to every first command. A server applies that limit to the whole lifetime
-    of the cursor, but with "iteration" each step has its own limit. The command's own `maxTimeMS` is kept.
+    pymongo adds the remaining time to every first command, as its time limit. A server applies this limit to
+    the whole lifetime of the cursor, although with "iteration" each step has its own limit. The command's own
+    `maxTimeMS` is kept.
     """
 
     _copied = False

@@ -284,7 +284,7 @@ def _text(error: BaseException) -> str:
 
 
 def _brief(error: Exception) -> str:
-    """Describe the problem with the servers. The table of all servers in PyMongo's message is left out."""
+    """Return PyMongo's message about the servers, without its list of all servers."""
     text = str(error).partition(", Topology Description")[0]
     text = re.sub(r" \(configured timeouts: [^)]*\)", "", text)
     return one_line(re.sub(r"(Timeout: \d+\.\d)\d+s", r"\1s", text))

@@ -326,7 +326,7 @@ class MongoFeed(Feed):
         return True
 
     def _check(self) -> None:
-        """Refuse a missing collection after the log was read up to here, because no change would follow.
+        """Refuse a missing collection when the log was read to its end, because no change would follow.
 
         Raises:
             ProviderFault: Raised if the collection still does not exist, or another collection now has its
@@ -346,9 +346,10 @@ class MongoFeed(Feed):
         )
 
     def _headroom(self, place: Place) -> float | None:
-        """Return the seconds from the log's beginning to this position.
+        """Return how many seconds this position is after the beginning of the oplog.
 
-        Return None if no entry was removed from the log yet. The beginning of the log is read twice a minute.
+        Return None if no entry was removed from the log yet. The beginning of the oplog is read twice a
+        minute.
         """
         self._look_at_log()
         return self._seconds_kept(place)

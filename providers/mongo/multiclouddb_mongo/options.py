@@ -35,7 +35,8 @@ def _stages(value: object) -> Any:
 def _exact(value: object) -> object:
     """Return a form of a value; two values have equal forms only if they are equal.
 
-    Python's own comparison is not enough, because 1 equals True, and the order of names does not matter.
+    Python's own comparison is not exact enough. It treats 1 and True as equal, and ignores the order of names
+    in a mapping.
     """
     if isinstance(value, Mapping):
         return dict, tuple((name, _exact(item)) for name, item in value.items())
@@ -82,8 +83,8 @@ class MongoOptions(ProviderOptions):
     for this time.
     """
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
-    """The maximum number of changes in one answer of the server. With None, the number is the size of a
-    page, 100 to 500."""
+    """The maximum number of changes in one answer of the server. With None, an answer contains as many
+    changes as a page, but at least 100 and at most 500."""
     collation: Mapping[str, Any] | None = attrs.field(
         default=None,
         converter=_mapping,
@@ -116,9 +117,9 @@ class MongoOptions(ProviderOptions):
     are valid only with the same pipeline.
     """
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=is_a(str))
-    """`"end"`, the default: if a collection is dropped or renamed (or a database is dropped), the feed
-    ends, with notices. `"follow"`: the feed reports the same notices, and continues with whatever
-    resource has that name next."""
+    """What happens if the collection is dropped or renamed, or the database is dropped. `"end"`, the default:
+    the feed reports notices and ends. `"follow"`: the feed reports the same notices, and continues with the
+    next resource that has the same name."""
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
     """True to allow a start on a collection or database that does not exist yet.
 

@@ -63,7 +63,8 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
     """Return the address, with the connection string's database if the request names none.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if neither of them names a database.
+        MulticloudDbError: `INVALID_REQUEST` if neither the request nor the connection string names a
+            database.
     """
     address = spec.address
     if isinstance(spec.scope, EntireCluster) or address.database is not None:

@@ -6,9 +6,9 @@
     ["r", data]    a resume token that the application has given, for `resumeAfter`
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, including its changes
 
-Each form may have one more element: the cluster time of the start, in ticks. This element is present as long
-as the position is before that time. If an event says that a collection or database was dropped or renamed
-before that time, the event concerns an earlier resource with the same name.
+Each of these lists may have one more element at its end: the cluster time of the start, in ticks. This
+element is present as long as the position is before the start. If a collection or database was dropped or
+renamed before the start, it was another resource with the same name.
 
 `data` is the text of a resume token `{"_data": …}`, followed by a point and the token's `_typeBits` in
 hexadecimal, if the server has added them. The server adds `_typeBits` for keys of some types. Any other token
@@ -204,7 +204,7 @@ def _is_time(value: int) -> bool:
 
 
 def seconds_at(place: Place) -> int | None:
-    """Return the cluster time of a position in seconds since 1970.
+    """Return the cluster time of a position, in seconds since 1970.
 
     Return None if the token does not contain the time.
     """

@@ -213,7 +213,7 @@ class MongoPlugin(ProviderPlugin):
         """Check the names and the values in `connection`.
 
         Args:
-            config: As for `connect`.
+            config: The client's configuration, which is later passed to `connect`.
         """
         MongoConfig.from_client(config)
 

@@ -1,7 +1,7 @@
 """The only module that uses PyMongo's internals, for cases in which its public interface is not sufficient.
 
-Optional internals (`buffered`, `inner_cursor`, `interrupt`, `next_answer`) are used with care: if a later
-PyMongo does not have them, reading continues with more requests to the server.
+Some internals are optional: `buffered`, `inner_cursor`, `interrupt` and `next_answer`. If a later PyMongo
+does not have these, reading still works, but sends more requests to the server.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Closer:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Keep the client open while a thread opens, reads or closes a stream."""
+        """Keep the client open during the block, in which a thread opens, reads or closes a stream."""
         with self._changed:
             self._at_work += 1
         try:
@@ -170,8 +170,8 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
     """If no server is known, wait for one, for slightly less time than the call may take.
 
-    PyMongo waits for `serverSelectionTimeoutMS` and only then reports the problem. For a call with a shorter
-    time limit, this report would come too late.
+    PyMongo reports the problem only after `serverSelectionTimeoutMS`, which is too late for a call with a
+    shorter time limit.
 
     Raises:
         ServerSelectionTimeoutError: Raised if no server is found; the error contains the reason.

@@ -47,9 +47,10 @@ class RawChange(RawBSONDocument):
     Reading only the `_id` of a change takes a tenth of the time of decoding the whole change.
 
     PyMongo's own class decodes all fields when one of them is read. PyMongo's streams read the `_id` of every
-    change, to keep it as the resume token. In this class, a change is its own token. PyMongo stores the
-    change itself; when PyMongo copies the stored change, the copy becomes the token. Documents that do not
-    begin with an `_id`, such as the answer that contains the changes, behave as in PyMongo's class.
+    change, to keep it as the resume token. In this class, a change is its own token. PyMongo first stores the
+    whole change as the token. When PyMongo copies the stored change, the copy contains only the resume token.
+    Documents that do not begin with an `_id`, such as the answer that contains the changes, behave as in
+    PyMongo's class.
     """
 
     __slots__ = ("_bytes",)

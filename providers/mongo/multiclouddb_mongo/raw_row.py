@@ -64,7 +64,7 @@ _BYTES: Final = attrgetter("_bytes")
 
 
 def bytes_of(rows: Iterable[RawRow]) -> list[bytes]:
-    """Return the bytes of rows; if PyMongo provides views of an answer, return copies."""
+    """Return the bytes of rows. If PyMongo provides the rows as views of an answer, the bytes are copied."""
     return list(map(bytes, map(_BYTES, rows)))
 
 

@@ -174,9 +174,9 @@ class MongoReader(Reader):
             raise cancelled()
 
     def _hurry(self, wait: float) -> None:
-        """Replace a stream that has a long wait if the caller does not wait.
+        """Replace a stream whose server waits long for changes, if the caller does not want to wait.
 
-        The wait of an open stream cannot be changed.
+        The waiting time of an open stream cannot be changed.
         """
         self._hurried = 0 if wait > 0 else self._hurried + 1
         if self._await_ms == _LONG_AWAIT_MS and self._hurried >= _HURRIED:

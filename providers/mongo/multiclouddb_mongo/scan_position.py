@@ -164,13 +164,13 @@ class Rest:
 
     Attributes:
         plan_id: The snapshot's id.
-        time: As in `Range`.
-        uuid: As in `Range`.
+        time: The same as `Range.time`.
+        uuid: The same as `Range.uuid`.
         low: The first `_id`, or empty.
         width: The number of rows in a segment, found by counting; 0 if the keys are sampled instead.
         left: The maximum number of segments; 0 means as many as needed.
         number: The number of the next segment.
-        names: As in `Range`.
+        names: The same as `Range.names`.
     """
 
     plan_id: str

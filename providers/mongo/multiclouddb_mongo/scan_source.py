@@ -107,7 +107,7 @@ class ScanSource:
     # -- Whether the collection still exists
 
     def may_be_gone(self, error: OperationFailure) -> bool:
-        """Return True if an error may have been caused by dropping or renaming the collection."""
+        """Return True if an error can mean that the collection was dropped or renamed."""
         return error.code in _GONE
 
     def gone(self, place: Range) -> Notice | None:

@@ -72,9 +72,9 @@ class MongoHarness(Harness):
         self.disturbed = False
 
     def close(self):
-        """Close the harness after a pause.
+        """Close the harness. If a server was disturbed, wait until the next second begins.
 
-        Otherwise `AtTime` in the next test would find changes from this test.
+        Without the pause, `AtTime` in the next test would find changes from this test.
         """
         if self.disturbed:
             time.sleep(1.2 - time.time() % 1)

@@ -103,7 +103,7 @@ class Commands(CommandListener):
 
 @contextmanager
 def watched(uri, *more, **named):
-    """Provide a client that is opened in the same way as by an application, and the commands that it sends.
+    """Open a client as an application does; provide the client and the commands that it sends.
 
     Args:
         uri: The server.
@@ -159,10 +159,10 @@ AT_ONCE = 0.2  # in seconds; the shortest time limit in these tests is twice as 
 
 
 def patient(call, tries=10):
-    """Return the result of a call with a short time limit.
+    """Return the result of a call with a short time limit, after several attempts if necessary.
 
-    On a busy machine, a call may exceed the limit, but not every time. A call that fails immediately has not
-    exceeded the limit.
+    On a busy machine, a call may exceed the limit sometimes, but not in every attempt. A call that fails
+    immediately has not exceeded the limit.
     """
     for last in [*[False] * (tries - 1), True]:
         begin = time.monotonic()

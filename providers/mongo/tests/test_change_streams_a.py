@@ -439,7 +439,7 @@ class TestOptions:
 
 
 class TestHelpers:
-    """Tests the command that each way of watching sends."""
+    """Tests which command each kind of watch sends: on a collection, a database or the deployment."""
 
     @pytest.mark.parametrize("scope", SCOPES, ids=str)
     def test_cs_17_each_scope_is_a_change_stream(self, plain, ours, here, written, scope):

@@ -11,7 +11,7 @@ ROUNDS = 4
 
 
 class Consumers:
-    """Several consumers at different positions. They take turns to read one page each."""
+    """Several consumers at different positions. The consumers take turns; each reads one page per turn."""
 
     def __init__(self, client, address, collection, count):
         self._client, self._address = client, address

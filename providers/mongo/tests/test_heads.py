@@ -442,7 +442,7 @@ class TestEverything:
             assert world.read(parts) == read
 
     def test_one_by_one(self, make):
-        """Each plan finds one change, and the cluster's clock has moved by one tick."""
+        """Each plan finds the one new change; between two plans, the cluster's clock moves by one tick."""
         world = make()
         world.start()
         for number in range(40):
@@ -477,9 +477,10 @@ class TestLaggingMember:
 
     @pytest.fixture
     def late(self, three, database, monkeypatch):
-        """Provide two worlds.
+        """Provide two worlds, one of which reads a lagging member.
 
-        One uses the whole set; the other uses a member that applies changes only after many requests.
+        The first world uses the whole set; the second uses a member that applies changes only after many
+        requests.
         """
         three.wait_healthy()
         three.client()[database].create_collection("c").insert_one({"_id": "first"})

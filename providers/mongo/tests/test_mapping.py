@@ -369,7 +369,10 @@ class TestPoison:
 
     @pytest.mark.parametrize("change", [POISON, raw(one(1) | {"documentKey": 1})], ids=["text", "key"])
     def test_behind_it_the_start_is_still_known(self, mapping, change):
-        """An end before the start belongs to an earlier collection with the same name."""
+        """The position after a poison record keeps the start of the feed.
+
+        If a collection ended before this start, it was an earlier collection with the same name.
+        """
         view = View(ADDRESS, "p", start=2**64 - 1)
         with pytest.raises(RecordFault) as caught:
             mapping([change], 0, 1, view)

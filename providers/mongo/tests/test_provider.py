@@ -64,7 +64,7 @@ def app():
 
 
 class Room:
-    """One database. Native clients write to it, and the library's clients read it."""
+    """One database, which native clients write and the library's clients read."""
 
     def __init__(self, server, database, app):
         self.server, self.database = server, database

@@ -151,9 +151,9 @@ class TestErrors:
 
 
 def cleared_under_a_waiter(server, app, here):
-    """Two threads use one connection: the first thread's failure closes it before the second thread gets it.
+    """Two threads share one connection, which a failure of the first thread closes before the second uses it.
 
-    Both reads succeed. Return whether the second thread found a cleared pool.
+    Both reads succeed. Return whether the second thread found that the pool was cleared.
     """
     commands, pool = Commands(), Pool()
     with MongoClient(server.uri(appName=app, maxPoolSize=1), event_listeners=[commands, pool]) as client:
@@ -542,7 +542,7 @@ class TestTries:
         assert commands.tries() == ["failed", "failed"]
 
     def test_rr_22_the_driver_raises_its_own_second_error_too(self, one, app, here, plain):
-        """The retry gets no connection in this test.
+        """A read fails, and its retry gets no connection; the driver raises the error of the retry.
 
         If this test fails, PyMongo now behaves differently, and the row in the table is wrong.
         """

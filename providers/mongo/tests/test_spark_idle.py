@@ -63,10 +63,7 @@ def cut(world, moment):
 
 
 def test_checkpoint_moves_along_and_survives(spark, world, tmp_path):
-    """Each night, writes to other collections fill a part of the oplog.
-
-    Together, these writes are larger than the oplog.
-    """
+    """Each night, other writes fill a part of the oplog. In total they do not fit into the oplog."""
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     assert run(spark, world, checkpoint) == []
     world.write(1)

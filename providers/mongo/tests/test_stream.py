@@ -400,7 +400,7 @@ class TestRealServer:
 
     @pytest.mark.parametrize(("sharded", "longest"), [(False, 50), (True, 400)], ids=["members", "mongos"])
     def test_a_mongos_may_look_for_longer(self, one, here, app, sharded, longest):
-        """A `mongos` gets more time, because it asks the shards first.
+        """A `mongos` gets a longer time limit than a member, because it must first ask the shards.
 
         If the time limit ended the command before the shards answer, the log would seem to contain
         everything.

@@ -55,7 +55,7 @@ __all__ = [
 
 
 class ClusterHarness(MongoHarness):
-    """A harness for a cluster. Cases about a collection, a partition or a key are in test_us8_one.py."""
+    """A harness for a cluster. Tests of a collection, a partition or a key are in test_us8_one.py."""
 
     servers_name = "us8 cluster"
     scope = EntireCluster()

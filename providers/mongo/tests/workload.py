@@ -45,7 +45,7 @@ class Change:
 
 
 def seen(event):
-    """Return the change that an event contains."""
+    """Convert an event to the `Change` that it reports."""
     state = event.new_item_state
     return Change(event.type, event.key.components["_id"], None if state is None else state["n"])
 

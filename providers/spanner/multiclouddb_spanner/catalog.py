@@ -121,7 +121,7 @@ def find(
 def table_names(client: DatabaseClient, deadline: Deadline, scope: CancelScope) -> list[str]:
     """Return the names of the tables in a database.
 
-    A name contains the schema, unless this is the default schema.
+    The name of a table outside the default schema also contains the name of its schema.
     """
     rows = client.rows(
         "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'",

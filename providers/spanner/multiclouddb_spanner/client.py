@@ -236,7 +236,7 @@ class DatabaseClient:
             deadline: The time limit.
             scope: An object through which another thread can cancel the call.
             parameters: Maps each name to its value.
-            at: As in `query`.
+            at: The time of the data to read, in microseconds since 1970.
         """
 
         def read() -> list[list[Any]]:

@@ -64,7 +64,7 @@ class SpannerConfig:
         return settled(_checked, cls, config)
 
     def client(self) -> Any:
-        """Make the vendor's client. This does no I/O except the search for credentials."""
+        """Make the vendor's client. Making the client needs no I/O except the search for credentials."""
         if self.emulator_host is None:
             return spanner.Client(project=self.project, disable_builtin_metrics=True)
         return spanner.Client(

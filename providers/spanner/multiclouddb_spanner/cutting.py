@@ -1,9 +1,10 @@
 """Divides the keys of a table into segments, and makes the requests that read rows.
 
 For a small table, the keys are counted and divided evenly. A large table is divided at the keys at which the
-service would divide a read, which are the first keys of the parts. The service accepts these parts only
-within one transaction, but a segment must be valid for days. Therefore only the first keys of the parts are
-used. Whichever keys are chosen as bounds, the ranges between them contain every key exactly once.
+service would divide a read, which are the first keys of the parts. The parts themselves are valid only within
+a transaction, but a segment must be valid for days. Therefore only the first key of each part is used, as a
+bound between segments. Whichever keys are chosen as bounds, the ranges between them contain every key exactly
+once.
 """
 
 from __future__ import annotations

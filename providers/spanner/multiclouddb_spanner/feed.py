@@ -65,7 +65,7 @@ class SpannerFeed(Feed):
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Return the partitions that are alive at the start. Each of them is read from the start on.
+        """Return the partitions that are alive at the start. Each partition is read from the start position.
 
         While these partitions are read, they name their children.
 

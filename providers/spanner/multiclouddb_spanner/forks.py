@@ -1,8 +1,9 @@
 """Prepares gRPC for a fork, so that parent and child can both read on.
 
-gRPC prepares itself for a fork only if no thread is in a call. Otherwise it skips the preparation, and about
-one of a thousand children hangs or crashes at its first call. Therefore a fork cancels the running calls,
-waits until gRPC's threads have ended, and keeps new calls waiting. The parent then makes its calls again.
+gRPC prepares itself for a fork only if no thread is in a call. If a thread is in a call during the fork, gRPC
+skips this preparation. Then about one child process in a thousand hangs or crashes at its first call.
+Therefore a fork cancels the running calls, waits until gRPC's threads have ended, and keeps new calls
+waiting. After the fork, the parent repeats the cancelled calls.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def watch(caller: Caller) -> None:
 
 @contextmanager
 def calling() -> Iterator[None]:
-    """Keep a fork waiting during the block. The block starts when no fork is being made."""
+    """Keep forks waiting during the block. A fork that is already running ends before the block starts."""
     process = _process
     with process.changed:
         process.changed.wait_for(lambda: not process.forking)
@@ -106,7 +107,7 @@ def calling() -> Iterator[None]:
 
 @contextmanager
 def receiving() -> Iterator[None]:
-    """Keep a fork waiting during the block, in which a message is received. The fork cancels the call."""
+    """Keep a fork waiting during the block, which receives a message. The fork cancels the message's call."""
     process = _process
     with process.changed:
         process.receiving += 1

@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
     Attributes:
         record: The service's record that contains the change.
-        nth: The place of the change in that record.
+        nth: The place of the change in this record.
     """
 
     record: DataRecord

@@ -25,8 +25,8 @@ def seeds_of_missed(
 ) -> list[Seed]:
     """Return start positions for the partitions that an audit found, and for their ancestors.
 
-    Only ancestors since the start of the feed are included. If a parent had been read, it would have named
-    the missed partitions. Therefore the ancestors of missed partitions were missed as well.
+    Only ancestors that ended after the start of the feed are included. If a parent had been read, it would
+    have named the missed partitions. Therefore the ancestors of missed partitions were missed as well.
 
     Args:
         source: The change stream.
@@ -54,9 +54,9 @@ def seeds_of_missed(
 def _parents(
     source: Source, name: str, begin: int, deadline: Deadline, scope: CancelScope
 ) -> tuple[str, ...]:
-    """Return the parents of a partition, as named by a partition that ended when this partition started.
+    """Return the parents of a partition. A partition that ended when this partition started names them.
 
-    The result is empty if this record has expired.
+    The result is empty if the record that names the parents has expired.
     """
     try:
         before = source.partitions(begin - 1, deadline, scope)

@@ -172,7 +172,7 @@ def moment_of(micros: int) -> datetime:
 def text_at(micros: int) -> str:
     """Return a time in the format that the service accepts.
 
-    All such texts have the same length, so they sort by time.
+    All returned texts have the same length, so they sort by time.
     """
     return f"{moment_of(micros).isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
 

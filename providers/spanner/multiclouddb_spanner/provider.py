@@ -177,7 +177,7 @@ class SpannerPlugin(ProviderPlugin):
         """Check the names and the values in `connection`.
 
         Args:
-            config: As for `connect`.
+            config: The client's configuration, which is later passed to `connect`.
         """
         SpannerConfig.from_client(config)
 

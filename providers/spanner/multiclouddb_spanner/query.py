@@ -66,7 +66,7 @@ def list_partitions(
 
     Raises:
         Exception: The error that gRPC raised. `is_past` returns True for this error if the stream no longer
-            keeps changes of that time.
+            keeps the changes of the given time.
     """
 
     def ask() -> list[str]:

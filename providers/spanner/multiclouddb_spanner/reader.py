@@ -136,7 +136,7 @@ class SpannerReader(Reader):
     # -- Windows
 
     def _check_window(self, wait: float, deadline: Deadline) -> None:
-        """End a window that may last longer than this fetch, because the fetch cannot continue it."""
+        """End a kept window if it may outlast this fetch, or expires soon."""
         window = self._window
         if window is None:
             return
@@ -158,7 +158,7 @@ class SpannerReader(Reader):
         self._used = 0
 
     def _keep_window(self) -> None:
-        """If a slot is free, keep a window open that contains more changes."""
+        """Keep an unfinished window open if a slot is free; otherwise end the window."""
         if self._window is None or self._kept:
             return
         self._kept = self._source.slots.take()

@@ -85,8 +85,8 @@ class DataRecord:
         mods: The changes.
         kind: `INSERT`, `UPDATE` or `DELETE`.
         capture: The value capture type that the stream had when the changes were made.
-        by_expiry: True if a row deletion policy deleted the rows; None if the service deleted them without a
-            reason.
+        by_expiry: True if a row deletion policy deleted the rows; None if the service deleted them and named
+            no reason.
         native: A function that returns the fields of the record as the service sent them, without the
             changes.
         nbytes: The approximate memory size of the record.
@@ -119,7 +119,7 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """A record for the end of the partition. The record names the partitions that follow.
+    """A record that ends the partition. It names the partitions that follow.
 
     Attributes:
         at: The time at which the children start, in microseconds since 1970.

@@ -300,7 +300,7 @@ class SegmentReader(Reader):
             self._source.slots.give()
 
     def _keep_answer(self) -> None:
-        """If a slot is free, keep an answer with more rows open. The received rows are kept in any case."""
+        """Leave an unfinished answer open if a slot is free. The received rows are kept in any case."""
         if self._answer is not None and not self._kept:
             self._kept = self._source.slots.take()
             if not self._kept:

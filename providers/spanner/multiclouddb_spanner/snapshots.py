@@ -1,9 +1,9 @@
 """Scans the rows of a table for `Snapshot()`: the plan, its segments, and the objects that readers share.
 
-Every row is read as it was at one time T, the floor of the snapshot. The reads use an exact timestamp, so any
-client can make them. The stream is read from T on. If the database no longer keeps the data of time T
-(`version_retention_period`), the reader of a segment continues at a later time. The stream contains the
-changes since T, so nothing is lost.
+Every row is read as it was at one time T, the floor of the snapshot. The reads use an exact timestamp, so
+every client in every process can make them. The change stream is read from T on. If the database no longer
+keeps the data of time T (`version_retention_period`), the reader of a segment reads the remaining rows as
+they were at a later time than T. The stream contains the changes since T, so nothing is lost.
 
 A segment is a range of the primary key, in the order of the table. The first segment begins before every key,
 the last segment ends after every key, and each other segment begins where the previous one ends. The service
@@ -12,8 +12,8 @@ order.
 
 The cursor of a plan is `[plan id, T, number of the next segment, read after, [end of each segment]]`; the
 cursor of a segment is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is
-the time from T to the time at which the rows are read. Bounds are keys as JSON text, or "" for no bound. The
-end is included.
+the time from T to the time at which the rows are read. The bounds (`read after` and `end`) are keys as JSON
+text, or "" for no bound. The segment includes the key `end`.
 """
 
 from __future__ import annotations

@@ -236,9 +236,9 @@ class Model:
             return self.now
 
     def _reach(self, at):
-        """Wait until the model's time reaches the end of a read.
+        """Move the model's time to the end of a read, unless it is already later.
 
-        After this wait, no change can be committed at or before that time.
+        After that, no change can be committed at or before the end of the read.
         """
         self.now = max(self.now, at)
         self.read = max(self.read, at)
@@ -256,8 +256,7 @@ class Model:
         return found
 
     def _heartbeats(self, start, last):
-        """Return heartbeats. They may be late: their times may be earlier than those of records that were
-        already sent."""
+        """Return heartbeats. Their times may be earlier than those of records that were already sent."""
         if last < start or self.dice.random() < 0.6:
             return []
         moments = [self.dice.choice([last, start, self.dice.randint(start, last)]) for _ in range(2)]
@@ -383,7 +382,7 @@ class Answer:
 
 
 class Made:
-    """A gRPC call that has a single answer."""
+    """A gRPC call that returns one value instead of a stream."""
 
     def __init__(self, value):
         self._value = value

@@ -105,7 +105,8 @@ class TestColumns:
             assert states(items.drain(token)) == [row("a", 1), None, row("a", 3)]
 
     def test_a_column_that_the_table_gained_and_the_stream_does_not_watch(self):
-        """The records list the same columns before and after the new column. Only the schema shows it."""
+        """The records have the same columns before and after. Only the schema shows that the stream
+        does not watch one of the table's columns."""
         with feed(initial_partitions=1) as items:
             token = items.token()
             put(items, "a", 1)

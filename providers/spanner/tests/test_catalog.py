@@ -17,11 +17,13 @@ class FakeClient:
     """Answers queries on the catalogue.
 
     Args:
-        tables: The rows: stream, schema, table, and whether the stream watches all columns.
-        options: The rows: stream, option, value.
-        streams: The rows: stream, and whether the stream watches everything.
+        tables: The rows of the answer about tables: stream, schema, table, and whether the stream watches all
+            columns.
+        options: The rows of the answer about options: stream, option, value.
+        streams: The rows of the answer about streams: stream, and whether the stream watches the whole
+            database.
         dialect: The dialect of the database.
-        keys: The rows: schema, table, column.
+        keys: The rows of the answer about keys: schema, table, column.
     """
 
     def __init__(self, tables=(WATCHED,), options=(), streams=(), dialect="", keys=(("", "orders", "id"),)):

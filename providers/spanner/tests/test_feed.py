@@ -1,5 +1,4 @@
-"""Tests calls of an opened feed that cannot be tested by reading pages, because pages make them in no fixed
-order."""
+"""Tests calls of an opened feed in a fixed order, which differs from the order when pages are read."""
 
 from contextlib import contextmanager
 

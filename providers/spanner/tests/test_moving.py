@@ -30,7 +30,7 @@ def run(name):
 
 @pytest.fixture
 def database(still, monkeypatch, tmp_path):
-    """Make a database in the instance of the page."""
+    """Make the instance that the documentation page uses, and a database in this instance."""
     monkeypatch.setenv("SPANNER_EMULATOR_HOST", still.host)
     monkeypatch.chdir(tmp_path)
     instance = spanner.Client("my-project").instance(

@@ -157,7 +157,10 @@ class TestWindows:
             assert stream.windows[-1] == (0, 10 + ahead)
 
     def test_a_wait_that_ends_too_early_proves_nothing(self):
-        """An answer that ends too early proves nothing, because the machine may have been suspended."""
+        """An answer that ends before the wait is over does not prove that the reader has caught up.
+
+        The machine may have been suspended.
+        """
         stream = FakeStream([])
         assert fetch(stream.reader(BEGIN), wait=2.0).caught_up is False
 

@@ -51,7 +51,8 @@ def here(table):
 
 
 def failing(client, request, seconds, wait=0.0):
-    """Return the error of a read, the duration of the read, and its share of a CPU's time."""
+    """Return the error of a read, the read's duration, and the fraction of this time in which a CPU was
+    busy."""
     began, worked = time.monotonic(), time.process_time()
     with pytest.raises(MulticloudDbError) as caught:
         client.read_changes(request, OperationOptions(seconds, wait))

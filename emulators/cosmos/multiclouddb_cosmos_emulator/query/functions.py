@@ -21,7 +21,7 @@ _NUMBER, _TEXT, _ARRAY, _OBJECT, _BOOL = 3, 4, 5, 6, 2
 
 
 def _typed(wanted: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Limit a function to values of one type. For values of other types, the result is `UNDEFINED`."""
+    """Make a function that accepts values of one type. For values of other types, it returns undefined."""
 
     def call(*values: Any) -> Any:
         if any(rank(value) != wanted for value in values):

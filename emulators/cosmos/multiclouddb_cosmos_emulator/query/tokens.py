@@ -37,8 +37,8 @@ class Token:
     Attributes:
         kind: One of `number`, `text`, `parameter`, `name`, `keyword`, `sign` or `end`.
         text: The text as written; keywords are in upper case.
-        start: The start of the token in the query.
-        end: The end of the token in the query, which is not included.
+        start: The index of the token's first character in the query.
+        end: The index after the token's last character in the query.
         value: The value of a number or a text.
     """
 

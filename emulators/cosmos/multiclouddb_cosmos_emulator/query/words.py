@@ -22,7 +22,7 @@ class Words:
 
     @property
     def next(self) -> Token:
-        """Return the next token without reading it."""
+        """Return the next token, and leave it in place."""
         return self._tokens[self._place]
 
     @property

@@ -1,7 +1,7 @@
 """Runs DynamoDB Local with test control: real rollovers, expired iterators, trimmed shards and splits.
 
-Test control is an argument of a constructor, and no command-line option sets it. Therefore the server is
-built by reflection in a Java virtual machine that this module starts for py4j.
+Test control can only be turned on by an argument of a constructor, not by a command-line option. Therefore
+the server is built by reflection in a Java virtual machine that this module starts for py4j.
 """
 
 import os

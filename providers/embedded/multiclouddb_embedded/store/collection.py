@@ -188,7 +188,7 @@ def make_room(
     recreate: bool,
     exist_ok: bool,
 ) -> bool:
-    """Look up a collection with the given name; return True if the collection exists and is kept.
+    """Make room for a new collection with the given name. Return True if an existing one is kept.
 
     If the collection must be recreated, drop it and return False.
 

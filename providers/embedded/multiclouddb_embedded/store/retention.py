@@ -88,8 +88,7 @@ def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int)
 def _forget_commits(connection: sqlite3.Connection) -> None:
     """Delete commit times that are no longer needed as start times of any collection.
 
-    The last of the unneeded commit times is kept. It shows that any earlier time precedes the removed
-    changes.
+    The last of these times is kept. A start before this time would need changes that were removed.
     """
     connection.execute(
         "DELETE FROM commits WHERE seq < (SELECT max(seq) FROM commits WHERE seq <= "

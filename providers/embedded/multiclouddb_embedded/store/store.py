@@ -204,7 +204,7 @@ class EmbeddedStore:
 
         Args:
             collection: The name of the collection.
-            key: As in `put`.
+            key: The document's key, in one of the forms that `put` accepts.
             database: The database that contains the collection; `main` by default.
         """
         return self._write("delete", collection, [Delete(key)], database) != [None]
@@ -227,7 +227,7 @@ class EmbeddedStore:
 
         Args:
             collection: The name of the collection.
-            key: As in `put`.
+            key: The document's key, in one of the forms that `put` accepts.
             database: The database that contains the collection; `main` by default.
         """
         with self._session.reading("get") as connection:

@@ -22,8 +22,8 @@ def fail_command(
     """Make commands fail on every node within the block. After the block, the commands work again.
 
     Args:
-        where: A replica set; each running member counts its commands separately. If a client is given, only
-            its primary is used.
+        where: A replica set, whose running members count their commands separately; or a client, for its
+            primary only.
         commands: Names of commands.
         app_name: Only commands of clients with this `appName` fail, so that concurrent tests are not
             affected.

@@ -81,7 +81,7 @@ class Group:
 
 
 class ReplicaSet:
-    """A replica set on the loopback interface. It ends when this process ends, or earlier.
+    """A replica set on the loopback interface. Its servers end when this process ends, or earlier.
 
     Attributes:
         members: The `host:port` of each member, as in the configuration of the set.

@@ -146,7 +146,7 @@ class _Link:
             thread.join()
 
     def reset(self) -> None:
-        """Close both sides at once. This also ends the threads that copy data."""
+        """Close both connections immediately. The threads notice the closing and end."""
         for side in (self._near, self._far):
             with contextlib.suppress(OSError):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
