@@ -103,7 +103,7 @@ class ChangeFeedIterator:
         validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")],
     )
     """How long a read may wait for its first event (long poll), in seconds; 0 by default. `stop` takes effect
-    only after such a read, so choose a short time if the iterator must stop quickly."""
+    only when the waiting read ends, so choose a short time if the iterator must stop quickly."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     """True to end the iteration after the first idle page."""
     idle_backoff_seconds: float = attrs.field(

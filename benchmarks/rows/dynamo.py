@@ -220,10 +220,11 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     pairs=1,
     warm_up=False,
     about=(
-        "The figure is the number of records that the server sends for each delivered event. The "
-        "row reads 16 and then 64 shards of a scripted server, with pages of 1,000 events and the "
+        "The figure is the number of records that the server sends for each delivered event. The benchmark "
+        "reads 16 and then 64 shards of a scripted server, with pages of 1,000 events and the"
         "default buffer. An answer has one megabyte, as from the service itself. After parsing, "
-        "sixteen answers are larger than the buffer. Records that do not fit would be sent again. "
+        "sixteen answers are larger than the buffer. If the records of an answer did not fit into the "
+        "buffer, the server would have to send them again."
         "The larger of the two figures counts."
     ),
     against="",

@@ -153,7 +153,7 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     about=(
         "The figure is the length of a token of the embedded store over 10,000 partitions, divided "
         "by the number of partitions. Each partition is at a different change, which gives the "
-        "longest token. The row reads a page with this token to check that the token is valid."
+        "longest token. The benchmark also reads a page with this token, to check that the token is valid."
     ),
     against="",
 )

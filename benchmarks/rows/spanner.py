@@ -191,8 +191,8 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     goal=250,
     at_most=True,
     about=(
-        "The figure is the additional time of 500 pages of 5 events, compared with 3 pages of 1,000"
-        " events. Both sides read a backlog of 2,500 commits with one row each. Each call uses the "
+        "The figure shows how much longer it takes to read 500 pages of 5 events than 3 pages of 1,000 "
+        "events. Both sides read a backlog of 2,500 commits with one row each. Each call uses the"
         "token of the previous page, in one process."
     ),
     against="",

@@ -106,11 +106,11 @@ class RunCursorCommandOptions(RunCommandOptions):
         default=None, validator=_one_of(*_MODES)
     )
     """What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and everything read
-    from the cursor, together. This is the default, and is possible for non-tailable cursors only.
-    `"iteration"`: the limit applies to the command, and then again to each step of the iteration. This
-    is the default of tailable cursors. With "iteration", the command of a cursor that does not await
-    data is sent without a time limit, because the server would apply the limit to the cursor's whole
-    lifetime. In this case a `maxTimeMS` in the command itself is kept."""
+    from the cursor, together. `"cursor_lifetime"` is the default, and is possible for non-tailable cursors
+    only. `"iteration"`: the limit applies to the command, and then again to each step of the iteration. This
+    is the default of tailable cursors. With "iteration", a cursor that does not await data sends its command
+    without a time limit, because the server would apply the limit to the cursor's whole lifetime. For such a
+    cursor, a `maxTimeMS` in the command itself is kept."""
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
         default=None, validator=_one_of(*_TYPES)
     )
