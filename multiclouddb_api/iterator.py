@@ -123,8 +123,8 @@ class ChangeFeedIterator:
         validator=[is_a(int, float), at_least(0, "use 0 to raise at the first failure")],
     )
     """How long to continue while every read fails with a retryable error, or while every page names the
-    same partition in `partition_errors`, in seconds; 300 by default. After that, the last error is
-    raised; for a partition it is a `TRANSIENT_FAILURE`."""
+    same partition in `partition_errors`, in seconds; 300 by default. After this time, the iterator raises the
+    last error, or `TRANSIENT_FAILURE` if the same partition kept failing."""
     checkpoint_store: CheckpointStore | None = attrs.field(
         default=None,
         kw_only=True,

@@ -26,8 +26,8 @@ class IteratorSettings(TypedDict, total=False):
     """The longest wait after an idle page, in seconds; 5 by default."""
     max_outage_seconds: float
     """How long to continue while every read fails with a retryable error, or while every page names the
-    same partition in `partition_errors`, in seconds; 300 by default. After that, the last error is
-    raised; for a partition it is a `TRANSIENT_FAILURE`."""
+    same partition in `partition_errors`, in seconds; 300 by default. After this time, the iterator raises the
+    last error, or `TRANSIENT_FAILURE` if the same partition kept failing."""
     checkpoint_store: CheckpointStore | None
     """The store for the position, or None to save nothing."""
     checkpoint_name: str | None

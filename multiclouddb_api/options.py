@@ -22,9 +22,9 @@ class OperationOptions:
         default=30.0,
         validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
     )
-    """The time limit of the whole call in seconds, including retries. It must be greater than 0; the default
-    is 30. When this time has passed, a call that has made progress returns its page. A call without progress
-    raises `TRANSIENT_FAILURE`."""
+    """The time limit of the whole call in seconds, including retries. The limit must be greater than 0; the
+    default is 30. When this time has passed, a call that has made progress returns its page. A call without
+    progress raises `TRANSIENT_FAILURE`."""
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )

@@ -174,8 +174,9 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
     title="DynamoDB, 64 shards",
     goal=0.8,
     about=(
-        "The client reads 32,000 events from 64 shards of a scripted server. It reads all shards at the "
-        "same time (`max_concurrency=64`), about 100 events per call. The server runs in another process, "
+        "The client reads 32,000 events from 64 shards of a scripted server. The client reads all shards "
+        "at the same time (`max_concurrency=64`), about 100 events per call. The server runs in another "
+        "process,"
         "on another core, and takes 20 ms for each call."
     ),
     against=(
@@ -340,7 +341,7 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
         "The reader asks for the children of one parent. A single child may be one half of a split,"
         " so the reader looks for the other half for one second. The list is read only at the start. "
         "A start at `Now` reads the list twice, so that it finds a shard that ends in the meantime. The "
-        "goal allows four calls: one search, two more searches in that second, and one in reserve."
+        "goal allows four calls: one search, two more searches within a second, and one in reserve."
     ),
     against="",
 )

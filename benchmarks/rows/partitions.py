@@ -31,8 +31,8 @@ _SWEPT: Final = 20_000
 """The number of partition reads in one run, for any number of partitions per call."""
 
 _AGAINST: Final = (
-    "The same call with 1,000 partitions. The call is made ten times as often, so that both sides "
-    "read the same amount."
+    "The same call with 1,000 partitions. The baseline makes the call ten times as often, so that both "
+    "sides read the same number of partitions."
 )
 
 

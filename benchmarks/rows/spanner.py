@@ -253,8 +253,8 @@ def scan(changes: Backlog) -> Done:
     ),
     against=(
         "The parallel scan of google-cloud-spanner (`generate_read_batches` and "
-        "`process_read_batch` in eight threads). It makes a dict of each row, but no event. Another"
-        " process cannot continue it."
+        "`process_read_batch` in eight threads). The baseline makes a dict of each row, but no event. "
+        "Another process cannot continue the baseline's scan."
     ),
     same_work=False,
     shown=(scan_loop,),

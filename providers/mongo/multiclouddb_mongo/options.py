@@ -100,7 +100,7 @@ class MongoOptions(ProviderOptions):
     )
     """True to send `showExpandedEvents`.
 
-    The feed returns no more events with this option, because the additional events are not changes of
+    This option does not make the feed return more events, because the additional events are not changes of
     documents. Tokens made with this option and tokens made without it are not interchangeable.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
