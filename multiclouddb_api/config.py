@@ -86,9 +86,9 @@ class ClientConfig:
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How long to keep looking for more children of an ended partition, in seconds during which the feed is
-    read; ten minutes by default. This setting matters only for DynamoDB, which cannot confirm that all
-    children of a partition are known."""
+    """How long to keep looking for more children of an ended partition, in seconds; ten minutes by default.
+    Only the time in which the feed is read counts. This setting matters only for DynamoDB, which cannot
+    confirm that all children of a partition are known."""
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )

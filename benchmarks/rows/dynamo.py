@@ -310,7 +310,7 @@ class _Follower:
     at_most=True,
     about=(
         "The figure is the CPU time of a page call that resumes from a token. The stream lists "
-        "5,000 shards, of which 64 are open and have new records. Pages have 64 events. The row "
+        "5,000 shards, of which 64 are open and have new records. Pages have 64 events. The benchmark "
         "checks that no call lists shards."
     ),
     against="The same page call in a stream that lists only those 64 shards.",

@@ -43,7 +43,7 @@ _READ: Final = (
 )
 _LOOP: Final = (
     "A loop over the change stream query of google-cloud-spanner (`execute_sql` on `READ_…`), "
-    "partition by partition. It makes a dict for each record, and a dict for each change in the "
+    "partition by partition. The loop makes a dict for each record, and a dict for each change in the "
     "record, but no event."
 )
 
