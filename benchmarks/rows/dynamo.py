@@ -176,7 +176,7 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
     about=(
         "The client reads 32,000 events from 64 shards of a scripted server. The client reads all shards "
         "at the same time (`max_concurrency=64`), about 100 events per call. The server runs in another "
-        "process,"
+        "process, "
         "on another core, and takes 20 ms for each call."
     ),
     against=(
@@ -222,10 +222,10 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     warm_up=False,
     about=(
         "The figure is the number of records that the server sends for each delivered event. The benchmark "
-        "reads 16 and then 64 shards of a scripted server, with pages of 1,000 events and the"
+        "reads 16 and then 64 shards of a scripted server, with pages of 1,000 events and the "
         "default buffer. An answer has one megabyte, as from the service itself. After parsing, "
         "sixteen answers are larger than the buffer. If the records of an answer did not fit into the "
-        "buffer, the server would have to send them again."
+        "buffer, the server would have to send them again. "
         "The larger of the two figures counts."
     ),
     against="",

@@ -101,7 +101,7 @@ def _snapshot(path: Path) -> Done:
     against=(
         "A program that uses the module `sqlite3` in four threads, each with a range of keys. The program "
         "parses key and document with `orjson`, and makes a dict with the fields of an event. This "
-        "baseline"
+        "baseline "
         "computes no ids and stores no position."
     ),
     shown=(parallel_scan,),

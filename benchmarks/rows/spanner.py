@@ -192,7 +192,7 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     at_most=True,
     about=(
         "The figure shows how much longer it takes to read 500 pages of 5 events than 3 pages of 1,000 "
-        "events. Both sides read a backlog of 2,500 commits with one row each. Each call uses the"
+        "events. Both sides read a backlog of 2,500 commits with one row each. Each call uses the "
         "token of the previous page, in one process."
     ),
     against="",

@@ -110,7 +110,7 @@ class RunCursorCommandOptions(RunCommandOptions):
     only. `"iteration"`: the limit applies to the command, and then again to each step of the iteration.
     `"iteration"` is the default of tailable cursors. With "iteration", a cursor that does not await data
     sends its command without a time limit, because the server would apply the limit to the cursor's whole
-    lifetime. For such a cursor, a `maxTimeMS` in the command itself is kept."""
+    lifetime. If the cursor does not await data, a `maxTimeMS` in the command itself is kept."""
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
         default=None, validator=_one_of(*_TYPES)
     )
