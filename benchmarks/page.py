@@ -31,12 +31,12 @@ _HOW: Final = """## How it is measured
 - Our side and the baseline run alternately. The first pair of runs warms up and does not count; at least five
   pairs follow. The two sides take turns in going first. Figures are medians, and the ratio compares
   the medians.
-- The figures use wall time. The table also shows the CPU time of the client. The difference between the two
-  is waiting time.
-- Both sides report the number and the ids of the events that they read. If these differ, the row fails, so
-  neither side can be faster by reading less.
-- The garbage collector is on, as in an application. Before each run the garbage of the other side is
-  collected.
+- The figures use wall time. The table also shows the CPU time of the client. The difference between
+  wall time and CPU time is waiting time.
+- Both sides report the number and the ids of the events that they read. If the two sides report different
+  events, the benchmark fails, so that neither side can be faster by reading less.
+- The garbage collector is on, as in an application. Before each run, the garbage that the other
+  side left is collected.
 - Peak memory is measured once, in one fresh process per side. For tokens, the goal is a
   size in bytes, not a comparison.
 

@@ -21,10 +21,11 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _US8: Final = "conformance/multiclouddb_conformance/us8"
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
 GATES: Final = {
-    Capability.CHANGE_FEED: "every read. This capability alone allows reads of a collection or of one "
+    Capability.CHANGE_FEED: "every read. No other capability is needed to read a collection or one "
     "physical partition, from a token or from now.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
-    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The capability's note states the precision.",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note of the capability gives the precision of "
+    "the start.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
     Capability.CHANGE_FEED_SNAPSHOT: "a start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "every `old_item_state_mode` except `OMIT`.",
@@ -84,7 +85,7 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
         ),
     )
     notes = "\n\n".join(
-        f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
+        f"## {item.name}\n\nThis capability is needed by {GATES[item]}\n\n"
         + _rows(
             ["", "support", "note"],
             *([title, _MARKS[has[item].support], has[item].note] for title, has in known.items()),
@@ -96,18 +97,19 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
 This page contains the note of every capability for every database. [Which database can do
 what](databases.md) shows the databases side by side.
 
-*As cosmos* is the embedded store opened with `?profile=cosmos`. It refuses the same requests as Cosmos DB.
-Its notes say what the service can do, and what to use on a laptop instead. The table shows a profile only if
-the provider of the service is not installed. The notes below always show both the provider and the profile.
-The last three capabilities exist on MongoDB itself, but not on the embedded store.
+*As cosmos* is the embedded store opened with `?profile=cosmos`. This embedded store refuses the same requests
+as Cosmos DB. The notes of the profile say what the service can do, and what to use on a laptop instead. The
+table shows a profile only if the provider of the service is not installed. The notes below always show both
+the provider and the profile. The last three capabilities exist on MongoDB itself, but not on the embedded
+store.
 
 {matrix}
 
 - *native*: the service itself has the feature.
 - *emulated*: multiclouddb emulates the feature on top of the service. The request is refused with
   `UNSUPPORTED_CAPABILITY` unless it opts in as the note says.
-- —: the request is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability). The note says
-  what to do instead.
+- —: the request is refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability). The
+  note of the capability says what to do instead.
 
 In code, call `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and read
 `client.capabilities()[capability].note` for the text. In a terminal, run `multiclouddb capabilities`. The

@@ -185,7 +185,7 @@ def options_page() -> str:
         tables = []
         for kind in kinds:
             base = _BASES.get(kind)
-            more = f"Also every option of `{base.__name__}`.\n\n" if base else ""
+            more = f"All options of `{base.__name__}` are available too.\n\n" if base else ""
             tables.append(
                 f"### {kind.__name__}\n\n{more}{_table(['option', 'default', 'what it does'], _rows(kind))}"
             )
@@ -206,7 +206,7 @@ top-level keys, and the names in [`connection`](#the-connection) are in the tabl
 
 ## The connection
 
-`ClientConfig.connection` may contain the following names. Other names are refused.
+`ClientConfig.connection` may contain the following names. The client refuses any other name.
 
 {settings}
 

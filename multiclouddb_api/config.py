@@ -86,21 +86,20 @@ class ClientConfig:
     child_watch_seconds: float = attrs.field(
         default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """How long to keep looking for more children of an ended partition, in seconds during which the feed is
-    read; ten minutes by default. This setting matters only for DynamoDB, which cannot confirm that all
-    children of a partition are known."""
+    """How long to keep looking for more children of an ended partition, in seconds; ten minutes by default.
+    Only the time in which the feed is read counts. This setting matters only for DynamoDB, which cannot
+    confirm that all children of a partition are known."""
     coverage_audit_seconds: float = attrs.field(
         default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
-    """The time between two comparisons of a feed of a whole collection with the service's list of partitions,
-    in seconds; ten minutes by default. After a partition has ended, the next comparison follows after a tenth
-    of this time."""
+    """How often a feed of a whole collection is compared with the service's list of partitions, in seconds;
+    every ten minutes by default. After a partition has ended, the feed waits only a tenth of this time."""
     max_readers_per_partition: int = attrs.field(
         default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )
     """The number of partition readers that are kept open between calls; 64 by default. Each consumer of a
-    feed in this client needs one open reader. If there are too few readers, the client opens a new reader,
-    and thus a new cursor at the service, for each page."""
+    feed in this client needs one open reader. If the reader of a consumer is not kept, the client opens a new
+    reader for each page, and each new reader opens a new cursor at the service."""
 
     def __init__(
         self,

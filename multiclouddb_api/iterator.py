@@ -103,7 +103,7 @@ class ChangeFeedIterator:
         validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")],
     )
     """How long a read may wait for its first event (long poll), in seconds; 0 by default. `stop` takes effect
-    only after the current read, so choose a short time if the iterator must stop quickly."""
+    only when the waiting read ends, so choose a short time if the iterator must stop quickly."""
     until_idle: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
     """True to end the iteration after the first idle page."""
     idle_backoff_seconds: float = attrs.field(
@@ -123,8 +123,8 @@ class ChangeFeedIterator:
         validator=[is_a(int, float), at_least(0, "use 0 to raise at the first failure")],
     )
     """How long to continue while every read fails with a retryable error, or while every page names the
-    same partition in `partition_errors`, in seconds; 300 by default. After this time, the last error is
-    raised. For a partition, a `TRANSIENT_FAILURE` is raised."""
+    same partition in `partition_errors`, in seconds; 300 by default. After this time, the iterator raises the
+    last error, or `TRANSIENT_FAILURE` if the same partition kept failing."""
     checkpoint_store: CheckpointStore | None = attrs.field(
         default=None,
         kw_only=True,

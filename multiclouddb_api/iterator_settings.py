@@ -16,7 +16,7 @@ class IteratorSettings(TypedDict, total=False):
     """The time limit of each read in seconds; 30 by default."""
     wait_seconds: float
     """How long a read may wait for its first event (long poll), in seconds; 0 by default. `stop` takes effect
-    only after such a read, so choose a short time if the iterator must stop quickly."""
+    only when the waiting read ends, so choose a short time if the iterator must stop quickly."""
     until_idle: bool
     """True to end the iteration after the first idle page."""
     idle_backoff_seconds: float
@@ -26,8 +26,8 @@ class IteratorSettings(TypedDict, total=False):
     """The longest wait after an idle page, in seconds; 5 by default."""
     max_outage_seconds: float
     """How long to continue while every read fails with a retryable error, or while every page names the
-    same partition in `partition_errors`, in seconds; 300 by default. After that, the last error is
-    raised; for a partition it is a `TRANSIENT_FAILURE`."""
+    same partition in `partition_errors`, in seconds; 300 by default. After this time, the iterator raises the
+    last error, or `TRANSIENT_FAILURE` if the same partition kept failing."""
     checkpoint_store: CheckpointStore | None
     """The store for the position, or None to save nothing."""
     checkpoint_name: str | None

@@ -156,7 +156,7 @@ def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
     title="Cosmos DB, 64 ranges compared with a loop",
     goal=8.0,
     about=_WIDE,
-    against=f"{_BARE} In this row, the loop queries one range after the other.",
+    against=f"{_BARE} In this benchmark, the loop queries one range after the other.",
 )
 def cosmos_ranges_by_hand(bench: Bench) -> Iterator[Sides]:
     """Our side reads all ranges at the same time; the loop reads them one by one."""

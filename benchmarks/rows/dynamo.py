@@ -174,8 +174,9 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
     title="DynamoDB, 64 shards",
     goal=0.8,
     about=(
-        "The client reads 32,000 events from 64 shards of a scripted server. It reads all shards at the "
-        "same time (`max_concurrency=64`), about 100 events per call. The server runs in another process, "
+        "The client reads 32,000 events from 64 shards of a scripted server. The client reads all shards "
+        "at the same time (`max_concurrency=64`), about 100 events per call. The server runs in another "
+        "process, "
         "on another core, and takes 20 ms for each call."
     ),
     against=(
@@ -220,10 +221,11 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     pairs=1,
     warm_up=False,
     about=(
-        "The figure is the number of records that the server sends for each delivered event. The "
-        "row reads 16 and then 64 shards of a scripted server, with pages of 1,000 events and the "
+        "The figure is the number of records that the server sends for each delivered event. The benchmark "
+        "reads 16 and then 64 shards of a scripted server, with pages of 1,000 events and the "
         "default buffer. An answer has one megabyte, as from the service itself. After parsing, "
-        "sixteen answers are larger than the buffer. Records that do not fit would be sent again. "
+        "sixteen answers are larger than the buffer. If the records of an answer did not fit into the "
+        "buffer, the server would have to send them again. "
         "The larger of the two figures counts."
     ),
     against="",
@@ -308,7 +310,7 @@ class _Follower:
     at_most=True,
     about=(
         "The figure is the CPU time of a page call that resumes from a token. The stream lists "
-        "5,000 shards, of which 64 are open and have new records. Pages have 64 events. The row "
+        "5,000 shards, of which 64 are open and have new records. Pages have 64 events. The benchmark "
         "checks that no call lists shards."
     ),
     against="The same page call in a stream that lists only those 64 shards.",
@@ -339,7 +341,7 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
         "The reader asks for the children of one parent. A single child may be one half of a split,"
         " so the reader looks for the other half for one second. The list is read only at the start. "
         "A start at `Now` reads the list twice, so that it finds a shard that ends in the meantime. The "
-        "goal allows four calls: one search, two more searches in that second, and one in reserve."
+        "goal allows four calls: one search, two more searches within a second, and one in reserve."
     ),
     against="",
 )

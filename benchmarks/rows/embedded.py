@@ -18,7 +18,7 @@ from multiclouddb_api import ClientConfig, connect
 _EVENTS: Final = 200_000
 _BARE: Final = (
     "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no "
-    "event. The loop stores no position, ignores partitions, and parses no key."
+    "event. This baseline stores no position, ignores partitions, and parses no key."
 )
 
 

@@ -99,8 +99,9 @@ def _snapshot(path: Path) -> Done:
     goal=1.0,
     about="The client reads a snapshot of 100,000 documents of 300 bytes, up to the notice `BackfillDone`.",
     against=(
-        "A program that uses the module `sqlite3` in four threads, each with a range of keys. It "
-        "parses key and document with `orjson`, and makes a dict with the fields of an event. It "
+        "A program that uses the module `sqlite3` in four threads, each with a range of keys. The program "
+        "parses key and document with `orjson`, and makes a dict with the fields of an event. This "
+        "baseline "
         "computes no ids and stores no position."
     ),
     shown=(parallel_scan,),

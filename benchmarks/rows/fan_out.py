@@ -91,8 +91,8 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     "fan-out-100",
     title="Fan-out, 100 events a read",
     goal=0.8,
-    about="The same reads as in the row fan-out-25, with 100 events each. Waiting and CPU work take about"
-    " the same time.",
+    about="The reads are the same as in `fan-out-25`, but each read returns 100 events. Waiting and CPU work"
+    " take about the same time.",
     against=_IDEAL,
     reason=(
         "The ideal assumes that waiting and computing overlap completely. In this row, waiting and computing "
@@ -110,8 +110,8 @@ def fan_out_100(bench: Bench) -> Iterator[Sides]:
     "fan-out-1000",
     title="Fan-out, 1,000 events a read",
     goal=0.8,
-    about="The same reads as in the row fan-out-25, with 1,000 events each, as for a reader that catches "
-    "up. CPU work accounts for most of the time.",
+    about="The reads are the same as in `fan-out-25`, but each read returns 1,000 events, as when a reader"
+    " catches up. CPU work accounts for most of the time.",
     against=_IDEAL,
 )
 def fan_out_1000(bench: Bench) -> Iterator[Sides]:

@@ -77,8 +77,8 @@ def _fresh_process(path: Path, events: int, read: Callable[[Path], Any] = read_a
     at_most=True,
     about=(
         "The figure is the peak resident memory of a fresh process that reads 5 million events from"
-        " the embedded store. The row writes 500,000 events, and SQLite appends copies of them with"
-        " new ids."
+        " the embedded store. The benchmark writes 500,000 events, and SQLite appends copies of these "
+        "events with new ids."
     ),
     against="The same program, in a fresh process, reads only the 500,000 events.",
     pairs=1,

@@ -203,7 +203,7 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
     ),
     against=(
         "A program that opens a change stream for each page, at the end of the previous page, and "
-        "then closes the stream. It reads only the first 60 pages, because the time for a page does"
+        "then closes the stream. The program reads only the first 60 pages, because the time for a page does"
         " not depend on its position."
     ),
     same_work=False,

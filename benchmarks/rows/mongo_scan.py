@@ -96,9 +96,9 @@ def _snapshot(rows: Backlog) -> Done:
         "runs on one core and the server on another."
     ),
     against=(
-        "A program that uses PyMongo in eight threads. It divides `_id` into ranges with 800 "
+        "A program that uses PyMongo in eight threads. The program divides `_id` into ranges with 800 "
         "samples, reads with `find` in batches of 1,000, and makes a dict with the fields of an "
-        "event for each row. It cannot resume, and it fixes no position in a change stream."
+        "event for each row. This baseline cannot resume, and fixes no position in a change stream."
     ),
     shown=(parallel_scan,),
 )

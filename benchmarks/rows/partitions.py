@@ -31,8 +31,8 @@ _SWEPT: Final = 20_000
 """The number of partition reads in one run, for any number of partitions per call."""
 
 _AGAINST: Final = (
-    "The same call with 1,000 partitions. The call is made ten times as often, so that both sides "
-    "read the same amount."
+    "The same call with 1,000 partitions. The baseline makes the call ten times as often, so that both "
+    "sides read the same number of partitions."
 )
 
 
@@ -153,7 +153,7 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     about=(
         "The figure is the length of a token of the embedded store over 10,000 partitions, divided "
         "by the number of partitions. Each partition is at a different change, which gives the "
-        "longest token. The row reads a page with this token to check that the token is valid."
+        "longest token. The benchmark also reads a page with this token, to check that the token is valid."
     ),
     against="",
 )

@@ -43,7 +43,7 @@ _READ: Final = (
 )
 _LOOP: Final = (
     "A loop over the change stream query of google-cloud-spanner (`execute_sql` on `READ_…`), "
-    "partition by partition. It makes a dict for each record, and a dict for each change in the "
+    "partition by partition. The loop makes a dict for each record, and a dict for each change in the "
     "record, but no event."
 )
 
@@ -191,8 +191,8 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     goal=250,
     at_most=True,
     about=(
-        "The figure is the additional time of 500 pages of 5 events, compared with 3 pages of 1,000"
-        " events. Both sides read a backlog of 2,500 commits with one row each. Each call uses the "
+        "The figure shows how much longer it takes to read 500 pages of 5 events than 3 pages of 1,000 "
+        "events. Both sides read a backlog of 2,500 commits with one row each. Each call uses the "
         "token of the previous page, in one process."
     ),
     against="",
@@ -253,8 +253,8 @@ def scan(changes: Backlog) -> Done:
     ),
     against=(
         "The parallel scan of google-cloud-spanner (`generate_read_batches` and "
-        "`process_read_batch` in eight threads). It makes a dict of each row, but no event. Another"
-        " process cannot continue it."
+        "`process_read_batch` in eight threads). The baseline makes a dict of each row, but no event. "
+        "Another process cannot continue the baseline's scan."
     ),
     same_work=False,
     shown=(scan_loop,),

@@ -35,9 +35,8 @@ class EmbeddedOptions(ProviderOptions):
     backfill: bool = attrs.field(default=False, validator=is_a(bool))
     """True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the backfill option does on
     Cosmos DB. The store delivers the changes themselves, whereas Cosmos DB would deliver the current items.
-    The changes are not the current items, so no event is marked `backfilled`. Only the start needs this
-    option; a token has the same meaning with and without it. Under any other profile, the option has no
-    effect."""
+    Therefore the store marks no event as `backfilled`. You need this option only for the start; a token has
+    the same meaning with and without the option. Under any other profile, the option has no effect."""
 
     @poll_seconds.validator
     def _check_range(self, attribute: attrs.Attribute[float], value: float) -> None:

@@ -81,9 +81,9 @@ class RunCommandOptions:
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
-    `pymongo.read_preferences.Nearest(…)`. This option treats every command as a read. Without this option,
-    the command goes to the primary, even if the client has another preference. In a transaction, the
-    transaction's preference is used."""
+    `pymongo.read_preferences.Nearest(…)`. If this option is given, the server for any command is chosen as
+    for a read. Without this option, the primary is used, even if the client has another preference. In a
+    transaction, the transaction's preference is used."""
     session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
     """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
     session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
@@ -106,18 +106,18 @@ class RunCursorCommandOptions(RunCommandOptions):
         default=None, validator=_one_of(*_MODES)
     )
     """What `timeout_ms` limits. `"cursor_lifetime"`: the limit applies to the command and everything read
-    from the cursor, together. This is the default, and is possible for non-tailable cursors only.
-    `"iteration"`: the limit applies to the command, and then again to each step of the iteration. This
-    is the default of tailable cursors. With `"iteration"`, if the cursor does not await data, the command is
-    sent without a time limit. Otherwise, the server would apply the limit to the cursor's whole lifetime. In
-    this case a `maxTimeMS` in the command itself is kept."""
+    from the cursor, together. `"cursor_lifetime"` is the default, and is possible for non-tailable cursors
+    only. `"iteration"`: the limit applies to the command, and then again to each step of the iteration.
+    `"iteration"` is the default of tailable cursors. With "iteration", a cursor that does not await data
+    sends its command without a time limit, because the server would apply the limit to the cursor's whole
+    lifetime. If the cursor does not await data, a `maxTimeMS` in the command itself is kept."""
     cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
         default=None, validator=_one_of(*_TYPES)
     )
     """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`.
 
-    The value must match the fields `tailable` and `awaitData` of the command. If it does not match, the
-    behaviour is undefined.
+    The value must match the fields `tailable` and `awaitData` of the command. If the value does not match
+    these fields, the behaviour is undefined.
     """
     batch_size: int | None = attrs.field(default=None, validator=_whole(1))
     """The number of documents in one reply, 1 or more; without this option the server chooses.
@@ -126,7 +126,7 @@ class RunCursorCommandOptions(RunCommandOptions):
     """
     max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
     """How long the server waits for a document, for `"tailable_await"`; the server refuses this option for
-    other cursors. This option together with `timeout_ms` is refused."""
+    other cursors. A command with both `max_time_ms` and `timeout_ms` is refused."""
     comment: Any = attrs.field(default=None, repr=False)
     """Any BSON value; it appears in the server's logs and profiler."""
 

@@ -75,12 +75,12 @@ class MongoOptions(ProviderOptions):
     start_at_operation_time: Timestamp | None = attrs.field(
         default=None, validator=is_a(Timestamp, type(None))
     )
-    """A `bson.Timestamp`. The feed starts with the changes at this cluster time."""
+    """A `bson.Timestamp`. The feed starts with the changes that have this cluster time."""
     max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
-    If the value is None, the library chooses 10, or 500 in a long poll. A process that ends may have to wait
-    for this time.
+    With None, the library chooses: 10 if no call waits, 500 in a long poll. A process that shuts down may
+    have to wait this long.
     """
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """The maximum number of changes in one answer of the server. With None, an answer contains as many
@@ -101,8 +101,8 @@ class MongoOptions(ProviderOptions):
     )
     """True to send `showExpandedEvents`.
 
-    This option does not add any events to the feed, because the additional events of the server are not
-    changes of documents. Tokens made with this option and tokens made without it are not interchangeable.
+    This option does not make the feed return more events, because the additional events are not changes of
+    documents. Tokens made with this option and tokens made without it are not interchangeable.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(),
@@ -123,7 +123,7 @@ class MongoOptions(ProviderOptions):
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
     """True to allow a start on a collection or database that does not exist yet.
 
-    With False, the default, such a start raises `NOT_FOUND`.
+    With False, the default, a start on a missing collection or database raises `NOT_FOUND`.
     """
 
     def __attrs_post_init__(self) -> None:
