@@ -29,7 +29,20 @@ SECONDS = 200
 def environment():
     """Return the environment variables for each process that starts Spark."""
     python = str(_python())
-    return {"PYSPARK_PYTHON": python, "SPARK_SUBMIT_OPTS": _java_options(python)}
+    import pyspark
+
+    variables, packages = {"PYSPARK_PYTHON": python}, f"{pyspark.__file__} {pyspark.__version__}"
+    return {**variables, "SPARK_SUBMIT_OPTS": _java_options(Path(sys.prefix), packages, variables)}
+
+
+def environment_of(place):
+    """Return the environment variable that a process needs to start another version of Spark.
+
+    Args:
+        place: The folder with that version of PySpark. The archive is kept beside it, for later runs.
+    """
+    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
+    return {"SPARK_SUBMIT_OPTS": _java_options(place.parent, place, {"PYTHONPATH": path})}
 
 
 def _python():
@@ -51,24 +64,27 @@ def _python():
     return program
 
 
-def _java_options(python):
+def _java_options(folder, packages, variables):
     """Return the options for the JVM of Spark.
 
-    The first call makes an archive of Spark's classes in the `.venv`; other processes wait for this archive.
-    """
-    import pyspark
+    The first call makes an archive of Spark's classes; other processes wait for this archive.
 
+    Args:
+        folder: The folder in which the archive is kept.
+        packages: A text that identifies the copy of PySpark, which an archive depends on.
+        variables: The environment variables with which a process starts this Spark.
+    """
     home = ensure_java() or os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else "java"
     version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
-    digest = hashlib.sha256(f"{pyspark.__file__} {pyspark.__version__} {version}".encode()).hexdigest()
-    archive = Path(sys.prefix, f"spark-classes-{digest[:16]}.jsa")
-    _make_once(archive, python)
+    digest = hashlib.sha256(f"{packages} {version}".encode()).hexdigest()
+    archive = folder / f"spark-classes-{digest[:16]}.jsa"
+    _make_once(archive, variables)
     # If the archive does not fit a JVM, the JVM would otherwise print a warning on its standard output.
     return f"{OPTIONS} -XX:SharedArchiveFile={archive} -Xlog:disable"
 
 
-def _make_once(archive, python):
+def _make_once(archive, variables):
     if archive.exists():
         return
     with archive.with_suffix(".lock").open("w") as lock:
@@ -82,7 +98,7 @@ def _make_once(archive, python):
             with suppress(subprocess.SubprocessError):
                 subprocess.run(
                     [sys.executable, str(PROGRAM), folder],
-                    env={**os.environ, "PYSPARK_PYTHON": python, "SPARK_SUBMIT_OPTS": options},
+                    env={**os.environ, **variables, "SPARK_SUBMIT_OPTS": options},
                     capture_output=True,
                     timeout=SECONDS,
                     check=True,

@@ -17,6 +17,7 @@ from multiclouddb_api import ErrorCategory
 from pyspark_multiclouddb import error_from_query
 
 from .environments import environment, zstandard
+from .jvm_settings import environment_of
 from .test_kill import table_of
 from .test_source import through_the_client
 
@@ -35,14 +36,21 @@ def environ(*folders):
 
 
 @contextmanager
-def serving(*folders):
-    """Start a server on this machine and return its address."""
+def serving(*folders, **variables):
+    """Start a server on this machine and return its address.
+
+    Args:
+        folders: The folders that come first on the server's path.
+        variables: Further environment variables of the server.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, str(SERVER), str(port)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environ(*folders), stdin=pipe, stdout=pipe, text=True) as server:
+    with subprocess.Popen(
+        command, env={**environ(*folders), **variables}, stdin=pipe, stdout=pipe, text=True
+    ) as server:
         assert server.stdout.readline() == "ready\n"
         try:
             yield f"sc://127.0.0.1:{port}"
@@ -88,8 +96,11 @@ def test_batch_stream_sink_and_errors(source, tmp_path, version):
     source.write(60)
     source.store.create_collection("others")
     written = [row["event_id"] for row in through_the_client(source)]
-    folders = [zstandard()] if version == pyspark.__version__ else [environment(version), zstandard()]
-    with serving(*folders) as address:
+    folders, java = [zstandard()], {}
+    if version != pyspark.__version__:
+        folders = [environment(version), *folders]
+        java = environment_of(folders[0])
+    with serving(*folders, **java) as address:
         found = run_client(address, tmp_path, *folders)
     assert found["version"] == version
     check_client(found, source, written, tmp_path)

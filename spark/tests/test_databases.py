@@ -15,6 +15,7 @@ from multiclouddb_conformance.waiting import wait_until
 from .databases import EVENTS
 from .environments import environment
 from .foreign import install
+from .jvm_settings import environment_of
 
 PROGRAM = Path(__file__).with_name("database_life.py")
 SECONDS = 400
@@ -27,13 +28,15 @@ def test_life(databases, tmp_path, version):
     for feed in feeds:
         feed.mark()
     given = {feed.name: {**feed.options(), "maxRecordsPerTrigger": str(EVENTS // 2)} for feed in feeds}
-    path = [] if version == pyspark.__version__ else [str(environment(version))]
+    path, variables = [], {}
+    if version != pyspark.__version__:
+        path, variables = [str(environment(version))], environment_of(environment(version))
     path += [str(install(tmp_path)), *filter(None, [os.environ.get("PYTHONPATH")])]
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(tmp_path), json.dumps(given), str(EVENTS)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(path)},
             stdout=out,
             stderr=out,
         )

@@ -17,6 +17,7 @@ from multiclouddb_embedded import EmbeddedStore
 from .conftest import Source
 from .environments import DIGESTS, build_in_background, environment
 from .foreign import install
+from .jvm_settings import environment_of
 from .test_source import through_the_client
 
 PROGRAM = Path(__file__).with_name("life.py")
@@ -51,11 +52,12 @@ class Life:
             self.facts |= json.loads(line)
 
     def run(self, part, status):
-        folders = [environment(self.version), self.foreign, *filter(None, [os.environ.get("PYTHONPATH")])]
+        place = environment(self.version)
+        folders = [place, self.foreign, *filter(None, [os.environ.get("PYTHONPATH")])]
         path = os.pathsep.join(map(str, folders))
         ran = subprocess.run(
             [sys.executable, str(PROGRAM), str(self.folder), part],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **environment_of(place), "PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=SECONDS,
