@@ -71,10 +71,11 @@ class Answer:
         self._forks = forks
 
     def __iter__(self) -> Iterator[PartialResultSet]:
+        messages = iter(self._call)
         try:
             while True:
                 with forks.receiving():
-                    message = next(self._call, None)
+                    message = next(messages, None)
                 if message is None:
                     return
                 yield message
