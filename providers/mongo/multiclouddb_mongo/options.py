@@ -79,7 +79,7 @@ class MongoOptions(ProviderOptions):
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
     With None, the library chooses: 10 if no call waits, 500 in a long poll. A process that shuts down may
-    have to wait this long.
+    have to wait until this time is over.
     """
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """The maximum number of changes in one answer of the server. With None, the number is the size of a
