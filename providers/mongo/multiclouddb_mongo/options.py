@@ -101,7 +101,7 @@ class MongoOptions(ProviderOptions):
     """True to send `showExpandedEvents`.
 
     This option does not make the feed return more events, because the additional events are not changes of
-    documents. Tokens made with this option and tokens made without it are not interchangeable.
+    documents. Tokens made with `show_expanded_events` and tokens made without it are not interchangeable.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(),
