@@ -206,7 +206,7 @@ top-level keys, and the names in [`connection`](#the-connection) are in the tabl
 
 ## The connection
 
-`ClientConfig.connection` may contain the following names. The client refuses any other name.
+`ClientConfig.connection` may contain the following names. The client refuses other names in `connection`.
 
 {settings}
 

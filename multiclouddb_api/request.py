@@ -118,4 +118,4 @@ class ChangeFeedRequest:
     provider_options: ProviderOptions | None = attrs.field(
         default=None, validator=is_a(ProviderOptions, type(None))
     )
-    """The options of one provider, or None. If the client uses another provider, the request is refused."""
+    """The options of one provider, or None. If they belong to another provider, the request is refused."""

@@ -189,7 +189,7 @@ def _idle(server: Account, token: str, calls: int) -> Done:
     goal=0.8,
     same_work=False,
     about=(
-        "The row measures calls on an idle feed of 1,000 ranges. In a loop that waits between calls, "
+        "The benchmark measures calls on an idle feed of 1,000 ranges. In a loop that waits between calls, "
         "each range is queried at most once in ten seconds, so all ranges together get at most 6,000 "
         "requests a minute."
     ),

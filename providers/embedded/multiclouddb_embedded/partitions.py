@@ -347,10 +347,7 @@ def find_head(
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """Count the records that follow, up to `most`.
-
-    If there are more, also return the number and time of the last counted record.
-    """
+    """Count the records up to `most`; if there are more, also return the number and time of the last one."""
     if scope.whole:
         return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:

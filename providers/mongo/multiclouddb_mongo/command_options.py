@@ -81,9 +81,9 @@ class RunCommandOptions:
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
     """The server to use: `pymongo.ReadPreference.SECONDARY`, or an object like
-    `pymongo.read_preferences.Nearest(…)`. If this option is given, the server for any command is chosen as
-    for a read. Without this option, the primary is used, even if the client has another preference. In a
-    transaction, the transaction's preference is used."""
+    `pymongo.read_preferences.Nearest(…)`. With this option, the driver chooses a server for every command as
+    if the command were a read. Without this option, the primary is used, even if the client has another
+    preference. In a transaction, the transaction's preference is used."""
     session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
     """A `ClientSession` of the client that runs the command, which is your own `native_client`. The
     session may be in a transaction. You must end the session yourself. Without a session, pymongo uses
@@ -116,8 +116,8 @@ class RunCursorCommandOptions(RunCommandOptions):
     )
     """`"non_tailable"` (the default), `"tailable"` or `"tailable_await"`.
 
-    The value must match the fields `tailable` and `awaitData` of the command. If the value does not match
-    these fields, the behaviour is undefined.
+    The value must match the fields `tailable` and `awaitData` of the command. If `cursor_type` does not match
+    the command, the behaviour is undefined.
     """
     batch_size: int | None = attrs.field(default=None, validator=_whole(1))
     """The number of documents in one reply, 1 or more; without this option the server chooses.

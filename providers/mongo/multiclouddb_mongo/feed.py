@@ -348,8 +348,7 @@ class MongoFeed(Feed):
     def _headroom(self, place: Place) -> float | None:
         """Return how many seconds this position is after the beginning of the oplog.
 
-        Return None if no entry was removed from the log yet. The beginning of the oplog is read twice a
-        minute.
+        Return None if no entry was removed from the log yet. The oplog's beginning is read twice a minute.
         """
         self._look_at_log()
         return self._seconds_kept(place)

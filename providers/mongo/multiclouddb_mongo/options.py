@@ -80,7 +80,7 @@ class MongoOptions(ProviderOptions):
     """How long the server may delay an empty answer, in milliseconds; at least 1.
 
     With None, the library chooses: 10 if no call waits, 500 in a long poll. A process that shuts down may
-    have to wait this long.
+    have to wait until this time is over.
     """
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     """The maximum number of changes in one answer of the server. With None, an answer contains as many
@@ -102,7 +102,7 @@ class MongoOptions(ProviderOptions):
     """True to send `showExpandedEvents`.
 
     This option does not make the feed return more events, because the additional events are not changes of
-    documents. Tokens made with this option and tokens made without it are not interchangeable.
+    documents. Tokens made with `show_expanded_events` and tokens made without it are not interchangeable.
     """
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(),

@@ -68,10 +68,9 @@ class EmbeddedStore:
 
     The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any number of
     stores in any number of processes can have the same file open. Writers wait for each other, and readers
-    never wait. Several threads can use a store. After a fork, the parent and the child can both continue to
-    use the store. A fork waits up to ten seconds for calls that are running in other threads. If a call is
-    still running after ten seconds, or if the application has its own SQLite connection to the file, the
-    child is refused with `INVALID_REQUEST`.
+    never wait. Several threads can use a store. After a fork, parent and child can both use the
+    store. A fork waits up to ten seconds for calls that run in other threads. If a call runs for longer, or
+    if the application has its own SQLite connection to the file, the child is refused with `INVALID_REQUEST`.
 
     Args:
         path: The path of the file; its folder must exist.
@@ -166,9 +165,7 @@ class EmbeddedStore:
         return address
 
     def drop_collection(self, name: str, database: str = MAIN) -> None:
-        """Drop a collection with its documents and changes.
-
-        Readers of the collection then fail with `NOT_FOUND`.
+        """Drop a collection with its documents and changes. Its readers then fail with `NOT_FOUND`.
 
         Args:
             name: The name of the collection.
