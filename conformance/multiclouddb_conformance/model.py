@@ -198,7 +198,7 @@ def check_identity(delivered: Iterable[ChangeEvent], identify: Identify | None =
         if identify is not None:
             names[identify(event)].add(event.event_id)
     found += [
-        f"{change} came under the event ids {', '.join(sorted(ids))}"
+        f"{change} was delivered with several event ids: {', '.join(sorted(ids))}"
         for change, ids in names.items()
         if len(ids) > 1
     ]
