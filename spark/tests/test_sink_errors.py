@@ -41,7 +41,7 @@ class TestRefused:
 
     def test_table_without_the_columns_of_the_sink(self, path):
         DeltaTable.create(path, pa.schema([("id", pa.string()), ("order_key", pa.string())]))
-        refused(path, rows(GOOD), "has no column key", "give a table that this sink made")
+        refused(path, rows(GOOD), "has no column key", "give a table that this sink created")
 
     def test_key_of_another_type(self, path):
         DeltaTable.create(path, pa.schema([("key", pa.int64()), ("order_key", pa.string())]))

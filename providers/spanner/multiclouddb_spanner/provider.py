@@ -55,7 +55,7 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,
             "a change stream has no partition keys; read EntireCollection() and keep the events "
-            "with the event.key that you want",
+            "whose event.key you want",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
