@@ -133,7 +133,7 @@ UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
 CODES: Final[Mapping[int, Row]] = {
     HISTORY_LOST: Row(
         ErrorCategory.CHECKPOINT_EXPIRED,
-        f"the oplog does not reach back to this position any more; {START_AGAIN}; {_PAGE} says how large the "
+        f"the oplog no longer contains this position; {START_AGAIN}; {_PAGE} says how large the "
         "oplog has to be",
     ),
     OVERTAKEN: Row(

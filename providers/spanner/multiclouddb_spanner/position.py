@@ -115,7 +115,7 @@ def describe(place: Place) -> Position:
 @lru_cache(maxsize=1024)
 def _described(at: int, *, is_inside: bool) -> Position:
     # Each page requests the time of each partition, and the positions of most partitions have not moved.
-    rest = ", after a part of what was committed then" if is_inside else ""
+    rest = ", after a part of the changes of that commit" if is_inside else ""
     return Position(f"commit timestamp {text_at(at)}{rest}", moment_of(at))
 
 
@@ -152,7 +152,7 @@ def micros_of(text: str, *, up: bool = False) -> int:
     """
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     if len(whole) < _WHOLE:
-        raise ValueError(f"{text[:40]!r} is not a moment")
+        raise ValueError(f"{text[:40]!r} is not a timestamp")
     rest = rest.removesuffix("Z").removesuffix("+00:00")
     if not rest:
         return _seconds(whole) * 1_000_000

@@ -214,7 +214,7 @@ def make_room(
         raise failure(
             ErrorCategory.CONFLICT,
             f"the collection {address} already exists; pass exist_ok=True to keep it, or recreate=True to "
-            f"drop it and its changes",
+            f"drop the collection and its changes",
         )
     elif row[1:] != (images, partition_key):
         raise failure(
