@@ -284,5 +284,5 @@ class Harness(ABC):
 
     def _lacks(self, method: str, ability: str | None = None) -> NoReturn:
         raise NotImplementedError(
-            f"write {type(self).__name__}.{method}, or say can_{ability or method} = False"
+            f"implement {type(self).__name__}.{method}, or set can_{ability or method} = False"
         )
