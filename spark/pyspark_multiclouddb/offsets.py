@@ -172,7 +172,7 @@ def ranges_of(start: Offset, end: Offset) -> list[Range]:
                 [] if end.empty else ranges_between(_lineage(start.cursors), _lineage(end.cursors), end.ends)
             )
         case _:
-            raise _damaged("goes back before its own start")
+            raise _damaged("contains a range that ends before its start")
 
 
 def _lineage(cursors: Cursor) -> Lineage:
