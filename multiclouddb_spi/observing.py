@@ -63,7 +63,9 @@ class Observing:
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
         """Report that changes are now read during the scan of a snapshot, because the scan takes long."""
         _log.info(
-            "%s: positions are kept for %.0f s more; changes are now read during the scan", address, seconds
+            "%s: positions will be kept for only %.0f s more; changes are now read during the scan",
+            address,
+            seconds,
         )
         self._tell(self._observer.snapshot_interleaved, address, seconds)
 

@@ -72,7 +72,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(("batch_id", "app_id"), [(None, "app"), (3, None)])
     def test_number_without_a_name(self, path, batch_id, app_id):
-        with pytest.raises(MulticloudDbError, match="batch_id: goes with app_id"):
+        with pytest.raises(MulticloudDbError, match="batch_id: must be given together with app_id"):
             merge_into_delta(rows(GOOD), batch_id, path, app_id)
 
     def test_arguments(self, path):

@@ -58,8 +58,8 @@ def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, en
         )
     if encrypted:
         raise unsupported(
-            "Snapshot() is not supported by a client with auto_encryption_opts, because PyMongo cannot read raw "
-            "batches with that option",
+            "Snapshot() is not supported by a client with auto_encryption_opts, because PyMongo cannot read "
+            "raw batches with that option",
             "connect without auto_encryption_opts, and decrypt the fields of the events",
         )
     options = spec.options

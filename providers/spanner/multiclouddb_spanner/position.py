@@ -158,7 +158,7 @@ def micros_of(text: str, *, up: bool = False) -> int:
         return _seconds(whole) * 1_000_000
     digits = rest[1:]
     if rest[0] != "." or not (digits.isascii() and digits.isdecimal()):
-        raise ValueError(f"{text[:40]!r} is not a moment in UTC")
+        raise ValueError(f"{text[:40]!r} is not a timestamp in UTC")
     found = _seconds(whole) * 1_000_000 + int(digits[:6].ljust(6, "0"))
     return found + 1 if up and digits[6:].strip("0") else found
 
