@@ -153,7 +153,7 @@ def _report(
     lags = sorted(line["lag"] for line in lines)
     table = Table(show_header=False)
     table.add_row("events merged", f"{events:,} in {len(lines)} micro-batches")
-    table.add_row("rate", f"{events / seconds:,.0f} events a second, start of Spark included")
+    table.add_row("rate", f"{events / seconds:,.0f} events a second, including the start of Spark")
     table.add_row("lag", f"median {lags[len(lags) // 2]:.1f} s, at most {lags[-1]:.1f} s" if lags else "none")
     killed = "never: there was too little to do"
     if killed_at is not None:

@@ -21,8 +21,8 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _US8: Final = "conformance/multiclouddb_conformance/us8"
 _MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
 GATES: Final = {
-    Capability.CHANGE_FEED: "every read. No other capability is needed to read a collection or one "
-    "physical partition, from a token or from now.",
+    Capability.CHANGE_FEED: "every read. To read a collection or one physical partition from a token or "
+    "from now, no other capability is needed.",
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
     Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note of the capability gives the precision of "
     "the start.",

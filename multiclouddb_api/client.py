@@ -324,8 +324,8 @@ class MulticloudDbClient:
         if self._native_client is not None:
             raise self._error(
                 operation,
-                "this client was made from a native_client before the fork; two processes cannot share "
-                "that client: connect again in the child with a client made there",
+                "this client was made from a native_client before the fork, and two processes cannot share "
+                "a native_client; in the child process, make a new native_client and connect again",
             )
         with self._lock:
             if self._forked and not self._closed:

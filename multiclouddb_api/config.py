@@ -70,7 +70,7 @@ class ClientConfig:
     `url`, which contains a URL in the form that `connect` accepts."""
     max_buffered_bytes: int = attrs.field(
         default=_BUFFERED_BYTES,
-        validator=[is_a(int), at_least(65536, "give at least 64 KiB, one small read")],
+        validator=[is_a(int), at_least(65536, "give at least 64 KiB, the size of a small read")],
     )
     """The largest total size, in bytes, of records that have been fetched but not delivered; 64 MiB by
     default."""
@@ -79,7 +79,8 @@ class ClientConfig:
     )
     """The number of partitions that one call reads at the same time; 32 by default."""
     headroom_warning_seconds: float = attrs.field(
-        default=_HEADROOM_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
+        default=_HEADROOM_SECONDS,
+        validator=[is_a(int, float), at_least(0, "give a number of seconds; 0 turns the warning off")],
     )
     """`Observer.retention_headroom_low` is called if the service will keep a position for less than this
     time; one hour by default."""
@@ -95,7 +96,7 @@ class ClientConfig:
     """How often a feed of a whole collection is compared with the service's list of partitions, in seconds;
     every ten minutes by default. After a partition has ended, the feed waits only a tenth of this time."""
     max_readers_per_partition: int = attrs.field(
-        default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
+        default=_READERS, validator=[is_a(int), at_least(1, "give at least 1; each consumer needs one")]
     )
     """The number of partition readers that are kept open between calls; 64 by default. Each consumer of a
     feed in this client needs one open reader. If the reader of a consumer is not kept, the client opens a new
@@ -186,7 +187,9 @@ def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
     connection = table.pop("connection", {})
     if not isinstance(connection, dict):
         raise invalid_request(
-            f"file {place.name}", "has a connection that is not a table", "write [connection] on a line"
+            f"file {place.name}",
+            "has a connection that is not a TOML table",
+            "begin it with the line [connection]",
         )
     return cls(
         **table,

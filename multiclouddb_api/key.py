@@ -71,7 +71,7 @@ class MulticloudDbKey(Slotted):
             raise invalid_request(
                 "MulticloudDbKey.partition_components",
                 f"is {self.partition_components} for {len(self.components)} components",
-                "it counts the leading components that form the partition key, at least 1",
+                "give the number of leading components that form the partition key, at least 1",
             )
 
     @property

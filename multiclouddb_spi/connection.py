@@ -127,7 +127,7 @@ def merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
     """
     for name in found:
         if name in others:
-            raise _twice(name, ", beside the url")
+            raise _twice(name, " (the url names it too)")
     return {**found, **others}
 
 

@@ -57,13 +57,15 @@ class Observing:
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
         """Report that an audit found a partition that the feed did not cover."""
-        _log.warning("%s: %s was not covered, and is read from now on", address, found.partition_id)
+        _log.warning("%s: the feed did not cover %s, and reads it from now on", address, found.partition_id)
         self._tell(self._observer.partition_found_late, address, found)
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
         """Report that changes are now read during the scan of a snapshot, because the scan takes long."""
         _log.info(
-            "%s: positions are kept for %.0f s more; changes are now read during the scan", address, seconds
+            "%s: positions will be kept for only %.0f s more; changes are now read during the scan",
+            address,
+            seconds,
         )
         self._tell(self._observer.snapshot_interleaved, address, seconds)
 
@@ -73,7 +75,9 @@ class Observing:
 
     def headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """Report that a position will soon be older than the retention."""
-        _log.warning("%s: the position in %s is kept for %.0f s more", address, partition_id, seconds)
+        _log.warning(
+            "%s: the position in %s will be kept for only %.0f s more", address, partition_id, seconds
+        )
         self._tell(self._observer.retention_headroom_low, address, partition_id, seconds)
 
     def _tell(self, method: Callable[..., None], *args: Any) -> None:

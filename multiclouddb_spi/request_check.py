@@ -75,7 +75,7 @@ def require(
         problem = "is not supported"
     raise MulticloudDbError(
         f"{_TITLES[capability]} {problem} on {provider.provider_id}; "
-        f"{note.note or 'gate on client.capabilities().is_supported(…)'}",
+        f"{note.note or 'check client.capabilities().is_supported(…) before the call'}",
         ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
     )
 
@@ -150,10 +150,10 @@ def check_plan(plan: Plan | None) -> None:
 def _holding(field: str, problem: str) -> MulticloudDbError:
     return invalid_request(
         field,
-        f"{problem}: no process knows when the others have read their rows",
+        f"{problem}: no process knows when the other processes have read their rows",
         "read it in one process and plan after BackfillDone; or plan a new "
-        "Snapshot(order=SnapshotOrder.INTERLEAVED); or read each PhysicalPartition(…) from Beginning() where "
-        "that is a backfill",
+        "Snapshot(order=SnapshotOrder.INTERLEAVED); or, if Beginning() is a backfill, read each "
+        "PhysicalPartition(…) from Beginning()",
     )
 
 

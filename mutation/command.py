@@ -24,7 +24,7 @@ _Chosen: TypeAlias = Annotated[
     typer.Option(
         "--settings",
         metavar="FILE",
-        help="The settings file in mutation/; spanner.toml plants defects in the Spanner provider.",
+        help="The settings file in mutation/; with spanner.toml, the Spanner provider gets the defects.",
     ),
 ]
 _Equivalents: TypeAlias = Annotated[
@@ -44,7 +44,7 @@ def mutate(
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="The number of parallel processes.")] = max(
         1, (os.cpu_count() or 2) - 1
     ),
-    seed: Annotated[int | None, typer.Option(help="Another seed plants other defects.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed for choosing the planted defects.")] = None,
     number: Annotated[int | None, typer.Option(min=1, help="The number of planted defects.")] = None,
     minutes: Annotated[float | None, typer.Option(help="No further defect is tried after this time.")] = None,
     only: Annotated[
@@ -151,7 +151,7 @@ def _tried(
     slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
     work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]
     if name := runner.control(work):
-        typer.echo(f"fails in a mutant's process although nothing is planted: {name}", err=True)
+        typer.echo(f"this test fails in a mutant's process, although no defect is planted: {name}", err=True)
         raise typer.Exit(2)
     with progress(len(work)) as done:
         outcomes = runner.run_all(work, jobs=jobs, until=until, done=done)

@@ -97,7 +97,11 @@ class Runner:
 
         def run(item: tuple[Mutant, list[str]]) -> None:
             mutant, names = item
-            outcome = Outcome(NOT_RUN, "the time is over") if time.monotonic() > until else self.run(*item)
+            outcome = (
+                Outcome(NOT_RUN, "the time limit was reached")
+                if time.monotonic() > until
+                else self.run(*item)
+            )
             found[mutant.name] = attrs.evolve(outcome, tests=len(names))
             done(mutant, found[mutant.name])
 

@@ -300,7 +300,7 @@ class TestFork:
         error = in_child(lambda: made.read_changes(REQUEST))
         assert error.category == ErrorCategory.INVALID_REQUEST
         assert "native_client before the fork" in error.message
-        assert "connect again in the child" in error.message
+        assert "make a new native_client and connect again" in error.message
         assert made.read_changes(REQUEST).continuation_token == "token"
 
     def test_a_closed_client_stays_closed_in_the_child(self, plugin):

@@ -29,7 +29,11 @@ class TestFields:
             ("max_concurrency", 0, "must be 1 or more, got 0; give at least 1"),
             ("max_concurrency", "8", "must be int, not str"),
             ("max_concurrency", True, "must be int, not bool"),
-            ("headroom_warning_seconds", -1, "must be 0 or more, got -1; give seconds, 0 for never"),
+            (
+                "headroom_warning_seconds",
+                -1,
+                "must be 0 or more, got -1; give a number of seconds; 0 turns the warning off",
+            ),
             ("headroom_warning_seconds", None, "must be int or float, not NoneType"),
         ],
     )
@@ -131,7 +135,7 @@ class TestFromToml:
             ),
             ("provider = ", "cannot be read as TOML"),
             ("max_concurrency = 3", 'has no provider; add the line provider = "embedded"'),
-            ('provider = "x"\nconnection = "embedded:///x"', "write [connection] on a line"),
+            ('provider = "x"\nconnection = "embedded:///x"', "begin it with the line [connection]"),
             (
                 'provider = "x"\n[connection]\nkey = { env = "NOT_SET_ANYWHERE" }',
                 "connection.key: needs the environment variable NOT_SET_ANYWHERE; set NOT_SET_ANYWHERE",

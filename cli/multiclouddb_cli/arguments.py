@@ -85,12 +85,14 @@ def to_target(where: str | None, scope: str, provider: str) -> tuple[ResourceAdd
     match kind:
         case EntireCluster():
             if where is not None:
-                raise _wrong("COLLECTION", "is too narrow for --scope cluster: leave it out")
+                raise _wrong("COLLECTION", "cannot be given with --scope cluster: leave it out")
             return ResourceAddress(), kind
         case EntireDatabase():
             database, _, collection = (where or "").partition("/")
             if collection:
-                raise _wrong("COLLECTION", "is too narrow for --scope database: write the database alone")
+                raise _wrong(
+                    "COLLECTION", "names a collection, but --scope database needs only the name of a database"
+                )
             return ResourceAddress(database or None), kind
         case _:
             return to_address(where or ""), kind
@@ -100,7 +102,7 @@ def to_start(text: str, *, snapshots: bool = False, max_scan_rate: float | None 
     """Read a start: `beginning`, `now`, a time, an age, `@FILE` with a token, or `snapshot` if allowed."""
     if text in _SNAPSHOTS:
         if not snapshots:
-            raise _wrong("--from", f"{text!r} is only for tail: it reads every row")
+            raise _wrong("--from", f"{text!r} can only be used with tail, because it reads every row")
         return Snapshot(_SNAPSHOTS[text], max_scan_rate=max_scan_rate)
     if text == "beginning":
         return Beginning()
@@ -130,7 +132,7 @@ def to_moment(text: str, option: str, known: str = "now") -> datetime:
         time = datetime.fromisoformat(text)
     except (ValueError, OverflowError) as error:
         example = "a time like 2026-01-31T12:00:00Z or an age like -1h"
-        raise _wrong(option, f"{text!r} is not {known}, {example}") from error
+        raise _wrong(option, f"{text!r} is not one of these: {known}, {example}") from error
     if time.utcoffset() is None:
         raise _wrong(option, f"{text} has no time zone: add Z, or an offset like +02:00")
     return time

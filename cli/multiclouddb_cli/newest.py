@@ -49,8 +49,7 @@ def newest(
     if capabilities[Capability.CHANGE_FEED_POINT_IN_TIME].support is not Support.NATIVE:
         raise MulticloudDbError(
             f"--last is not possible on {contact.client.config.provider}, which cannot start at a given "
-            f"time; read "
-            "--from beginning --until-idle and keep the last lines (tail -n)",
+            f"time; run tail --from beginning --until-idle and keep the last lines (tail -n)",
             ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, contact.client.config.provider, "tail"),
         )
     now = datetime.now(UTC)

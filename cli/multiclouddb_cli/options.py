@@ -280,7 +280,8 @@ ProviderOption: TypeAlias = Annotated[
     ),
 ]
 Wait: TypeAlias = Annotated[
-    bool, typer.Option("--wait", help="Keep trying while the feed cannot be read, even at the start.")
+    bool,
+    typer.Option("--wait", help="Keep trying while the feed cannot be read, even if the first read fails."),
 ]
 Timeout: TypeAlias = Annotated[
     float, typer.Option(min=0.1, metavar="SECONDS", help="The time limit of one call.")

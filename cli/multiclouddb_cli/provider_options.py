@@ -68,7 +68,7 @@ def _value(name: str, kind: str, text: str) -> Any:
         return text
     if kind.startswith("bool"):
         if text not in ("true", "false"):
-            raise typer.BadParameter(f"{name} is true or false, not {text!r}", param_hint=_HINT)
+            raise typer.BadParameter(f"{name} must be true or false, not {text!r}", param_hint=_HINT)
         return text == "true"
     try:
         return decode_json(text)

@@ -55,7 +55,7 @@ def to_request(
         raise typer.BadParameter("give only one of them", param_hint="--last and --from")
     position = to_start(start, snapshots=snapshots, max_scan_rate=max_scan_rate)
     if max_scan_rate is not None and not (isinstance(position, Snapshot) or on_expired is Expired.SNAPSHOT):
-        raise typer.BadParameter("is for --from snapshot", param_hint="--max-scan-rate")
+        raise typer.BadParameter("can only be used with --from snapshot", param_hint="--max-scan-rate")
     return ChangeFeedRequest(
         address,
         Now() if last is not None else position,

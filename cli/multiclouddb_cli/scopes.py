@@ -37,5 +37,6 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
             return attrs.evolve(scope, partition_id=session.feed.public_id(scope.partition_id))
     known = shorter(", ".join(shorter(name, 24) for name in names), 200)
     raise typer.BadParameter(
-        f"the service lists no partition {scope.partition_id!r}, but {known}", param_hint="--scope"
+        f"the service does not list the partition {scope.partition_id!r}; it lists {known}",
+        param_hint="--scope",
     )

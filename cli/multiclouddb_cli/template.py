@@ -85,7 +85,7 @@ def _pieces(text: str) -> Iterator[_Piece]:
         elif letter is not None:
             if letter not in _LETTERS:
                 raise _wrong(
-                    f"has %{letter}: known are {' '.join(f'%{each}' for each in _LETTERS)} and %{{PATH}}"
+                    f"has the unknown %{letter}: use {' '.join(f'%{each}' for each in _LETTERS)} or %{{PATH}}"
                 )
             yield _LETTERS[letter]
         elif escape in _ESCAPES:

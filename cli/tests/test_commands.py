@@ -372,7 +372,7 @@ class TestScope:
     @pytest.mark.parametrize(
         ("words", "way_out"),
         [
-            (("main/orders", "--scope", "database"), "write the database alone"),
+            (("main/orders", "--scope", "database"), "only the name of a database"),
             (("main", "--scope", "cluster"), "leave it out"),
             ((), "multiclouddb collections URL lists them"),
             (

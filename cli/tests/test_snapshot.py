@@ -37,7 +37,7 @@ def test_a_checkpoint_continues_it(run, url, store, tmp_path):
 def test_other_commands_refuse_it(run, url, store):
     result = run("top", url, "orders", "--from", "snapshot")
     assert result.exit_code == 2
-    assert "only for tail" in result.output
+    assert "only be used with tail" in result.output
 
 
 class TestLine:

@@ -81,21 +81,21 @@ ABILITIES: Final[Mapping[str, str]] = {
     "batch": "no transactions",
     "recreate": "no recreated collections",
     "poison": "no poison records",
-    "keys_only": "no feed of keys only",
+    "keys_only": "no feed that contains only keys",
     "idle_moves": "an idle position does not move",
     "read_past_trim": "a position after the last trimmed change expires too",
     "fork": "no fork",
     "watermarks": "no watermarks",
     "other_options": "no options that change positions",
     "secrets": "no secrets in the configuration",
-    "notices": "no notices from the service in a feed that continues",
-    "alone": "reads more than one collection",
+    "notices": "the service sends no notices in a feed that continues",
+    "alone": "the scope contains more than one collection",
     "audit": "no audit of coverage",
-    "late_children": "no fault in the reader: children named late",
-    "one_partition_fails": "no fault in the reader: one partition",
-    "silence": "no fault in the reader: silence",
-    "key_order": "no order of a key across partitions",
-    "still": "splits by itself",
+    "late_children": "the reader cannot be made to name children late",
+    "one_partition_fails": "reads of a single partition cannot be made to fail",
+    "silence": "the reader cannot be made to return nothing",
+    "key_order": "changes of one key are not ordered across partitions",
+    "still": "partitions split by themselves",
     "high_floor": "the floor of a snapshot is below older changes",
     "interleaved": "no interleaved scan",
 }
@@ -284,5 +284,5 @@ class Harness(ABC):
 
     def _lacks(self, method: str, ability: str | None = None) -> NoReturn:
         raise NotImplementedError(
-            f"write {type(self).__name__}.{method}, or say can_{ability or method} = False"
+            f"implement {type(self).__name__}.{method}, or set can_{ability or method} = False"
         )

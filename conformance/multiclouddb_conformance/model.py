@@ -194,11 +194,11 @@ def check_identity(delivered: Iterable[ChangeEvent], identify: Identify | None =
     for event in delivered:
         first = firsts.setdefault(event.event_id, event)
         if first != event:
-            found.append(f"event id {event.event_id} stands for {_name(first)} and for {_name(event)}")
+            found.append(f"event id {event.event_id} is used both for {_name(first)} and for {_name(event)}")
         if identify is not None:
             names[identify(event)].add(event.event_id)
     found += [
-        f"{change} came under the event ids {', '.join(sorted(ids))}"
+        f"{change} was delivered with several event ids: {', '.join(sorted(ids))}"
         for change, ids in names.items()
         if len(ids) > 1
     ]

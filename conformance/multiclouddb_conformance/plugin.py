@@ -38,9 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     WrittenTokens.checks = True  # checks that each token still contains the whole state
     config.stash[LACKING] = Counter()
     for line in (
-        "requires(capability): us8: runs where the harness has the capability, natively or emulated",
-        "refuses(capability): us8: tests the refusal where the harness lacks or only emulates it",
-        "needs(*abilities): us8: runs where the harness has these abilities, see Harness.can_…",
+        "requires(capability): us8: runs if the provider has the capability, native or emulated",
+        "refuses(capability): us8: tests the refusal of a capability that is missing or only emulated",
+        "needs(*abilities): us8: runs if the harness has these abilities, see Harness.can_…",
     ):
         config.addinivalue_line("markers", line)
 
@@ -112,7 +112,7 @@ def _harness_of(item: pytest.Function) -> type[Harness]:
     chosen = spec.params.get("harness_class") if spec is not None else None
     chosen = chosen or getattr(item.module, "HARNESS", None)
     if chosen is None:
-        raise pytest.UsageError(f"{item.path}: name the harness class: HARNESS = MyHarness")
+        raise pytest.UsageError(f"{item.path}: set HARNESS to the harness class, like HARNESS = MyHarness")
     found: type[Harness] = chosen
     return found
 

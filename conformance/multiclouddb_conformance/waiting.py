@@ -44,6 +44,6 @@ def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: floa
     """
     took: list[float] = []
     while not took or min(took) >= seconds:
-        assert len(took) < tries, f"not once in {seconds:g} seconds: {took}"
+        assert len(took) < tries, f"no attempt took less than {seconds:g} seconds: {took}"
         took.append(attempt())
         assert took[-1] < at_most, f"{took[-1]:.1f} seconds, more than the delay of a busy machine: it hung"

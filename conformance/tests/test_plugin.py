@@ -109,4 +109,4 @@ class HARNESS(SimulationHarness):
         text += ".harness.Harness.split)"
         body = "\ndef test_split(collection):\n    collection.split()\n"
         result = run(text, body=body)
-        result.stdout.fnmatch_lines(["*write Some.split, or say can_split = False*"])
+        result.stdout.fnmatch_lines(["*implement Some.split, or set can_split = False*"])

@@ -58,7 +58,7 @@ def not_startable() -> MulticloudDbError:
     """Make the error for a partition that cannot be started."""
     return invalid_request(
         "PhysicalPartition.partition_id",
-        "names no partition that can be started there",
+        "names no partition that can be read from this start position",
         "list the open ones with client.list_physical_partitions(address)",
     )
 

@@ -137,7 +137,7 @@ def encode_token(envelope: Envelope) -> str:
 def _cannot_be_made(envelope: Envelope, problem: str) -> MulticloudDbError:
     return MulticloudDbError(
         f"{_FIELD}: cannot be made ({problem}); if the feed is too large, read its partitions one by one "
-        "with client.plan_partitions; if a position nests too deep, the provider must write it as text",
+        "with client.plan_partitions; if a position is nested too deeply, the provider must write it as text",
         ErrorDetail(ErrorCategory.PERMANENT_FAILURE, provider=envelope.provider_id, operation="read_changes"),
     )
 

@@ -257,7 +257,9 @@ class Planner:
             _log.warning("%s: %s", address, lost)
             lineage.release(name)
         for late in found.late:
-            _log.warning("%s: %s was not covered, and is read from now on", address, late.partition_id)
+            _log.warning(
+                "%s: the feed did not cover %s, and reads it from now on", address, late.partition_id
+            )
         return found.late
 
     def _warn_of_audit(self, error: Exception) -> None:

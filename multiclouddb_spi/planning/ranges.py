@@ -40,7 +40,7 @@ _BYTES: Final = 8 * 1024 * 1024
 _log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
     "it ended before the end of the planned range: it was dropped, renamed or recreated in the meantime; "
-    "try again, and if that does not help, start again at a time before that"
+    "try again, and if that does not help, start a new read at a time before that"
 )
 _BEHIND: Final = (
     f"the service has sent nothing more for {_STILL_SECONDS:.0f} s, before the end of the planned range; "

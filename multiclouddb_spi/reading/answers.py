@@ -285,7 +285,7 @@ class Answers(Generic[T]):
         if not isinstance(self._on_expired, SkipToOldest):
             self.blame(self._turns.of(name), stranded_fault(where))
             return
-        gap = Gap(where, "its first record, because the partition was never listed", "nothing left")
+        gap = Gap(where, "its first record (the service never listed the partition)", "nothing left")
         self._tell(gap, name, *self._lineage.release(name))
 
     def worth_asking(self) -> list[str]:

@@ -54,6 +54,6 @@ def check_merge(batch: object, table_path: object, **rest: Any) -> None:
             "new_columns", f"is {rest['new_columns']!r}, a {kind}", 'pass "add" or "refuse"'
         )
     if (rest["batch_id"] is None) != (rest["app_id"] is None):
-        raise invalid_request("batch_id", "goes with app_id", "give both, or None for both")
+        raise invalid_request("batch_id", "must be given together with app_id", "give both, or None for both")
     if rest["max_bytes"] < 1:
         raise invalid_request("max_bytes", "is less than 1", "give the maximum number of bytes of a piece")

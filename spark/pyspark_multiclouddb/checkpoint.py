@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "Scan", "query_of"]
 
-_THIS_QUERY: Final = "pass the checkpointLocation of the query that calls this"
+_THIS_QUERY: Final = "pass the checkpointLocation of the query that calls this function"
 _OWN: Final = "use a separate query with one source for the snapshot"
 
 

@@ -133,7 +133,7 @@ class Target:
                 "checkpoint",
                 "was not given when the snapshot began; now older rows cannot be distinguished from the "
                 "rows of the snapshot",
-                f"start a query with checkpoint=, {_NEW_QUERY}",
+                f"start a query {_NEW_QUERY}, and pass checkpoint= from its first batch on",
             )
         self._ensure(scan.plan, _ENDED if scan.was_over else _BEGUN)
 
@@ -185,8 +185,8 @@ class Target:
             raise invalid_request(
                 "batch",
                 f"contains rows of a snapshot, and {self._where} contains older rows; without the "
-                f"checkpoint, documents that were deleted in the meantime would stay",
-                f"pass checkpoint=, and start {_NEW_QUERY}; or use a new table",
+                f"checkpoint, documents that were deleted in the meantime would stay in the table",
+                f"pass checkpoint=, and start a query {_NEW_QUERY}; or use a new table",
             )
         self._ensure(plan, _BEGUN)
 
@@ -351,7 +351,9 @@ def _missing(where: str) -> MulticloudDbError:
 
 
 def _foreign(where: str, name: str) -> MulticloudDbError:
-    return invalid_request("table_path", f"{where} has no column {name}", "give a table that this sink made")
+    return invalid_request(
+        "table_path", f"{where} has no column {name}", "give a table that this sink created"
+    )
 
 
 def _written(names: list[str]) -> WriterProperties:

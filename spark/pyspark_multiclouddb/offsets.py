@@ -85,7 +85,7 @@ class Pinned:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the resource was recreated since the offset was made.
         """
-        way_out = f"the old one's changes are gone; {_NEW_CHECKPOINT}"
+        way_out = f"the changes of the old resource are gone; {_NEW_CHECKPOINT}"
         opened.check_resumes(self.incarnation, "checkpoint", way_out)
 
 
@@ -130,7 +130,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
         case {"v": 1, "c": _} if value.get("modes", {}) != settings.modes:
             raise invalid_request(
                 "checkpoint",
-                f"was written with {_modes_text(value.get('modes'))}, and the query has "
+                f"was written with {_modes_text(value.get('modes'))}, but the query has "
                 f"{_modes_text(settings.modes)}",
                 f"set newItemState and oldItemState as they were, or {_NEW_CHECKPOINT}",
             )
@@ -167,12 +167,12 @@ def ranges_of(start: Offset, end: Offset) -> list[Range]:
             return []
         case Pinned(), Pinned():
             if start.incarnation != end.incarnation:
-                raise _damaged("mixes two incarnations of the resource")
+                raise _damaged("contains positions of two incarnations of the resource")
             return (
                 [] if end.empty else ranges_between(_lineage(start.cursors), _lineage(end.cursors), end.ends)
             )
         case _:
-            raise _damaged("goes back before its own start")
+            raise _damaged("contains a range that ends before its start")
 
 
 def _lineage(cursors: Cursor) -> Lineage:

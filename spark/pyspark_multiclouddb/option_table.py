@@ -42,9 +42,9 @@ OPTIONS: Final = (
     Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
     Option(
         "snapshotOrder",
-        "`ordered` reads every row before any change; `interleaved` reads both together; `auto` "
-        "switches to reading both before changes expire; `interleaved` and `auto` need a sink that "
-        "keeps deletes",
+        "`ordered` reads all rows before the first change; `interleaved` reads rows and changes together; "
+        "`auto` starts like `ordered` and becomes `interleaved` before changes expire; `interleaved` and "
+        "`auto` need a sink that keeps deletes",
         "`ordered`; after `failOnDataLoss=resnapshot`, `auto`",
     ),
     Option(
@@ -55,15 +55,15 @@ OPTIONS: Final = (
     Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
     Option(
         "maxRecordsPerTrigger",
-        "the largest number of rows in a micro-batch; a snapshot counts the estimated rows of whole"
-        " segments, and reads at least one segment",
+        "the largest number of rows in a micro-batch; during a snapshot, a micro-batch reads whole segments, "
+        "at least one, and their estimated rows count",
         "see below",
         "stream",
     ),
     Option("maxTasksPerBatch", "the largest number of tasks in a batch", "`32`"),
     Option(
         "minPartitions",
-        "the wanted number of tasks, as in Kafka's source; a number above 32 raises "
+        "the desired number of tasks, as in Spark's Kafka source; a number above 32 also raises "
         "`maxTasksPerBatch`; a partition is never read by two tasks",
         "one task for each partition with records",
     ),

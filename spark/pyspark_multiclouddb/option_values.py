@@ -76,7 +76,7 @@ def from_environment(name: str, value: str) -> str:
     if found is None:
         raise invalid_request(
             name,
-            f"is {value!r}, and a process of Spark has no such variable",
+            f"is {value!r}, but no such variable is set in a process of Spark",
             f"set {variable} in the environment of the driver and of every executor",
         )
     return found

@@ -71,10 +71,10 @@ _HIDDEN: Final = re.compile(r"secret|password|token|access[._]?key|url")
 _SECRET: Final = re.compile(r"key|credential|connection_?string|passw|pwd|sas|auth|signature|private")
 _HINTS: Final = {
     "path": 'load() takes no path: name the database with .option("url", …), the documents with collection',
-    "topic": "the name for a topic is collection",
-    "subscribe": "the name for a topic is collection",
-    "checkpointlocation": "it belongs to the query: df.writeStream.option(…)",
-    "maxpartitionsperbatch": "it is called maxTasksPerBatch",
+    "topic": "use the option collection",
+    "subscribe": "use the option collection",
+    "checkpointlocation": "set it on the query: df.writeStream.option(…)",
+    "maxpartitionsperbatch": "use the option maxTasksPerBatch",
 }
 
 
@@ -204,7 +204,7 @@ class Settings:
         start, end = self.named("startingPosition"), self.named("endingPosition")
         if isinstance(self.start, Now):
             raise invalid_request(
-                start, "is now, and a batch that starts now finds nothing", "start at beginning or a time"
+                start, "is now, but a batch that starts now reads nothing", "start at beginning or a time"
             )
         if isinstance(self.on_loss, Resnapshot):
             raise invalid_request(
@@ -219,7 +219,7 @@ class Settings:
                 "leave it out, or start at a time",
             )
         if self.end is not None and isinstance(self.start, AtTime) and self.end < self.start.utc:
-            raise invalid_request(end, f"is before {start}", "make the end the later of the two")
+            raise invalid_request(end, f"is before {start}", "give an end that is later than the start")
         return self
 
     def _refuse(self, only: str, where: str, way_out: str) -> None:
@@ -363,7 +363,7 @@ def _check_hidden(name: str, setting: str) -> None:
         raise invalid_request(
             name,
             "would show a secret: Spark prints this option in plain text",
-            "leave it to the vendor's own environment variable or credential chain, or put it into url",
+            "provide it with the vendor's environment variable or credential chain, or put it into url",
         )
 
 

@@ -68,7 +68,7 @@ class PlainStreamReader(DataSourceStreamReader):
             with source_errors():
                 raise invalid_request(
                     "checkpoint",
-                    "has a position that this Spark version does not pass before the first batch is planned",
+                    "has a position, but this Spark version passes it only after the first batch is planned",
                     f"set {_WRAPPER} to false, its default, or use Spark 4.2 or newer",
                 )
         self._position = end

@@ -178,7 +178,9 @@ def _scan_of(
 ) -> Scan | None:
     """Return the snapshot to which the batch belongs."""
     if batch_id is None:
-        raise invalid_request("checkpoint", "goes with batch_id", "give both, or leave both out")
+        raise invalid_request(
+            "checkpoint", "must be given together with batch_id", "give both, or leave both out"
+        )
     if isinstance(batch, pa.Table | ChangeFeedPage):
         return Checkpoint(checkpoint).scan(batch_id, None)
     return Checkpoint(checkpoint, batch.sparkSession).scan(batch_id, query_of(batch))
@@ -190,8 +192,8 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
         if plan not in (None, scan.plan):
             raise invalid_request(
                 "checkpoint",
-                f"is at the snapshot {scan.plan}, and the batch has rows of {plan}",
-                "pass the checkpointLocation of the query that calls this",
+                f"belongs to the snapshot {scan.plan}, but the batch contains rows of {plan}",
+                "pass the checkpointLocation of the query that calls this function",
             )
         target.begin(scan)
     elif plan is not None and not is_told:

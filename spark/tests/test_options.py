@@ -131,7 +131,7 @@ def test_connection_options_come_along_with_a_url():
         ({"colection": "x"}, r"colection: is not an option of this source; did you mean collection\?"),
         ({"maxrecordspertriger": "1"}, r"did you mean maxRecordsPerTrigger\?"),
         ({"path": "x"}, r"path: is not an option of this source; load\(\) takes no path: .*url"),
-        ({"topic": "x"}, r"topic: is not an option of this source; the name for a topic is collection"),
+        ({"topic": "x"}, r"topic: is not an option of this source; use the option collection"),
         ({"checkpointLocation": "x"}, r"checkpointLocation: is not an option.*writeStream"),
         ({"zebra": "x"}, r"zebra: is not an option of this source; known are url, provider, .*connection\."),
         (
@@ -140,11 +140,11 @@ def test_connection_options_come_along_with_a_url():
         ),
         ({"startingOffsets": "first"}, r"startingOffsets: is 'first'; write beginning, now, snapshot, or"),
         ({"maxTasksPerBatch": "3", "minPartitions": "4"}, r"maxTasksPerBatch: is less than minPartitions"),
-        ({"maxPartitionsPerBatch": "3"}, r"maxPartitionsPerBatch: is not .*it is called maxTasksPerBatch"),
+        ({"maxPartitionsPerBatch": "3"}, r"maxPartitionsPerBatch: is not .*use the option maxTasksPerBatch"),
         ({"connection.key": "hush"}, r"connection.key: would show a secret: Spark prints this option in"),
         ({"connection.account_key": "x"}, r"connection.account_key: would show a secret"),
         ({"connection.connection_string": "x"}, r"connection.connection_string: would show a secret"),
-        ({"url": "env:NOT_SET_HERE"}, r"url: is 'env:NOT_SET_HERE', and a process of Spark has no such var"),
+        ({"url": "env:NOT_SET_HERE"}, r"url: is 'env:NOT_SET_HERE', but no such variable is set"),
         (
             {"startingPosition": "yesterday"},
             r"startingPosition: is 'yesterday'; write beginning, now, snapshot, or a time",

@@ -41,7 +41,7 @@ class TestRefused:
 
     def test_table_without_the_columns_of_the_sink(self, path):
         DeltaTable.create(path, pa.schema([("id", pa.string()), ("order_key", pa.string())]))
-        refused(path, rows(GOOD), "has no column key", "give a table that this sink made")
+        refused(path, rows(GOOD), "has no column key", "give a table that this sink created")
 
     def test_key_of_another_type(self, path):
         DeltaTable.create(path, pa.schema([("key", pa.int64()), ("order_key", pa.string())]))
@@ -72,7 +72,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(("batch_id", "app_id"), [(None, "app"), (3, None)])
     def test_number_without_a_name(self, path, batch_id, app_id):
-        with pytest.raises(MulticloudDbError, match="batch_id: goes with app_id"):
+        with pytest.raises(MulticloudDbError, match="batch_id: must be given together with app_id"):
             merge_into_delta(rows(GOOD), batch_id, path, app_id)
 
     def test_arguments(self, path):

@@ -313,7 +313,7 @@ class TestRefusals:
             merge_into_delta(rows(("a", 1, {})), 9, query.table, "one", checkpoint=query.checkpoint)
 
     def test_checkpoint_without_a_number(self, tmp_path):
-        with pytest.raises(MulticloudDbError, match="checkpoint: goes with batch_id"):
+        with pytest.raises(MulticloudDbError, match="checkpoint: must be given together with batch_id"):
             merge_into_delta(rows(("a", 1, {})), None, tmp_path / "table", None, checkpoint=tmp_path)
 
     def test_batch_that_was_planned_and_expired_says_what_to_do(self, source, tmp_path):

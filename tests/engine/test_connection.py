@@ -102,7 +102,7 @@ class TestNames:
 
     def test_the_url_and_the_options_are_put_together(self):
         assert merged({"a": 1}, {"b": 2}) == {"a": 1, "b": 2}
-        with refused("connection", "'a'", "second time", "beside the url", "once"):
+        with refused("connection", "'a'", "second time", "the url names it too", "name it once"):
             merged({"a": 1}, {"a": 1})
 
     def test_a_url_with_a_port_that_is_none_is_none(self):

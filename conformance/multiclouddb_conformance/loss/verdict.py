@@ -132,5 +132,7 @@ class Record:
             came = set(numbers[: idle.delivered])
             missing = [number for number in range(idle.required_from, idle.written) if number not in came]
             if missing:
-                found.append(f"idle with {len(missing)} changes to come, {self.labels[missing[0]]} the first")
+                found.append(
+                    f"idle before {len(missing)} changes were delivered, first {self.labels[missing[0]]}"
+                )
         return found

@@ -208,7 +208,7 @@ class Log:
         """
         with self.changed:
             if len(set(parents)) != len(parents) or not parents:
-                raise ValueError("name each parent once, and at least one")
+                raise ValueError("name at least one parent, and none of them twice")
             closed = [name for name in parents if name not in self._open]
             if closed:
                 raise ValueError(f"not open: {', '.join(closed)}")

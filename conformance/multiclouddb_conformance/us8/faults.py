@@ -68,8 +68,10 @@ def _read(collection: Collection, client: MulticloudDbClient, size: int, written
                 raise
             continue
         seen += ids(page.events)
-        assert len(seen) < 10 * written, "events come again and again"
-        assert not (page.idle and len(set(seen)) < written), f"idle with {len(set(seen))} of {written}"
+        assert len(seen) < 10 * written, "the same events are delivered again and again"
+        assert not (page.idle and len(set(seen)) < written), (
+            f"idle, but only {len(set(seen))} of {written} changes were delivered"
+        )
         token, idle = page.continuation_token, page.idle
     return seen
 

@@ -31,7 +31,9 @@ class Control:
         name = segments[1] if len(segments) > 1 else ""
         command = self._commands.get(name)
         if command is None:
-            return _error(404, f"there is no command {name!r}; there are {', '.join(sorted(self._commands))}")
+            return _error(
+                404, f"there is no command {name!r}; the commands are {', '.join(sorted(self._commands))}"
+            )
         # A browser does not send this content type to another host without first asking this host for
         # permission.
         if request.method == "POST" and not request.headers.get("content-type", "").startswith(

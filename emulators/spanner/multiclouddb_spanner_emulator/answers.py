@@ -223,7 +223,9 @@ def _plain(
             database.table(table[1])
         except ServiceError:
             raise invalid(f"Table not found: {table[1]}") from None
-    raise unimplemented(f"this statement, it answers queries on change streams and INFORMATION_SCHEMA: {sql}")
+    raise unimplemented(
+        f"this statement; it answers only queries on change streams and INFORMATION_SCHEMA: {sql}"
+    )
 
 
 def _messages(

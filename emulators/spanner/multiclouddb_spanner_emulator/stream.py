@@ -114,7 +114,7 @@ class ChangeStream:
         """
         parents = [self.partitions[token] for token in tokens]
         if len(set(tokens)) != len(tokens) or not tokens or any(each.end is not None for each in parents):
-            raise ValueError("name open partitions, each once")
+            raise ValueError("name one or more open partitions, and none of them twice")
         ranges = tuple(piece for each in parents for piece in each.ranges)
         children = tuple(self._add(moment, share, tuple(tokens)) for share in halves(ranges, count))
         for each in parents:

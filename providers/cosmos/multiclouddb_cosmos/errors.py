@@ -44,7 +44,9 @@ _ENABLE: Final = (
     f"{DOCS_URL}how-to/cosmos/"
 )
 _WHO: Final = "check AZURE_COSMOS_KEY, or what azure-identity finds (az login, managed identity)"
-_DENIED: Final = f"give the identity the roles of {DOCS_URL}how-to/cosmos/, and check the account's firewall"
+_DENIED: Final = (
+    f"grant the roles in {DOCS_URL}how-to/cosmos/ to the identity, and check the account's firewall"
+)
 _MERGED: Final = "more than two children"
 
 _NOT_FOUND: Final = Row(ErrorCategory.NOT_FOUND, "check the account, the database and the container")

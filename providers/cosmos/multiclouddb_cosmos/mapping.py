@@ -199,7 +199,7 @@ def _fault(records: Records, index: int, reason: str) -> RecordFault:
     return RecordFault(
         index,
         f"LSN {records.lsns[index]}",
-        f"it is not an item of a change feed that can be decoded ({reason})",
+        f"it cannot be decoded as an item of a change feed ({reason})",
         cursor_of(place_after(records, index + 1)),
     )
 

@@ -30,7 +30,7 @@ __all__ = ["CAPABILITIES", "PLUGIN", "CosmosPlugin", "CosmosProvider"]
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
 _NO_WIDER: Final = "a feed covers one container; read each container with EntireCollection()"
 _START: Final = (
-    "a feed with all versions and deletes starts at now or at a token; ask for a backfill with "
+    "a feed with all versions and deletes starts only at now or at a token; ask for a backfill with "
     "provider_options=CosmosOptions(backfill=True), or start at Now()"
 )
 
@@ -44,7 +44,7 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
-            "only SnapshotOrder.ORDERED; the scan reads every item once, at the usual request "
+            "supports only SnapshotOrder.ORDERED; the scan reads every item once and costs the usual request "
             "units; each row has the order_key of the item's last change",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(

@@ -47,14 +47,14 @@ BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
 GONE: Final = frozenset({"TrimmedDataAccessException", "ResourceNotFoundException"})
 """The error codes for a shard, or a record in a shard, that no longer exists."""
 
-_DENIED: Final = f"give the identity that boto3 found the permissions of {DOCS_URL}how-to/dynamodb/"
+_DENIED: Final = f"grant the permissions in {DOCS_URL}how-to/dynamodb/ to the identity that boto3 found"
 _WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
 )
 _SLOWER: Final = (
     "read with fewer processes: a shard serves two readers at a time, DescribeStream ten calls a second"
 )
-_ASKED: Final = "pass a token or partition id unchanged, and a table name as DynamoDB allows it"
+_ASKED: Final = "pass a token or partition id unchanged, and a table name that DynamoDB allows"
 _KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
 _AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO)

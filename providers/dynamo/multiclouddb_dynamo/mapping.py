@@ -249,9 +249,7 @@ def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
     seq = seq_of(records[index])
     seconds = seconds_of(records[index])
     where = cursor_of(After(seq, None if seconds is None else int(seconds)))
-    return RecordFault(
-        index, f"sequence {seq}", f"it is not a stream record that can be decoded ({reason})", where
-    )
+    return RecordFault(index, f"sequence {seq}", f"it cannot be decoded as a stream record ({reason})", where)
 
 
 def place_after(record: Record) -> After:

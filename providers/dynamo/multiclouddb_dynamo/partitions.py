@@ -309,7 +309,7 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
     """
     if address.database is not None:
         raise invalid_request(
-            "address.database", f"is {address.database!r}", "DynamoDB has no databases: leave it out"
+            "address.database", f"is {address.database!r}", "leave it out, because DynamoDB has no databases"
         )
     name = address.collection
     assert name is not None  # `gate` has already checked the name
@@ -341,8 +341,8 @@ def check_table(table: Table, spec: FeedSpec) -> None:
     if kind is None:
         return  # the stream is disabled; its remaining records are read as they are
     way_out = (
-        "DynamoDB cannot change the type of a stream: disable it and enable it with NEW_AND_OLD_IMAGES, "
-        "after the old one has been read"
+        "DynamoDB cannot change the type of a stream: disable the stream, read it to its end, and then "
+        "enable a new one with NEW_AND_OLD_IMAGES"
     )
     if spec.new_item_state_mode is NewItemStateMode.REQUIRE and kind not in _WITH_NEW:
         raise unsupported(

@@ -46,15 +46,15 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,
-            "its feed does not select by partition key; read PhysicalPartition(…) or EntireCollection() and "
-            "keep the events with the event.key.partition_key that you want",
+            "the feed cannot select changes by partition key; read PhysicalPartition(…) or "
+            "EntireCollection() and keep the events whose event.key.partition_key you want",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
             "convergent: each item is as it was when it was read, so a target equals the table only"
-            ' when the stream has caught up; the floor "00" is lower than every change; needs '
-            "dynamodb:Scan; all items are read consistently, so 2 TB cost about 537 million read "
-            "units (native_charge, max_scan_rate)",
+            ' when the stream has caught up; the floor "00" is lower than every change; needs the '
+            "permission dynamodb:Scan; all items are read consistently, so 2 TB cost about 537 million "
+            "read units (see native_charge and max_scan_rate)",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a stream of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
@@ -95,7 +95,9 @@ class DynamoProvider(Provider):
     def collections(self, database: str | None, deadline: Deadline) -> list[ResourceAddress]:
         """Return the tables of the region; see `SupportsCollections`."""
         if database is not None:
-            raise invalid_request("database", f"is {database!r}", "DynamoDB has no databases: leave it out")
+            raise invalid_request(
+                "database", f"is {database!r}", "leave it out, because DynamoDB has no databases"
+            )
         return [ResourceAddress(collection=name) for name in self._calls.table_names(deadline)]
 
     def classify(self, error: Exception) -> Fault:

@@ -135,7 +135,8 @@ class Part:
         except _DAMAGED:
             raise ProviderFault.of(
                 ErrorCategory.PROVIDER_ERROR,
-                f"an item in {self.text} has no key of the table; report this: no service sends such an item",
+                f"an item in {self.text} lacks the table's key; please report this, because no service sends "
+                "such an item",
             ) from None
 
     def start_key(self, names: tuple[str, ...]) -> dict[str, Any] | None:
@@ -244,7 +245,7 @@ class RowMapper(Mapper):
         return RecordFault(
             index,
             f"the item with {reprlib.repr(named)[1:-1]} in {where.text}",
-            f"it is not an item that can be decoded ({reason})",
+            f"it cannot be decoded as an item ({reason})",
             where.cursor,
         )
 

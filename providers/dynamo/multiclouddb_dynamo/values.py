@@ -76,7 +76,7 @@ def _bytes(raw: Any) -> bytes:
 
 def _bool(raw: Any) -> bool:
     if type(raw) is not bool:
-        raise TypeError("not a truth value")
+        raise TypeError("not true or false")
     return raw
 
 

@@ -111,10 +111,13 @@ class TestWrongNames:
             ({"url": "dynamo://eu-west-1?endpoint=http://x"}, ["'endpoint'", "did you mean 'endpoint_url'?"]),
             ({"url": f"dynamo://eu-west-1?secret={SECRET}"}, ["connection.url", "'secret'", "endpoint_url"]),
             ({"url": "dynamo://eu-west-1?endpoint_url="}, ["connection.endpoint_url", "http://localhost"]),
-            ({"url": "dynamo://eu-west-1", "region": "eu-west-1"}, ["region", "beside the url", "once"]),
+            (
+                {"url": "dynamo://eu-west-1", "region": "eu-west-1"},
+                ["region", "the url names it too", "name it once"],
+            ),
             (
                 {"url": "dynamo://?endpoint_url=http://a", "endpoint_url": "http://a"},
-                ["endpoint_url", "beside the url", "once"],
+                ["endpoint_url", "the url names it too", "name it once"],
             ),
             ({"regoin": "eu-west-1"}, ["'regoin'", "did you mean 'region'?"]),
             ({"table": "orders"}, ["'table'", "known are: config, endpoint_url, region, session, url"]),

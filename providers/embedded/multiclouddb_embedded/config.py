@@ -96,7 +96,9 @@ def _checked(
 def _find_profile(name: object) -> Profile:
     if not isinstance(name, str) or name not in PROFILES:
         raise invalid_request(
-            "connection", f"the option 'profile' is {name!r}", suggestion(str(name), PROFILES)
+            "connection",
+            f"the option 'profile' has the unknown value {name!r}",
+            suggestion(str(name), PROFILES),
         )
     return PROFILES[name]
 
@@ -137,9 +139,13 @@ def check_path(field: str, path: object) -> str:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
         raise invalid_request(field, f"must be a path, not {type_name(path)}", "give the file of the store")
     if str(path).startswith(":memory:"):
-        raise invalid_request(field, "names a database in memory", "name a file: other processes open it too")
+        raise invalid_request(
+            field, "names a database in memory", "name a file, because other processes open the store too"
+        )
     if "\0" in utf8(field, str(path)):
-        raise invalid_request(field, "has a character with the code 0", "no file has one in its name")
+        raise invalid_request(
+            field, "has a character with the code 0", "remove it: no file name can contain it"
+        )
     # On POSIX, Python keeps two leading slashes apart from one. Both name the same file.
     place = Path(re.sub("^//+", "/", str(Path(path).absolute())))
     with store_errors("open", str(place)):

@@ -26,8 +26,8 @@ _RIGHTS: Final = "give this user the right to read and write the file and its fo
 _GONE: Final = "the file is gone or cannot be opened; EmbeddedStore(path) creates a store"
 _FULL: Final = "nothing of this call was written; free space on the disk and call again"
 _FOLDER: Final = (
-    "the folder is read-only, and even to read a store SQLite needs files beside it (-wal, -shm); give "
-    "this user the right to write the folder, or read while a writer has the store open, or read a copy"
+    "the folder is read-only, but SQLite has to create files in it (-wal, -shm) even to read a store; give "
+    "this user the right to write in the folder, or read while a writer has the store open, or read a copy"
 )
 _NO_HANDLE: Final = f"the file is there; look at the limit of open files (ulimit -n) and {_RETRY}"
 

@@ -168,7 +168,7 @@ def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[A
         column = _SEPARATOR.join(records.texts(name, start, stop))
     values: list[Any] = orjson.loads(b"[%b]" % column.replace(_SEPARATOR, b","))
     if len(values) != stop - start:
-        raise ValueError("not one value per row")
+        raise ValueError("the number of values is not the number of rows")
     if b"$" in column and _TAGGED in column:  # searching for a single byte is much faster
         for index, text in enumerate(records.texts(name, start, stop)):
             if _TAGGED in text:

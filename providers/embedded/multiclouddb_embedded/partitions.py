@@ -390,11 +390,11 @@ def check_images(collection: Collection, spec: FeedSpec) -> None:
         raise unsupported(
             f"new_item_state_mode=REQUIRE: {name!r} was created with images='keys', so its log contains no "
             f"documents",
-            "create it with images='new', or leave the mode out",
+            "create the collection with images='new', or leave new_item_state_mode out",
         )
     if spec.old_item_state_mode is OldItemStateMode.REQUIRE and images != "new_and_old":
         raise unsupported(
             f"old_item_state_mode=REQUIRE: {name!r} was created with images={images!r}, "
             "its log has no old documents",
-            "create it with images='new_and_old', or leave the mode out",
+            "create the collection with images='new_and_old', or leave old_item_state_mode out",
         )

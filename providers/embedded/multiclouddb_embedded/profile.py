@@ -101,11 +101,11 @@ def _profile(
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
 _NO_KEY_SCOPE: Final = (
     _UNSUPPORTED,
-    "its feed does not select by partition key; read PhysicalPartition(…) or EntireCollection() and keep the "
-    "events with the event.key.partition_key that you want",
+    "the feed cannot select changes by partition key; read PhysicalPartition(…) or EntireCollection() and "
+    "keep the events whose event.key.partition_key you want",
 )
-_BACKFILL: Final = "an all-versions-and-deletes feed starts at now or a token; "
-_OPT_IN: Final = "ask with provider_options=EmbeddedOptions(backfill=True), or start at Now()"
+_BACKFILL: Final = "an all-versions-and-deletes feed starts only at now or at a token; "
+_OPT_IN: Final = "ask for a backfill with provider_options=EmbeddedOptions(backfill=True), or start at Now()"
 
 PLAIN: Final = Profile("", CapabilitySet(_PLAIN))
 """The profile without limits."""
@@ -150,7 +150,7 @@ _COSMOS: Final = _profile(
     {
         Capability.CHANGE_FEED_BEGINNING: (
             _EMULATED,
-            f"{_BACKFILL}{_OPT_IN}; Cosmos DB then returns the present items, a store returns the changes",
+            f"{_BACKFILL}{_OPT_IN}; it returns the present items (Cosmos DB) or the changes (store)",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _EMULATED,

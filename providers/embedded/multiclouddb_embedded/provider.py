@@ -136,7 +136,7 @@ def _provider_of(config: ClientConfig, native_client: object, profile: Profile) 
     checked = EmbeddedConfig.from_client(config, path=store.path, profile=profile)
     if checked.path != store.path:
         raise invalid_request(
-            "native_client", f"has the file {store.path}, the connection another", "name it once"
+            "native_client", f"has the file {store.path}, but the connection names another", "name one file"
         )
     return EmbeddedProvider(store.path, store.now, checked.profile)
 

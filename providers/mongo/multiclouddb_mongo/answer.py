@@ -207,7 +207,7 @@ class Taker:
         """Record that the server has closed the stream for a reason that the caller's pipeline hides."""
         token = stream.resume_token
         place = taken.place if token is None else After("i", token_text(token))
-        taken.end(place, "the pipeline hides how it ended")
+        taken.end(place, "the pipeline removed the event that says why the stream ended")
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
         """Handle any change that is not a plain change of a document.

@@ -56,8 +56,8 @@ that refuses a request.
 """
 
 REPORT: Final = (
-    "MongoDB's list of error codes says what it means; if neither the pipeline nor the command is to blame, "
-    "please report it"
+    "look the code up in MongoDB's list of error codes; if neither the pipeline nor the command is the "
+    "cause, please report the error"
 )
 _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 
@@ -83,7 +83,7 @@ AUTHENTICATION: Final = Row(
 )
 _AUTHORIZATION: Final = Row(
     ErrorCategory.AUTHORIZATION_FAILED,
-    f"the user has no permission for this; grant the user the roles of {_PAGE}",
+    f"the user has no permission for this; grant the user the roles that {_PAGE} lists",
     # The server's text quotes the command, including its resume token.
     confidential=True,
 )
@@ -121,8 +121,8 @@ BAD_COMMAND: Final = Row(
 )
 _BAD_NAMESPACE: Final = Row(
     ErrorCategory.INVALID_REQUEST,
-    "there is no change stream on this namespace; name an ordinary collection: no view, no time series, "
-    "nothing in admin, local or config and no system collection",
+    "the server has no change stream for this namespace; name an ordinary collection, not a view, a time "
+    "series, a system collection or a collection in admin, local or config",
 )
 _MISSING: Final = Row(
     ErrorCategory.NOT_FOUND, "there is no such database or collection; check both names of the address"
@@ -133,12 +133,13 @@ UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
 CODES: Final[Mapping[int, Row]] = {
     HISTORY_LOST: Row(
         ErrorCategory.CHECKPOINT_EXPIRED,
-        f"the oplog does not reach back to this position any more; {START_AGAIN}; {_PAGE} says how large the "
+        f"the oplog no longer contains this position; {START_AGAIN}; {_PAGE} says how large the "
         "oplog has to be",
     ),
     OVERTAKEN: Row(
         ErrorCategory.TRANSIENT_FAILURE,
-        "the oplog has overtaken the reader; read again from the same token, which shows whether it is lost",
+        "the oplog removed entries before the reader reached them; read again from the same token: that read "
+        "fails if the token has expired",
     ),
     TOKEN_NOT_FOUND: Row(
         ErrorCategory.INVALID_REQUEST,
@@ -154,20 +155,20 @@ CODES: Final[Mapping[int, Row]] = {
     ),
     IMAGE_MISSING: Row(
         ErrorCategory.UNSUPPORTED_CAPABILITY,
-        "the image that was required is not there: the collection does not keep images, did not when the "
-        "change was made, or they have expired; turn changeStreamPreAndPostImages on and keep them longer, "
-        "or ask with INCLUDE_IF_AVAILABLE",
+        "the required image is missing: the collection does not keep images, it kept none when the change "
+        "was made, or the images have expired; turn changeStreamPreAndPostImages on and keep the images "
+        "longer, or read with INCLUDE_IF_AVAILABLE",
     ),
     EVENT_TOO_LARGE: Row(
         ErrorCategory.PROVIDER_ERROR,
-        "an event is larger than the 16 MB of a document; read without states (OMIT), or use MongoDB 7.0, "
-        "which splits large events",
+        "an event is larger than 16 MB, the limit of a document; read without item states (OMIT), or use "
+        "MongoDB 7.0, which splits large events",
         confidential=True,
     ),
     40573: Row(
         ErrorCategory.UNSUPPORTED_CAPABILITY,
-        "change streams need a replica set and this server stands alone; start it with --replSet and call "
-        f"replSetInitiate once, as {_PAGE} shows",
+        "change streams need a replica set, but this server is a standalone server; start it with --replSet "
+        f"and call replSetInitiate once, as {_PAGE} shows",
     ),
     26: _MISSING,  # NamespaceNotFound
     73: _BAD_NAMESPACE,  # InvalidNamespace

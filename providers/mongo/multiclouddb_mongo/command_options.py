@@ -31,7 +31,7 @@ def _refused(
 
 def _preference(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if value is not None and not isinstance(value, ReadPreference):
-        way_out = "pass one of pymongo's, like pymongo.ReadPreference.SECONDARY"
+        way_out = "pass a read preference of PyMongo, like pymongo.ReadPreference.SECONDARY"
         raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
 
 

@@ -291,7 +291,7 @@ class Commands:
             raise invalid_request(
                 "RunCursorCommandOptions.max_time_ms",
                 f"is not below the client's timeoutMS of {seconds * 1000:g}, so each wait would time out",
-                "pass less, or timeout_ms=0",
+                "pass a smaller value, or timeout_ms=0",
             )
         return seconds
 

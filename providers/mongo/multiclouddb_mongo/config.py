@@ -168,9 +168,11 @@ class MongoConfig:
         # Raised here, without PyMongo's exception, because its message and its stack frames may contain the
         # password.
         if any(secret in reason for secret in self._secrets()):
-            reason = "PyMongo does not take it"
+            reason = "PyMongo does not accept it"
         raise invalid_request(
-            "connection.url", f"cannot be used ({one_line(reason)})", "change what it names"
+            "connection.url",
+            f"cannot be used ({one_line(reason)})",
+            "change the part of the URL that this reason names",
         )
 
     def _secrets(self) -> Iterator[str]:
@@ -200,7 +202,7 @@ def _checked(cls: type[MongoConfig], config: ClientConfig) -> MongoConfig:
         if given.get(name) is not None and there:
             raise invalid_request(f"connection.{name}", "is in the url as well", "name it once")
     if given.get("password") is not None and not user and given.get("username") is None:
-        raise invalid_request("connection.password", "has no user", "give a username beside it")
+        raise invalid_request("connection.password", "has no user", "give a username too")
     return cls(**given, options=options, database=database)
 
 

@@ -132,7 +132,7 @@ def _of_connection(error: Exception, code: int | None) -> Fault | None:
         case WaitQueueTimeoutError():
             return _plain(
                 ErrorCategory.TRANSIENT_FAILURE,
-                "no connection of the pool came free in time; raise maxPoolSize or waitQueueTimeoutMS",
+                "no connection of the pool became free in time; raise maxPoolSize or waitQueueTimeoutMS",
                 code,
                 retryable=True,
             )
@@ -154,7 +154,7 @@ def _of_use(error: Exception, code: int | None) -> Fault | None:
         case DocumentTooLarge():
             return Fault(
                 ErrorCategory.INVALID_REQUEST,
-                "a document, or the command, is larger than the server takes; send less at once",
+                "a document or the command is larger than the server accepts; send less data in one command",
                 confidential=True,
             )
         case BSONError() | UnicodeEncodeError():
@@ -227,12 +227,13 @@ def _configuration(error: ConfigurationError) -> Fault:
     if "wire version" in str(error):
         return _plain(
             ErrorCategory.UNSUPPORTED_CAPABILITY,
-            "the server is too old or too new for this PyMongo; use MongoDB 4.4 or later, PyMongo to match",
+            "the server is too old or too new for this PyMongo; use MongoDB 4.4 or later, and a PyMongo that "
+            "supports its version",
         )
     return Fault(
         ErrorCategory.INVALID_REQUEST,
-        "PyMongo does not accept the settings of the connection; check its options, and that the server has "
-        "what they ask for",
+        "PyMongo does not accept the settings of the connection; check the options of the connection, and "
+        "check that the server supports them",
         confidential=True,
     )
 

@@ -282,8 +282,8 @@ class MongoFeed(Feed):
         if native is not None and not isinstance(position, Now):
             raise invalid_request(
                 f"MongoOptions.{native}",
-                f"is given beside {type(position).__name__}()",
-                "a native start replaces Now(): pass that as start_position",
+                f"is given together with {type(position).__name__}()",
+                "pass Now() as start_position, because a native start replaces only Now()",
             )
         now = self._source.now()
         match position:

@@ -65,7 +65,7 @@ class Log:
         raise ProviderFault.of(
             ErrorCategory.TRANSIENT_FAILURE,
             "the operation log removes entries faster than its beginning can be read; try again, and make "
-            "it larger",
+            "the operation log larger",
             retryable=True,
             vendor_retried=True,
         )

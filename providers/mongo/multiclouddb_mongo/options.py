@@ -147,7 +147,7 @@ class MongoOptions(ProviderOptions):
         given = [name for name in _STARTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise invalid_request(
-                f"MongoOptions.{given[1]}", f"is given beside {given[0]}", "a stream has one start: give one"
+                f"MongoOptions.{given[1]}", f"is given together with {given[0]}", "give only one start"
             )
 
     def start(self) -> str | None:

@@ -73,7 +73,7 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
         raise invalid_request(
             "ChangeFeedRequest.address",
             "names no database, and the connection string has none",
-            "write ResourceAddress(database, collection), or mongodb://HOST/DATABASE",
+            "pass ResourceAddress(database, collection), or a url with the database: mongodb://HOST/DATABASE",
         )
     return ResourceAddress(default_database, address.collection)
 

@@ -70,8 +70,8 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
             "convergent: each row is as it was when it was read; needs the privilege find on the "
-            "collection; reads the collection once, in the order of _id; the floor, 82 and a "
-            "cluster time, is higher than every earlier change",
+            "collection; reads the collection once, in the order of _id; the floor (82 and a cluster "
+            "time) is higher than every earlier change",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a collection with pre-images (changeStreamPreAndPostImages)"

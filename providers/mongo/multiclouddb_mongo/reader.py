@@ -209,7 +209,7 @@ class MongoReader(Reader):
             if resumes > _RESUMES:
                 raise ProviderFault.of(
                     ErrorCategory.TRANSIENT_FAILURE,
-                    "the stream opens, and its next answer is lost each time; call again",
+                    "the stream opens, but each time its next answer is lost; call again",
                     retryable=True,
                     vendor_retried=True,
                 )
@@ -296,8 +296,8 @@ class MongoReader(Reader):
         if error.code == IMAGE_MISSING:
             raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,
-                f"{describe(place).text}: the image that is required of the next change is missing: it "
-                "has expired, or images were enabled later; continue from the same token with "
+                f"{describe(place).text}: the required image of the next change is missing: it has expired, "
+                "or images were enabled after the change; continue from the same token with "
                 "INCLUDE_IF_AVAILABLE",
                 code=str(error.code),
             ) from None
@@ -312,7 +312,7 @@ class MongoReader(Reader):
         raise RecordFault(
             0,
             f"{time_text(found)} in {namespace_of(decoded(change.raw))}",
-            "with its images it is larger than the 16 MB that the server can send; read it with "
+            "with its images, the change is larger than the 16 MB that the server can send; read it with "
             "old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
             cursor_of(found, self._view.start),
             str(error.code),

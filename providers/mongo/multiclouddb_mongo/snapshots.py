@@ -58,9 +58,9 @@ def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, en
         )
     if encrypted:
         raise unsupported(
-            "Snapshot() is not supported by a client with auto_encryption_opts, because PyMongo reads no raw "
-            "batches then",
-            "connect without them and decrypt the fields of the events",
+            "Snapshot() is not supported by a client with auto_encryption_opts, because PyMongo cannot read "
+            "raw batches with that option",
+            "connect without auto_encryption_opts, and decrypt the fields of the events",
         )
     options = spec.options
     assert isinstance(options, MongoOptions)
@@ -68,13 +68,13 @@ def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, en
     if native is not None:
         raise invalid_request(
             f"MongoOptions.{native}",
-            "is given beside Snapshot()",
-            "leave it out: a snapshot begins the stream itself",
+            "is given together with Snapshot()",
+            "leave it out, because a snapshot starts the stream itself",
         )
     if options.pipeline:
         raise invalid_request(
             "MongoOptions.pipeline",
-            "is given with Snapshot(), and its stages are for changes, not for rows",
+            "is given together with Snapshot(), but its stages apply only to changes, not to rows",
             "leave it out and filter the events",
         )
     check_provisioned(spec, address, found)

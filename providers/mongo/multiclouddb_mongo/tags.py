@@ -89,7 +89,7 @@ def _decode_timestamp(inner: Any) -> Timestamp:
 
 def _encode_regex(value: Regex[Any]) -> JsonValue:
     if not isinstance(value.pattern, str) or value.flags & ~sum(_FLAGS.values()):
-        raise ValueError("BSON cannot store a regular expression of bytes, or with these flags")
+        raise ValueError("BSON cannot store a regular expression that is made of bytes or has these flags")
     return [value.pattern, "".join(letter for letter, flag in _FLAGS.items() if value.flags & flag)]
 
 

@@ -168,7 +168,8 @@ def _to_decimal128(value: Decimal, _: int) -> Decimal128:
     except (ArithmeticError, ValueError):
         pass
     raise _refused(
-        "a Decimal of more than 34 digits or out of range", "round it to what BSON's Decimal128 has"
+        "a Decimal of more than 34 digits or out of range",
+        "round it to the digits and the range of BSON's Decimal128",
     )
 
 

@@ -256,7 +256,7 @@ class TestSecrets:
             assert "mongodb" in repr(config)
 
     def test_words_that_hold_one_are_left_out(self):
-        with refused("connection.url", "PyMongo does not take it"):
+        with refused("connection.url", "PyMongo does not accept it"):
             checked("mongodb://me:multiple@a,b/?directConnection=true").client(4)
 
 

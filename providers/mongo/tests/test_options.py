@@ -116,7 +116,7 @@ class TestStarts:
 
     @pytest.mark.parametrize("names", [STARTS, STARTS[:2], STARTS[1:], STARTS[::2]], ids=" ".join)
     def test_a_second_one_is_refused(self, names):
-        with refused(f"MongoOptions.{names[1]}", f"beside {names[0]}"):
+        with refused(f"MongoOptions.{names[1]}", f"together with {names[0]}"):
             MongoOptions(**{name: GOOD[name] for name in names})
 
     def test_an_empty_token_is_one(self):

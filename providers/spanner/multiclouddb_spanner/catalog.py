@@ -147,8 +147,8 @@ def _no_table(address: ResourceAddress) -> ProviderFault:
 def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
     if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
         raise unsupported(
-            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE': other records",
-            "create another one without that option, and name it by change_stream in the configuration",
+            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', which is not supported",
+            "create a change stream without that option, and name it in the configuration (change_stream)",
         )
 
 
@@ -373,9 +373,9 @@ def _check_complete(
     if left_out:
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            f"change stream {name!r} leaves changes of {table!r} out ({', '.join(left_out)}); "
+            f"change stream {name!r} does not record all changes of {table!r} ({', '.join(left_out)}); "
             f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "
-            "(change_stream) to read it all the same",
+            "(change_stream) to read that change stream anyway",
         )
 
 

@@ -83,7 +83,7 @@ def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:
         if any(word in name.lower() for word in _SECRET):
             raise invalid_request(
                 "connection",
-                f"the option {name!r} is not taken: {_CHAIN}",
+                f"the option {name!r} is not accepted: {_CHAIN}",
                 "set GOOGLE_APPLICATION_CREDENTIALS, or pass native_client=google.cloud.spanner.Client(…)",
             )
         raise unknown_name("connection", name, _OPTIONS)
@@ -92,7 +92,9 @@ def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:
         found = _parsed(url)
         for name in found:
             if name in options:
-                raise invalid_request("connection", f"names the {name} beside the url", "name it once")
+                raise invalid_request(
+                    "connection", f"names the {name}, which the url names too", "name it once"
+                )
         options |= found
     for name in ("project", "instance"):
         if options.get(name) is None:
@@ -112,7 +114,7 @@ def _parsed(url: object) -> dict[str, Any]:
     path, _, query = rest.partition("?")
     if "@" in path:
         raise invalid_request(
-            "connection.url", "has something before an @, as if it were a password", f"{_URL}; {_CHAIN}"
+            "connection.url", "has text before an @, which may be a password", f"{_URL}; {_CHAIN}"
         )
     project, _, instance = path.removesuffix("/").partition("/")
     if "/" in instance or "#" in rest:

@@ -75,7 +75,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
     _Code.ALREADY_EXISTS: Row(ErrorCategory.CONFLICT, REPORT),
     _Code.PERMISSION_DENIED: Row(
         ErrorCategory.AUTHORIZATION_FAILED,
-        f"give the identity that Google's credential chain found the roles of {_PAGE}",
+        f"grant the roles in {_PAGE} to the identity that Google's credential chain found",
     ),
     _Code.UNAUTHENTICATED: _AUTHENTICATION,
     _Code.RESOURCE_EXHAUSTED: Row(
@@ -91,7 +91,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
     ),
     _Code.UNIMPLEMENTED: Row(
         ErrorCategory.UNSUPPORTED_CAPABILITY,
-        "this server cannot do it; use Cloud Spanner or its emulator",
+        "this server does not support the request; use Cloud Spanner or its emulator",
     ),
     _Code.INTERNAL: _UNKNOWN,
     _Code.UNAVAILABLE: UNAVAILABLE,

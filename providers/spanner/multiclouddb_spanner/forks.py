@@ -147,7 +147,7 @@ def check() -> None:
     if _process.broken:
         raise invalid_request(
             "process",
-            "it was forked while other code of its parent had calls of gRPC, and gRPC may hang or crash "
+            "it was forked while other code in its parent had open gRPC calls, and gRPC may hang or crash "
             "after such a fork",
             "start the process with multiprocessing's 'spawn' or 'forkserver' method, or fork it before "
             "those calls",

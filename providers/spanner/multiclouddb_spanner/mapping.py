@@ -330,7 +330,7 @@ class SpannerMapper(Mapper):
 
     def _fault(self, records: Changes, index: int, reason: str) -> RecordFault:
         record = records.items[index].record
-        problem = record.shape.problem or f"it is not a change of a row that can be decoded ({reason})"
+        problem = record.shape.problem or f"it cannot be decoded as a change of a row ({reason})"
         where = f"{record.commit}, transaction {record.transaction}, record {record.sequence}"
         after = place_after(records.begin, records.items, index + 1)
         return RecordFault(index, where, problem, cursor_of(after))

@@ -115,7 +115,7 @@ def describe(place: Place) -> Position:
 @lru_cache(maxsize=1024)
 def _described(at: int, *, is_inside: bool) -> Position:
     # Each page requests the time of each partition, and the positions of most partitions have not moved.
-    rest = ", after a part of what was committed then" if is_inside else ""
+    rest = ", after a part of the changes of that commit" if is_inside else ""
     return Position(f"commit timestamp {text_at(at)}{rest}", moment_of(at))
 
 
@@ -152,13 +152,13 @@ def micros_of(text: str, *, up: bool = False) -> int:
     """
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     if len(whole) < _WHOLE:
-        raise ValueError(f"{text[:40]!r} is not a moment")
+        raise ValueError(f"{text[:40]!r} is not a timestamp")
     rest = rest.removesuffix("Z").removesuffix("+00:00")
     if not rest:
         return _seconds(whole) * 1_000_000
     digits = rest[1:]
     if rest[0] != "." or not (digits.isascii() and digits.isdecimal()):
-        raise ValueError(f"{text[:40]!r} is not a moment in UTC")
+        raise ValueError(f"{text[:40]!r} is not a timestamp in UTC")
     found = _seconds(whole) * 1_000_000 + int(digits[:6].ljust(6, "0"))
     return found + 1 if up and digits[6:].strip("0") else found
 

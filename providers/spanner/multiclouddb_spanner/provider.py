@@ -31,7 +31,7 @@ from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault,
 __all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
 
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
-_NO_WIDER: Final = "read each table with EntireCollection(); one change stream may watch all of them"
+_NO_WIDER: Final = "read each table with EntireCollection(); one change stream can watch all the tables"
 # The number of answers that may stay open between two reads. Running calls are not included. A connection
 # carries a hundred streams.
 _KEPT_ANSWERS: Final = 32
@@ -40,13 +40,13 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "a change stream has to watch the table (CREATE CHANGE STREAM … FOR …); new rows of updates need "
-            "value_capture_type NEW_ROW or NEW_ROW_AND_OLD_VALUES",
+            "a change stream has to watch the table (CREATE CHANGE STREAM … FOR …); updates contain the new "
+            "row only with value_capture_type NEW_ROW or NEW_ROW_AND_OLD_VALUES",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE,
             "starts at the oldest change within the stream's retention_period, one day by default; "
-            "if the stream is older than that, it starts one minute after that moment, because the "
+            "if the stream is older than its retention_period, the start is one minute later, because the "
             "oldest changes could expire during the first reads",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
@@ -55,16 +55,16 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,
             "a change stream has no partition keys; read EntireCollection() and keep the events "
-            "with the event.key that you want",
+            "whose event.key you want",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
             "point in time: all rows are as they were at one moment T, which is the floor. If the "
             "scan takes longer than the database keeps T (version_retention_period, one hour by "
             "default), it continues at a later moment and is convergent, because the stream "
-            "contains every change since T. Each row is read once, with spanner.databases.read; "
-            "with spanner.databases.partitionRead too, the parts of a large table are read in "
-            "parallel",
+            "contains every change since T. Each row is read once, which needs the permission "
+            "spanner.databases.read. With the permission spanner.databases.partitionRead, the parts of a "
+            "large table are read in parallel",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a stream with value_capture_type NEW_ROW_AND_OLD_VALUES"
@@ -204,7 +204,7 @@ class SpannerPlugin(ProviderPlugin):
         if native_client.project != checked.project:
             raise invalid_request(
                 "native_client",
-                f"is of project {native_client.project!r}, and the configuration of {checked.project!r}",
+                f"belongs to project {native_client.project!r}, and the configuration to {checked.project!r}",
                 "name the same project in both",
             )
         return SpannerProvider(native_client, checked, ours=False)

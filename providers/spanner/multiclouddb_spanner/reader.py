@@ -299,13 +299,13 @@ class SpannerReader(Reader):
         statement = how_to_alter(info.stream, postgres=info.postgres)
         if not whole:
             problem = (
-                f"change stream {info.stream!r} did not watch all columns of {info.table!r} at the change "
-                f"at {record.commit}"
+                f"change stream {info.stream!r} did not watch all columns of {info.table!r} when the change "
+                f"at {record.commit} was committed"
             )
             statement = how_to_watch(info.stream, info.table, postgres=info.postgres)
         raise unsupported(
             f"{field}=REQUIRE: {problem}",
-            f"run {statement} for changes to come, and read with INCLUDE_IF_AVAILABLE from the same token",
+            f"run {statement} for later changes, and read with INCLUDE_IF_AVAILABLE from the same token",
         )
 
     def _checked(self, record: DataRecord, deadline: Deadline) -> DataRecord:

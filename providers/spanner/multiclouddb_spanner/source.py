@@ -290,8 +290,8 @@ class Source:
         if is_outside_partition(error):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
-                f"partition {_short(token)} of change stream {name!r} has nothing at {text_at(at)}: it "
-                "started later or had ended; pass a token as it was returned, or start again",
+                f"partition {_short(token)} of change stream {name!r} did not exist at {text_at(at)}: it "
+                "started later or had already ended; pass a token as it was returned, or start again",
             )
         return None
 
@@ -308,8 +308,8 @@ class Source:
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"change stream {name!r} was created at {text_at(earliest)}, and this position is at "
-                f"{text_at(at)}: it belongs to an earlier stream that was recreated under the same name; "
-                "start again: the changes of the earlier one are gone",
+                f"{text_at(at)}: the position belongs to an earlier stream that was recreated under the same "
+                "name; start again, because the changes of the earlier stream are gone",
             )
         return ProviderFault.of(
             ErrorCategory.CHECKPOINT_EXPIRED,

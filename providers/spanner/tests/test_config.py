@@ -47,7 +47,7 @@ class TestRefused:
             ({"url": "spanner://p/i?stream=s"}, "unknown option 'stream'"),
             ({"url": "spanner://p/i?change_stream=a&change_stream=b"}, "a second time"),
             ({"url": "spanner://p/i?change_stream=a;b"}, "connection.change_stream: is 'a;b'"),
-            ({"url": "spanner://p/i", "project": "q"}, "beside the url"),
+            ({"url": "spanner://p/i", "project": "q"}, "which the url names too"),
             ({"url": "spanner://p/i", "emulator_host": "localhost"}, "connection.emulator_host"),
             ({"url": "spanner://p/i", "credentials": "x"}, "Google's own chain"),
             ({"url": "spanner://p/i", "change_streams": "x"}, "'change_streams'"),

@@ -144,6 +144,6 @@ def _encode_document(document: object) -> bytes:
         raise invalid_request(
             "document",
             f"is {len(text):,} bytes of JSON",
-            f"keep it to {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to larger data",
+            f"pass at most {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to larger data",
         )
     return text

@@ -164,8 +164,10 @@ def check_kind(connection: sqlite3.Connection, collection: Collection, key: Mult
     ((known, sample), *_) = decode_json(row[0]).items()
     raise invalid_request(
         "LogicalPartition.key",
-        f"begins with {name!r}, a {type(value).__name__}; no document of {collection.name!r} has such a key",
-        f"write it like the key of a document, which begins with {known!r}, a {type(sample).__name__}",
+        f"has the first component {name!r} with a value of type {type(value).__name__}; no document of "
+        f"{collection.name!r} has such a key",
+        f"write it like the key of a document, whose first component is {known!r} with a value of type "
+        f"{type(sample).__name__}",
     )
 
 
@@ -212,13 +214,13 @@ def make_room(
         raise failure(
             ErrorCategory.CONFLICT,
             f"the collection {address} already exists; pass exist_ok=True to keep it, or recreate=True to "
-            f"drop it and its changes",
+            f"drop the collection and its changes",
         )
     elif row[1:] != (images, partition_key):
         raise failure(
             ErrorCategory.CONFLICT,
             f"the collection {address} already exists, with images={row[1]!r} and partition_key={row[2]}; "
-            "pass the same, or recreate=True to drop it and its changes",
+            "pass the same values, or recreate=True to drop the collection and its changes",
         )
     return exist_ok
 
@@ -237,7 +239,7 @@ def check_shape(
     """
     if not (address.database and address.collection):
         raise invalid_request(
-            "name", "or the database is None", "name both; the database is 'main' by default"
+            "name", "is None, or the database is None", "name both; the database is 'main' by default"
         )
     if not (type(partitions) is int and 1 <= partitions <= MAX_PARTITIONS):
         raise invalid_request(

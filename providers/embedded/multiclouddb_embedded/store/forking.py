@@ -154,9 +154,8 @@ def inherited(path: str) -> MulticloudDbError:
     return invalid_request(
         path,
         "was in use in the parent process when it forked, and SQLite cannot use it in such a child",
-        "open the file in a process that is started with the method 'spawn' or 'forkserver' of "
-        "multiprocessing, or "
-        "fork while no call, no scan and no connection of your own uses it",
+        "open the file in a process that multiprocessing starts with the method 'spawn' or 'forkserver', "
+        "or fork when no call, no scan and no connection of your own uses the file",
     )
 
 

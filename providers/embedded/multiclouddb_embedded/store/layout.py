@@ -192,6 +192,8 @@ def native_id(partition_id: str, collection: Collection) -> str:
     ids = [encode_partition_id(PROVIDER_ID, place, collection.incarnation, native) for place in places]
     if partition_id not in ids:
         raise invalid_request(
-            "partition_id", f"{partition_id!r} is of another resource", f"take one of {collection.name!r}"
+            "partition_id",
+            f"{partition_id!r} belongs to another resource",
+            f"pass a partition of {collection.name!r}",
         )
     return native

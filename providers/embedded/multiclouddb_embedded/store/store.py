@@ -292,7 +292,7 @@ class EmbeddedStore:
                 raise invalid_request(
                     "at",
                     f"{middle} does not divide [{row.low}, {row.high})",
-                    "give a hash inside, or leave it out",
+                    "give a hash within this range, or leave it out",
                 )
             ranges = [(row.low, middle), (middle, row.high)]
             lower, upper = add_partitions(connection, found.id, ranges, [row], moment.end)
@@ -381,7 +381,11 @@ class EmbeddedStore:
         return f"<EmbeddedStore {self.path}{' closed' if self.closed else ''}>"
 
     def __reduce__(self) -> NoReturn:
-        raise invalid_request("EmbeddedStore", "cannot be pickled", "pickle store.path and open it there")
+        raise invalid_request(
+            "EmbeddedStore",
+            "cannot be pickled",
+            "pickle store.path, and open the file again with EmbeddedStore(path)",
+        )
 
     def _write(
         self, operation: str, collection: str, operations: Iterable[Operation], database: str
