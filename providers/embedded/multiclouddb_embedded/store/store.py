@@ -68,9 +68,9 @@ class EmbeddedStore:
 
     The store writes the file, and a client from `connect("embedded:///…")` reads the feed. Any number of
     stores in any number of processes can have the same file open. Writers wait for each other, and readers
-    never wait. Several threads can use a store. After a fork, parent and child can both use the
-    store. A fork waits up to ten seconds for calls that run in other threads. If a call runs for longer, or
-    if the application has its own SQLite connection to the file, the child is refused with `INVALID_REQUEST`.
+    never wait. Several threads can use a store. After a fork, parent and child can both use the store. A fork
+    waits up to ten seconds for calls in other threads. If a call runs for longer, or if the application has
+    its own SQLite connection to the file, the child is refused with `INVALID_REQUEST`.
 
     Args:
         path: The path of the file; its folder must exist.
@@ -289,11 +289,8 @@ class EmbeddedStore:
             check_type("at", at, int, type(None))
             middle = (row.low + row.high) // 2 if at is None else at
             if not row.low < middle < row.high:
-                raise invalid_request(
-                    "at",
-                    f"{middle} does not divide [{row.low}, {row.high})",
-                    "give a hash within this range, or leave it out",
-                )
+                problem = f"{middle} does not divide [{row.low}, {row.high})"
+                raise invalid_request("at", problem, "give a hash within this range, or leave it out")
             ranges = [(row.low, middle), (middle, row.high)]
             lower, upper = add_partitions(connection, found.id, ranges, [row], moment.end)
         return lower, upper
@@ -381,11 +378,8 @@ class EmbeddedStore:
         return f"<EmbeddedStore {self.path}{' closed' if self.closed else ''}>"
 
     def __reduce__(self) -> NoReturn:
-        raise invalid_request(
-            "EmbeddedStore",
-            "cannot be pickled",
-            "pickle store.path, and open the file again with EmbeddedStore(path)",
-        )
+        way_out = "pickle store.path, and open the file again with EmbeddedStore(path)"
+        raise invalid_request("EmbeddedStore", "cannot be pickled", way_out)
 
     def _write(
         self, operation: str, collection: str, operations: Iterable[Operation], database: str
