@@ -13,7 +13,6 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-
 from multiclouddb_spanner_emulator.errors import ServiceError
 
 from .servers.emulator import STILL
