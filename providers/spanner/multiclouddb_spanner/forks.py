@@ -27,7 +27,7 @@ _LEFT_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.001
 # The maximum time for which a call waits for a fork. A hook that another library has for forks may wait for a
 # lock that the caller holds.
-_HELD_SECONDS: Final = 5.0
+_HELD_SECONDS: Final = 3.0
 # For each channel that has calls, gRPC runs one of these functions in a thread of its own.
 _GRPC_THREADS: Final = ("(channel_spin)", "(managed_target)")
 
@@ -114,7 +114,7 @@ def calling() -> Iterator[int]:
     process, mark, thread = _process, object(), threading.get_ident()
     try:
         with process.changed:
-            held = 0.0 if thread in process.forking else _HELD_SECONDS
+            held = 0.0 if process.disturbed or thread in process.forking else _HELD_SECONDS
             if not process.changed.wait_for(lambda: not process.forking, timeout=held):
                 process.disturbed = True
             process.starting[mark] = thread
