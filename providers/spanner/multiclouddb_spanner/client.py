@@ -105,7 +105,7 @@ class DatabaseClient:
     def __init__(self, database: Any, *, ours: bool) -> None:
         self._name, self._ours = str(database.name), ours
         self._transport = database.spanner_api.transport
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may fork
         self._session: tuple[str, bool, float] | None = None
         self._creating = threading.Lock()
         self._active: set[Any] = set()
@@ -191,8 +191,7 @@ class DatabaseClient:
         scope: CancelScope,
     ) -> Any:
         def make() -> Any:
-            with forks.calling():
-                before = forks.count()
+            with forks.calling() as before:
                 call = method.future(request, timeout=deadline.remaining(), metadata=metadata)
                 self._begun(call)
             scope.take(call)
@@ -213,8 +212,7 @@ class DatabaseClient:
         session = request.session
         # A call is sent even if its deadline has passed, because gRPC then raises its own error.
         metadata = self._metadata("session", session)
-        with forks.calling():
-            before = forks.count()
+        with forks.calling() as before:
             call = method(request, timeout=deadline.remaining(), metadata=metadata)
             self._begun(call)
         scope.take(call)
@@ -343,10 +341,15 @@ class DatabaseClient:
         metadata = self._metadata("name", session)
         with forks.calling():
             call = self._transport.delete_session.future(request, timeout=_DELETE_SECONDS, metadata=metadata)
-            try:
+            with self._lock:
+                self._active.add(call)
+        try:
+            with forks.receiving():
                 call.result(timeout=_DELETE_SECONDS)
-            except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
-                call.cancel()
+        except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
+            call.cancel()
+        finally:
+            self.over(call)
 
     def _begun(self, call: Any) -> None:
         with self._lock:

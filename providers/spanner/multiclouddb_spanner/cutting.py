@@ -10,7 +10,7 @@ once.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -21,6 +21,7 @@ from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.catalog import ChangeStreamInfo
 from multiclouddb_spanner.client import DatabaseClient
 from multiclouddb_spanner.errors import status_of
+from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.records import plain_value, rows_of
 from multiclouddb_spi import Deadline
 
@@ -80,7 +81,7 @@ def bounds_of(
         scope: An object through which another thread can cancel the call.
     """
     request = range_read(info.table, info.key_names, "", "", at, _SMALL + 1)
-    keys = list(_keys(client, request, len(info.key_names), deadline, scope))
+    keys = _keys(client, request, len(info.key_names), deadline, scope)
     count = min(segments or (1 if len(keys) <= _SMALL else _SEGMENTS), _MOST_SEGMENTS)
     if len(keys) <= _SMALL:
         size = max(1, -(-len(keys) // count))
@@ -96,14 +97,28 @@ def bounds_of(
 
 
 def _keys(
-    client: DatabaseClient, request: Any, width: int, deadline: Deadline, scope: CancelScope
-) -> Iterator[str]:
-    answer = client.read(request, deadline, scope)
-    try:
-        for rows in rows_of(answer, width):
-            yield from map(key_text, rows)
-    finally:
-        answer.cancel()
+    client: DatabaseClient,
+    request: Any,
+    width: int,
+    deadline: Deadline,
+    scope: CancelScope,
+    *,
+    first: bool = False,
+) -> list[str]:
+    """Return the keys that a read returns, or only the first one."""
+
+    def read() -> list[str]:
+        answer, keys = client.read(request, deadline, scope), []
+        try:
+            for rows in rows_of(answer, width):
+                keys += [key_text(row) for row in rows]
+                if first and keys:
+                    return keys[:1]
+        finally:
+            answer.cancel()
+        return keys
+
+    return again(read)
 
 
 def _cuts(
@@ -130,9 +145,8 @@ def _cuts(
         request.transaction.id = told.transaction.id
         request.key_set.all_ = True
         request.partition_token = part.partition_token
-        for key in _keys(client, request, len(info.key_names), deadline, scope):
-            first[key] = None
-            break
+        found = _keys(client, request, len(info.key_names), deadline, scope, first=True)
+        first.update(dict.fromkeys(found))
         if time.monotonic() > half:
             break
     if len(first) < 2:
@@ -143,7 +157,7 @@ def _cuts(
     for key in first:
         request.key_set.keys.add().extend(orjson.loads(key))
     # No row lies before the first key.
-    return list(_keys(client, request, len(info.key_names), deadline, scope))[1:]
+    return _keys(client, request, len(info.key_names), deadline, scope)[1:]
 
 
 def _thinned(items: Sequence[Any], most: int) -> list[Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_past
+from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
@@ -269,7 +271,8 @@ class SpannerFeed(Feed):
         """
         start, length = place.cut.at, max(0, now - place.cut.at)
         for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):
-            if self._has_change_until(name, place, start, end, deadline):
+            ask = partial(self._has_change_until, name, place, start, end, deadline)
+            if again(ask):
                 return True
             start = end + 1
         return False

@@ -23,7 +23,12 @@ __all__ = ["Caller", "Interrupted", "again", "calling", "check", "count", "recei
 
 _T = TypeVar("_T")
 _QUIET_SECONDS: Final = 2.0
+# The same, if no object with calls is left.
+_LEFT_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.001
+# The maximum time for which a call waits for a fork. A hook that another library has for forks may wait for a
+# lock that the caller holds.
+_HELD_SECONDS: Final = 3.0
 # For each channel that has calls, gRPC runs one of these functions in a thread of its own.
 _GRPC_THREADS: Final = ("(channel_spin)", "(managed_target)")
 
@@ -47,19 +52,28 @@ class _Process:
     """The calls, threads and forks of this process.
 
     Attributes:
-        changed: Notified when one of the next three values changes. Its lock protects them.
-        starting: The number of calls that are being started.
-        receiving: The number of threads that wait for a message.
-        forking: The number of threads that are in `os.fork`.
+        changed: Notified when one of the next four values changes. Its lock protects all attributes.
+        starting: The threads of the calls that are being started.
+        receiving: The threads that wait for a message.
+        forking: The threads that are in `os.fork`.
         forks: The number of forks so far.
-        callers: The objects that make calls of gRPC.
+        callers: The objects that have calls.
+        used: True if there was such an object at any time.
+        cancelled: The calls that were cancelled for the present forks. They are kept here so that no thread
+            frees them during a fork.
+        disturbed: True if a call was started during a fork.
         broken: True if gRPC may not work in this process.
     """
 
     def __init__(self, *, broken: bool = False) -> None:
         self.changed = threading.Condition()
-        self.starting = self.receiving = self.forking = self.forks = 0
+        self.starting: dict[object, int] = {}
+        self.receiving: dict[object, int] = {}
+        self.forking: list[int] = []
+        self.forks = 0
         self.callers: WeakSet[Caller] = WeakSet()
+        self.cancelled: list[Any] = []
+        self.used = self.disturbed = False
         self.broken = broken
 
 
@@ -68,11 +82,9 @@ class _Fork(threading.local):
 
     Attributes:
         quiet: True if no thread was in gRPC.
-        calls: The cancelled calls. They are kept here so that no other thread frees them during the fork.
     """
 
-    quiet = True
-    calls: list[Any] = []  # noqa: RUF012 - replaced, never changed
+    quiet = False
 
 
 _process = _Process()
@@ -87,35 +99,45 @@ def watch(caller: Caller) -> None:
     Args:
         caller: The object that makes the calls. This module does not keep it alive.
     """
-    _process.callers.add(caller)
+    process = _process
+    with process.changed:
+        process.callers.add(caller)
+        process.used = True
 
 
 @contextmanager
-def calling() -> Iterator[None]:
-    """Keep forks waiting during the block. A fork that is already running ends before the block starts."""
-    process = _process
-    with process.changed:
-        process.changed.wait_for(lambda: not process.forking)
-        process.starting += 1
+def calling() -> Iterator[int]:
+    """Keep a fork waiting during the block, in which a call is started.
+
+    The block starts when no fork is being made. If that takes too long, it starts anyway, and the child of
+    the fork cannot use gRPC. The value of the block is the number of forks so far.
+    """
+    process, mark, thread = _process, object(), threading.get_ident()
     try:
-        yield
+        with process.changed:
+            held = 0.0 if process.disturbed or thread in process.forking else _HELD_SECONDS
+            if not process.changed.wait_for(lambda: not process.forking, timeout=held):
+                process.disturbed = True
+            process.starting[mark] = thread
+            before = process.forks
+        yield before
     finally:
         with process.changed:
-            process.starting -= 1
+            process.starting.pop(mark, None)
             process.changed.notify_all()
 
 
 @contextmanager
 def receiving() -> Iterator[None]:
-    """Keep a fork waiting during the block, which receives a message. The fork cancels the message's call."""
-    process = _process
-    with process.changed:
-        process.receiving += 1
+    """Keep a fork waiting during the block, in which a message is received. The fork cancels the call."""
+    process, mark = _process, object()
     try:
+        with process.changed:
+            process.receiving[mark] = threading.get_ident()
         yield
     finally:
         with process.changed:
-            process.receiving -= 1
+            process.receiving.pop(mark, None)
             process.changed.notify_all()
 
 
@@ -156,20 +178,29 @@ def check() -> None:
 
 def _before_fork() -> None:
     process = _process
-    until = time.monotonic() + _QUIET_SECONDS
+    _fork.quiet = False  # it stays False if a signal handler raises an error here
     with process.changed:
-        process.forking += 1
+        process.disturbed = process.disturbed and bool(process.forking)
+        process.forking.append(threading.get_ident())
         process.forks += 1
-        _fork.quiet, _fork.calls, callers = True, [], list(process.callers)
-        if not callers:
-            return
-        process.changed.wait_for(lambda: not process.starting, timeout=_QUIET_SECONDS)
-    _fork.calls = [call for caller in callers for call in caller.interrupt()]
-    with process.changed:
-        process.changed.wait_for(lambda: not process.receiving, timeout=until - time.monotonic())
+        callers = list(process.callers)
+    seconds = _QUIET_SECONDS if callers else _LEFT_SECONDS if process.used else 0.0
+    until = time.monotonic() + seconds
+    _wait_for_others(process.starting, until)
+    process.cancelled += [call for caller in callers for call in caller.interrupt()]
+    _wait_for_others(process.receiving, until)
     while not (quiet := _is_quiet()) and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
     _fork.quiet = quiet
+
+
+def _wait_for_others(marks: dict[object, int], until: float) -> None:
+    """Wait until no other thread is in a call. A signal handler may fork while its own thread is in one."""
+    process, thread = _process, threading.get_ident()
+    with process.changed:
+        process.changed.wait_for(
+            lambda: all(each == thread for each in marks.values()), timeout=until - time.monotonic()
+        )
 
 
 def _is_quiet() -> bool:
@@ -179,17 +210,21 @@ def _is_quiet() -> bool:
 
 
 def _after_fork_in_parent() -> None:
-    process = _process
-    _fork.calls = []
+    process, thread, over = _process, threading.get_ident(), []
     with process.changed:
-        process.forking -= 1
+        if thread in process.forking:
+            process.forking.remove(thread)
+        if not process.forking:
+            over, process.cancelled = process.cancelled, []
         process.changed.notify_all()
+    del over  # without the lock
 
 
 def _after_fork_in_child() -> None:
     global _process
-    _inherited.extend(_fork.calls)
-    _process = _Process(broken=_process.broken or not _fork.quiet)
+    process = _process
+    _inherited.extend(process.cancelled)
+    _process = _Process(broken=process.broken or process.disturbed or not _fork.quiet)
 
 
 os.register_at_fork(

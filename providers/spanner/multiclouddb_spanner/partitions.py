@@ -10,6 +10,7 @@ from typing import Final
 
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.errors import is_past
+from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Children
 from multiclouddb_spanner.source import Source
@@ -68,14 +69,21 @@ def _parents(
     for candidate in before:
         if candidate in after:
             continue
-        window = source.window(candidate, begin - 1, begin, deadline, scope)
-        try:
-            while (items := window.next()) is not None:
-                for item in items:
-                    if isinstance(item, Children) and name in item.parents:
-                        return item.parents[name] or (candidate,)
-        finally:
-            window.cancel()
+
+        def ask(candidate: str = candidate) -> tuple[str, ...] | None:
+            window = source.window(candidate, begin - 1, begin, deadline, scope)
+            try:
+                while (items := window.next()) is not None:
+                    for item in items:
+                        if isinstance(item, Children) and name in item.parents:
+                            return item.parents[name] or (candidate,)
+            finally:
+                window.cancel()
+            return None
+
+        parents = again(ask)
+        if parents is not None:
+            return parents
     return ()
 
 

@@ -111,7 +111,9 @@ class SpannerReader(Reader):
             nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, deadline)
         except Exception as error:
             self._end_window()
-            if taken or self._place != begin:
+            if taken:  # the error may have come in the middle of a message
+                self._place = place_after(begin, taken, len(taken))
+            if self._place != begin:
                 # The next fetch raises the error if it persists.
                 return self._batch(begin, taken, 0, caught_up=False)
             ours = self._source.translated(error, begin.cut.at, deadline, self._scope, self._token)

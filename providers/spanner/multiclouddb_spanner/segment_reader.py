@@ -332,15 +332,16 @@ class SegmentReader(Reader):
             answer.expires > deadline.at or answer.expires - time.monotonic() < _SPARE_SECONDS
         ):
             self._end_answer()
-        if self._answer is None:
-            if self._received and self._received == self._span.end:
-                return None
-            self._begin(deadline)
-        try:
-            rows = next(self._messages, None)
-        except Interrupted:
-            self._end_answer()
-            return self._receive(deadline)
+        while True:
+            if self._answer is None:
+                if self._received and self._received == self._span.end:
+                    return None
+                self._begin(deadline)
+            try:
+                rows = next(self._messages, None)
+                break
+            except Interrupted:
+                self._end_answer()
         self._scope.check()
         if rows is not None and len(rows):
             self._size, self._bytes = max(1, self._bytes // len(rows)), 0

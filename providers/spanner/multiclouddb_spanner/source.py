@@ -20,6 +20,7 @@ from multiclouddb_spanner.errors import (
     is_past,
     is_without_stream,
 )
+from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.query import Window, begin_query, list_partitions
 from multiclouddb_spanner.records import DataRecord, Shapes
@@ -216,17 +217,21 @@ class Source:
 
         Return None if the partition can be read.
         """
-        window = self.window(token, at, at, deadline, scope)
-        try:
-            while window.next() is not None:
-                pass
-        except Exception as error:
-            if not (is_outside_partition(error) or is_foreign_partition(error) or is_past(error)):
-                raise
-            return error
-        finally:
-            window.cancel()
-        return None
+
+        def ask() -> Exception | None:
+            window = self.window(token, at, at, deadline, scope)
+            try:
+                while window.next() is not None:
+                    pass
+            except Exception as error:
+                if not (is_outside_partition(error) or is_foreign_partition(error) or is_past(error)):
+                    raise
+                return error
+            finally:
+                window.cancel()
+            return None
+
+        return again(ask)
 
     def watched_whole(self, record: DataRecord, deadline: Deadline, scope: CancelScope) -> bool:
         """Return True if the stream watched all columns when a record was written."""

@@ -13,6 +13,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_spanner_emulator.errors import ServiceError
 
 from .servers.emulator import STILL
 from .table import Table
@@ -174,6 +175,27 @@ class TestCost:
             items.server.journal.clear()
             once(items.drain(token, 7), 40)
             assert 5 <= schema_reads(items) <= 12
+
+
+class TestFailures:
+    @pytest.mark.parametrize("size", [0, 1, 3])
+    @pytest.mark.parametrize("number", [1, 2, 5])
+    def test_no_change_is_delivered_twice_if_a_read_of_the_schema_fails(self, number, size):
+        """The read fails in the middle of a message, after some of its changes were taken."""
+        with feed(initial_partitions=1) as items:
+            token = items.token()
+            quarters(items, 40)
+            items.page(items.token())
+            items.restart()
+            items.server.journal.clear()
+
+            def fail():
+                last = items.server.journal.calls[-1].sql
+                if "change_stream_tables" in last and schema_reads(items) == number:
+                    raise ServiceError("UNAVAILABLE", "Scripted.")
+
+            items.server.troubles.act(fail, None, method="ExecuteStreamingSql", after_rows=None)
+            once(items.drain(token, size), 40)
 
 
 @pytest.mark.emulator(*STILL)

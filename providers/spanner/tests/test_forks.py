@@ -101,6 +101,17 @@ def beside_threads():
     return found, in_children
 
 
+def before_the_first_read():
+    "Fork while another library uses gRPC, before this library has used gRPC."
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="Thread-7 (channel_spin)")
+    thread.start()
+    found = in_child(numbers)
+    over.set()
+    thread.join()
+    return found
+
+
 def beside_other_calls():
     "Fork while a thread runs that has the name of gRPC's own thread."
     over = threading.Event()
@@ -144,6 +155,7 @@ TASKS = (
     "beside_threads()",
     "native()",
     "beside_other_calls()",
+    "before_the_first_read()",
 )
 
 
@@ -153,7 +165,7 @@ def found():
     emulator = shared(STILL)
     table = Table(emulator)
     table.put(*([f"k{number}", number, "x"] for number in ALL))
-    values = [emulator.url, emulator.host, table.database.database_id, *TASKS]
+    values = [emulator.url, emulator.host, table.database.database_id, TASKS[-1], *TASKS[:-1]]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *values], capture_output=True, text=True, timeout=SECONDS
     )
@@ -191,6 +203,9 @@ class TestForks:
         refusals, later, in_parent = found[TASKS[6]]
         assert all(REFUSED in message and "'spawn' or 'forkserver'" in message for message in refusals)
         assert later == in_parent == ALL
+
+    def test_a_child_refuses_if_other_calls_went_on_before_the_first_read(self, found):
+        assert REFUSED in found[TASKS[7]]
 
 
 class Cancelled(grpc.RpcError):
