@@ -21,7 +21,7 @@ from .servers.emulator import STILL, shared
 from .table import Table
 
 SECONDS = 120
-REFUSED = "[INVALID_REQUEST] process: it was forked while other code of its parent had calls of gRPC"
+REFUSED = "[INVALID_REQUEST] process: it was forked while other code in its parent had open gRPC calls"
 
 # The program is a process of its own, because the tests' own process uses gRPC.
 PROGRAM = """
