@@ -84,7 +84,7 @@ class TestGate:
     def test_a_module_has_to_name_its_harness(self, run):
         result = run("")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines(["*name the harness class: HARNESS = MyHarness*"])
+        result.stderr.fnmatch_lines(["*set HARNESS to the harness class, like HARNESS = MyHarness*"])
 
     def test_workers_of_xdist_tell_what_was_left_out(self, run):
         result = run("HARNESS = harness(Support.NATIVE, can_merge=False)", "-p", "xdist", "-n", "1")

@@ -123,8 +123,8 @@ class TestRanges:
     @pytest.mark.parametrize(
         ("before", "after", "message"),
         [
-            (Pinned("i", at()), Symbolic(Now()), "a range that ends before its start"),
-            (Pinned("i", at()), Pinned("j", at()), "positions of two incarnations"),
+            (Pinned("i", at()), Symbolic(Now()), "contains a range that ends before its start"),
+            (Pinned("i", at()), Pinned("j", at()), "contains positions of two incarnations"),
             (Pinned("i", at([5])), Pinned("i", at()), "holds a damaged offset"),
         ],
     )

@@ -150,7 +150,7 @@ _COSMOS: Final = _profile(
     {
         Capability.CHANGE_FEED_BEGINNING: (
             _EMULATED,
-            f"{_BACKFILL}{_OPT_IN}; it returns the present items (Cosmos DB) or the changes (store)",
+            f"{_BACKFILL}{_OPT_IN}; the backfill returns the changes, while that of Cosmos DB returns the items",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _EMULATED,

@@ -27,7 +27,7 @@ _SCHEMES: Final = ("mongodb://", "mongodb+srv://")
 _URL: Final = "write mongodb://HOST[:PORT][,…]/[DATABASE][?replicaSet=NAME&…] or mongodb+srv://HOST/…"
 _ESCAPE: Final = (
     "percent-encode the user and the password (urllib.parse.quote_plus), or leave them out of the url and "
-    "give username and password beside it"
+    "give username and password as separate options"
 )
 _SECRET: Final = frozenset({"authmechanismproperties", "tlscertificatekeyfilepassword"})
 _SPARE_CONNECTIONS: Final = 8
