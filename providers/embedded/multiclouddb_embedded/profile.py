@@ -150,7 +150,8 @@ _COSMOS: Final = _profile(
     {
         Capability.CHANGE_FEED_BEGINNING: (
             _EMULATED,
-            f"{_BACKFILL}{_OPT_IN}; the backfill returns the changes, while that of Cosmos DB returns the items",
+            f"{_BACKFILL}{_OPT_IN}; the backfill returns the changes, while that of Cosmos DB returns the "
+            "items",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _EMULATED,
