@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 _MANY: Final = 10_000
 _POLLS: Final = 200
+_COMMITS: Final = 10
 
 
 def options(path: Path, **more: object) -> dict[str, str]:
@@ -38,6 +41,7 @@ class Plans:
         settings = parse_options(options(path, pollInterval=0, startingPosition="now")).for_stream()
         self.batches: MicroBatches = MicroBatches(settings)
         self.offset = self.batches.after(self.batches.initial(), None)
+        self._numbers = itertools.count()
 
     def poll(self, times: int) -> float:
         """Return the CPU time of `latestOffset` in milliseconds, if nothing has changed."""
@@ -47,6 +51,20 @@ class Plans:
             if self.batches.after(self.offset, None) is not self.offset:
                 raise ValueError("something has changed")
         return 1000 * (time.process_time() - began) / times
+
+    def change(self, times: int) -> float:
+        """Return the time of `latestOffset` after one row has changed, in milliseconds."""
+        spent = 0.0
+        for _ in range(times):
+            self.store.put(str(ADDRESS.collection), "one", {"n": next(self._numbers)})
+            began = time.perf_counter()
+            end = self.batches.after(self.offset, None)
+            spent += time.perf_counter() - began
+            tasks = self.batches.tasks(self.offset, end)
+            if sum(len(task.value.ranges) for task in tasks) != 1:
+                raise ValueError("a batch of one row reads more than one range")
+            self.offset = end
+        return 1000 * spent / times
 
     def close(self) -> None:
         """Close the store and the connection."""
@@ -82,3 +100,31 @@ def spark_idle(bench: Bench) -> Iterator[Sides]:
             return Done(_POLLS, value=value, notes={f"{some:,} partitions": plans[some].poll(_POLLS)})
 
         yield Sides(ours)
+
+
+@row(
+    "spark-plan",
+    title="Spark, `latestOffset` of one changed row, 10,000 partitions",
+    unit="ms",
+    goal=12,
+    at_most=True,
+    same_work=False,
+    pairs=3,
+    about=(
+        "The figure is the time of `latestOffset` after one row has changed. The batch of this row reads one "
+        "range."
+    ),
+    against="The same with 1,000 partitions.",
+)
+def spark_plan(bench: Bench) -> Iterator[Sides]:
+    """This row checks that the time of planning grows at most linearly with the number of partitions."""
+    some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
+    with ExitStack() as stack:
+        plans = {size: Plans(bench.folder, size) for size in {some, many}}
+        for each in plans.values():
+            stack.callback(each.close)
+
+        def side(size: int) -> Done:
+            return Done(_COMMITS, value=plans[size].change(_COMMITS))
+
+        yield Sides(partial(side, many), partial(side, some))

@@ -12,7 +12,7 @@ from benchmarks.stores import fill, grow, small_document
 
 SMALL = 0.002
 # These rows start a JVM.
-SPARK = ("spark",)
+SPARK = ("spark", "spark-batches", "spark-latency", "spark-million")
 IN_PROCESS = [name for name in load_rows() if name not in SPARK]
 
 

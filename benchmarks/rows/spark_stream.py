@@ -1,0 +1,248 @@
+"""Measures micro-batches of the Spark source: reading, and the wait from a commit to `foreachBatch`."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.descendants import cpu_of_descendants
+from benchmarks.row import Bench, Done, Side, Sides, row
+from benchmarks.rows.spark_planner import options
+from benchmarks.stores import ADDRESS, fill, small_document
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_EVENTS: Final = 1_000_000
+_SMALL: Final = 100_000
+_TASKS: Final = 2
+_COMMITS: Final = 10
+_SECONDS: Final = 60
+_SETTINGS: Final = {
+    "spark.master": f"local[{_TASKS}]",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+}
+
+
+class Streams:
+    """Runs queries over one store. Each run has its own checkpoint."""
+
+    def __init__(self, session: SparkSession, path: Path) -> None:
+        self._session, self._path = session, path
+        self._runs = itertools.count()
+
+    def run(self, limit: int) -> Done:
+        """Read everything in micro-batches of at most `limit` rows. The time is the time of `addBatch`."""
+        stream = self._session.readStream.format("multiclouddb")
+        stream = stream.options(
+            **options(self._path, startingPosition="beginning", maxRecordsPerTrigger=limit)
+        )
+        writer = stream.load().writeStream.format("noop")
+        checkpoint = self._path.parent / f"checkpoint-{next(self._runs)}"
+        began = cpu_of_descendants()
+        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+        batches = [each for each in query.recentProgress if each["numInputRows"]]
+        seconds = sum(each["durationMs"]["addBatch"] for each in batches) / 1000
+        rows = sum(each["numInputRows"] for each in batches)
+        return Done(rows, seconds=seconds, cpu=cpu_of_descendants() - began)
+
+
+def read_ranges(path: str, which: int) -> tuple[int, float]:
+    """Read each second range of the feed, as a task does, but make no Arrow of the records."""
+    from multiclouddb_spi import read_range
+    from pyspark_multiclouddb.connection import connection_for
+    from pyspark_multiclouddb.options import parse_options
+
+    settings = parse_options(options(Path(path))).for_batch()
+    connection = connection_for(settings)
+    start = connection.start(settings.start)
+    steps = connection.plan("plan", lambda planner, deadline: list(planner.steps(start, deadline)))
+    parts = [part for step in steps for part in step.ranges()][which::_TASKS]
+    began, count = time.perf_counter(), 0
+    for part in parts:
+        for batch in read_range(connection.provider, connection.feed, part):
+            count += len(batch)
+    return count, time.perf_counter() - began
+
+
+class Readers:
+    """Processes that read ranges. Like Spark's workers, they stay alive between two runs."""
+
+    def __init__(self, path: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pools = [context.Pool(1) for _ in range(_TASKS)]
+        self._path = path
+
+    def run(self) -> Done:
+        """Read in all processes at once. The time is the time of the slowest process."""
+        began = cpu_of_descendants()
+        waits = [
+            pool.apply_async(read_ranges, (str(self._path), which)) for which, pool in enumerate(self._pools)
+        ]
+        found = [wait.get() for wait in waits]
+        seconds = max(seconds for _, seconds in found)
+        return Done(sum(count for count, _ in found), seconds=seconds, cpu=cpu_of_descendants() - began)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pool in self._pools:
+            pool.terminate()
+            pool.join()
+
+
+@row(
+    "spark-million",
+    title="Spark, a batch of a million rows",
+    unit="rows/s",
+    goal=0.5,
+    pairs=3,
+    about=(
+        "One micro-batch reads 1,000,000 events of the embedded store with small documents. Two tasks "
+        "pass the events as Arrow to Spark's sink `noop`, which discards them. The session is warm, and the "
+        "figure counts only the time of `addBatch`."
+    ),
+    against="`read_range` alone, in two processes that stay alive. They make neither Arrow nor rows.",
+    reason=(
+        "Measured by hand: for 300,000 events, reading takes 0.24 s of CPU time, and reading with Arrow takes "
+        "0.33 s. Therefore the Python side could reach 0.7 x. The rest of the time is spent in Spark's JVM, "
+        "which turns the Arrow batches into its own rows on the same two cores."
+    ),
+    shown=(read_ranges,),
+)
+def spark_million(bench: Bench) -> Iterator[Sides]:
+    """This row measures the way from the provider into Spark."""
+    from pyspark_multiclouddb import local_session
+
+    path, events = bench.folder / "store.db", bench.size(_EVENTS)
+    fill(path, events, partitions=_TASKS, make=small_document, batch=50_000)
+    with ExitStack() as stack:
+        readers = Readers(path)
+        stack.callback(readers.close)
+        streams = Streams(stack.enter_context(local_session("benchmarks", **_SETTINGS)), path)
+        yield Sides(partial(streams.run, events), readers.run)
+
+
+@row(
+    "spark-batches",
+    title="Spark, batches of 100,000 rows",
+    unit="rows/s",
+    goal=0.375,
+    pairs=3,
+    about=(
+        "Micro-batches of 100,000 rows read the same million events. The figure counts the time of every "
+        "`addBatch`."
+    ),
+    against="One micro-batch reads the million events.",
+)
+def spark_batches(bench: Bench) -> Iterator[Sides]:
+    """This row measures the cost of a micro-batch that does not depend on its rows."""
+    from pyspark_multiclouddb import local_session
+
+    path, events = bench.folder / "store.db", bench.size(_EVENTS)
+    fill(path, events, partitions=_TASKS, make=small_document, batch=50_000)
+    with local_session("benchmarks", **_SETTINGS) as session:
+        streams = Streams(session, path)
+        yield Sides(partial(streams.run, bench.size(_SMALL)), partial(streams.run, events))
+
+
+class Arrivals:
+    """A running stream that records when its batches arrive."""
+
+    def __init__(
+        self, frame: DataFrame, checkpoint: Path, change: Callable[[int], Any], commits: int
+    ) -> None:
+        self._commits = commits
+        self._change, self._arrived = change, threading.Event()
+        self._numbers = itertools.count()
+        self._when = 0.0
+        writer = frame.writeStream.foreachBatch(self._keep)
+        self._query = writer.option("checkpointLocation", str(checkpoint)).start()
+        self._query.processAllAvailable()
+
+    def _keep(self, batch: DataFrame, number: int) -> None:
+        del batch, number
+        self._when = time.perf_counter()
+        self._arrived.set()
+
+    def run(self) -> Done:
+        """Return the median time from a commit to its batch, in milliseconds."""
+        waits = []
+        for _ in range(self._commits):
+            number = next(self._numbers)
+            # The source looks for changes once per interval. The commits come at different moments of it.
+            time.sleep(0.1 * (number % 10))
+            self._arrived.clear()
+            self._change(number)
+            began = time.perf_counter()
+            if not self._arrived.wait(_SECONDS):
+                raise ValueError("no batch came within a minute")
+            waits.append(self._when - began)
+            self._query.processAllAvailable()
+        return Done(self._commits, value=1000 * median(waits))
+
+    def stop(self) -> None:
+        """End the query."""
+        self._query.stop()
+
+
+@row(
+    "spark-latency",
+    title="Spark, from a commit to `foreachBatch`",
+    unit="ms",
+    goal=3,
+    at_most=True,
+    same_work=False,
+    pairs=3,
+    about=(
+        "The figure is the median time from a commit to the call of `foreachBatch`. The stream over the "
+        "embedded store is idle before the commit, and looks for changes once a second (`pollInterval`)."
+    ),
+    against=(
+        "Spark's own file source. The time starts when an empty file appears, and ends at its empty batch."
+    ),
+    reason=(
+        "The source looks for changes once per `pollInterval`, which is one second by default. A change waits "
+        "for half of this interval on average. Spark's file source looks each time that Spark asks, which is "
+        "about every ten milliseconds."
+    ),
+)
+def spark_latency(bench: Bench) -> Iterator[Sides]:
+    """This row measures how soon an idle stream notices a change."""
+    from multiclouddb_embedded import EmbeddedStore
+    from pyspark_multiclouddb import local_session
+
+    path, files = bench.folder / "store.db", bench.folder / "files"
+    fill(path, 10)
+    files.mkdir()
+
+    def appear(number: int) -> None:
+        draft = bench.folder / "draft"
+        draft.touch()
+        draft.rename(files / f"{number}.txt")
+
+    with EmbeddedStore(path, durable=False) as store, ExitStack() as stack:
+        session = stack.enter_context(local_session("benchmarks", **_SETTINGS))
+        session.sparkContext.setLogLevel("OFF")  # a query that is stopped may print an error
+        source = session.readStream.format("multiclouddb").options(**options(path))
+
+        def put(number: int) -> None:
+            store.put(str(ADDRESS.collection), "one", {"n": number})
+
+        sides: list[Side] = []
+        for name, frame, change in (
+            ("ours", source.load(), put),
+            ("files", session.readStream.text(str(files)), appear),
+        ):
+            arrivals = Arrivals(frame, bench.folder / f"checkpoint-{name}", change, bench.size(_COMMITS))
+            stack.callback(arrivals.stop)
+            sides.append(arrivals.run)
+        yield Sides(*sides)
