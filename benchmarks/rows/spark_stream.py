@@ -113,8 +113,8 @@ class Readers:
     against="`read_range` alone, in two processes that stay alive. They make neither Arrow nor rows.",
     reason=(
         "Measured by hand: for 300,000 events, reading takes 0.24 s of CPU time, and reading with Arrow "
-        "takes 0.33 s. Therefore the Python side could reach 0.7 x. The rest of the time is spent in Spark's JVM, "
-        "which turns the Arrow batches into its own rows on the same two cores."
+        "takes 0.33 s. Therefore the Python side could reach 0.7 x. The rest of the time is spent in Spark's "
+        "JVM, which turns the Arrow batches into its own rows on the same two cores."
     ),
     shown=(read_ranges,),
 )
@@ -210,9 +210,9 @@ class Arrivals:
         "Spark's own file source. The time starts when an empty file appears, and ends at its empty batch."
     ),
     reason=(
-        "The source looks for changes once per `pollInterval`, which is one second by default. A change waits "
-        "for half of this interval on average. Spark's file source looks each time that Spark asks, which "
-        "is about every ten milliseconds."
+        "The source looks for changes once per `pollInterval`, which is one second by default. A change "
+        "waits for half of this interval on average. Spark's file source looks each time that Spark asks, "
+        "which is about every ten milliseconds."
     ),
 )
 def spark_latency(bench: Bench) -> Iterator[Sides]:
