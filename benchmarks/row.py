@@ -33,7 +33,7 @@ EVENTS: Final = "events/s"
 
 @attrs.frozen
 class Done:
-    """The report of one side.
+    """The result of one run of one side, ours or the baseline.
 
     Attributes:
         count: The number of units that the side has processed, such as events or calls.

@@ -98,10 +98,10 @@ This page contains the note of every capability for every database. [Which datab
 what](databases.md) shows the databases side by side.
 
 *As cosmos* is the embedded store opened with `?profile=cosmos`. This embedded store refuses the same requests
-as Cosmos DB. The notes of the profile say what the service can do, and what to use on a laptop instead. The
-table shows a profile only if the provider of the service is not installed. The notes below always show both
-the provider and the profile. The last three capabilities exist on MongoDB itself, but not on the embedded
-store.
+as Cosmos DB. The notes of the profile say what the service can do, and what to use on a laptop instead. If a
+provider was not installed when this page was made, the table shows the profile of its service instead. The
+notes below always show both the provider and the profile. The last three capabilities exist on MongoDB
+itself, but not on the embedded store.
 
 {matrix}
 

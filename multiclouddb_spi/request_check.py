@@ -83,7 +83,7 @@ def require(
 def require_start(
     provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a start position that the provider supports, as `require` does for a capability.
+    """Raise an error if the provider does not support a start position, as `require` does for a capability.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with a message that names an alternative.

@@ -274,7 +274,7 @@ def call(title, instances, arguments):
 
 
 def types_in(value):
-    """Return the names of the types that the message for a wrong value may contain."""
+    """Return the names of types, one of which the message for a wrong value must contain."""
     names = {type(value).__name__, *([value.__name__] if isinstance(value, type) else [])}
     if value is None:
         names.add("None")

@@ -34,8 +34,9 @@ class RestlessHarness(MovesKeysHarness):
 
 
 class RestlessOpenHarness(MovesKeysHarness):
-    """A harness like `RestlessHarness`, but with fewer splits, and listings of open partitions without
-    parents.
+    """A harness like `RestlessHarness`, but with fewer splits.
+
+    The service lists only open partitions, and does not name their parents.
     """
 
     behaviour = attrs.evolve(

@@ -17,7 +17,7 @@ __all__ = ["Place", "place_after", "place_text", "to_cursor", "to_place"]
 Place: TypeAlias = tuple[int, int]
 """The commit to read next, and how many of the commit's records to skip.
 
-Places are tuples. Their order as tuples is the order of the positions.
+A later position in the log is a larger tuple.
 """
 
 

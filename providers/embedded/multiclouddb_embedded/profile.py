@@ -196,11 +196,13 @@ _MONGO: Final = _profile(
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: (
             _UNSUPPORTED,
-            "MongoDB can do this, but a store cannot; read each collection with EntireCollection()",
+            "MongoDB can do this, but the embedded store cannot; read each collection with "
+            "EntireCollection()",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: (
             _UNSUPPORTED,
-            "MongoDB can do this, but a store cannot; read each collection with EntireCollection()",
+            "MongoDB can do this, but the embedded store cannot; read each collection with "
+            "EntireCollection()",
         ),
         Capability.RUN_COMMAND: (
             _UNSUPPORTED,

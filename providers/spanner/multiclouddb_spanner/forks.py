@@ -52,7 +52,8 @@ class _Process:
     """The calls, threads and forks of this process.
 
     Attributes:
-        changed: Notified when one of the next four values changes. Its lock protects all attributes.
+        changed: Notified when `starting`, `receiving`, `forking` or `forks` changes. Its lock protects all
+            attributes.
         starting: The threads of the calls that are being started.
         receiving: The threads that wait for a message.
         forking: The threads that are in `os.fork`.

@@ -60,11 +60,11 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
             _NATIVE,
             "point in time: all rows are as they were at one moment T, which is the floor. If the "
-            "scan takes longer than the database keeps T (version_retention_period, one hour by "
-            "default), it continues at a later moment and is convergent, because the stream "
-            "contains every change since T. Each row is read once, which needs the permission "
-            "spanner.databases.read. With the permission spanner.databases.partitionRead, the parts of a "
-            "large table are read in parallel",
+            "scan takes longer than the database keeps the data of T (version_retention_period, one "
+            "hour by default), it continues with the data of a later moment. The result is still "
+            "correct, because the stream contains every change since T. Each row is read once, which "
+            "needs the permission spanner.databases.read. With the permission "
+            "spanner.databases.partitionRead, the parts of a large table are read in parallel",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "needs a stream with value_capture_type NEW_ROW_AND_OLD_VALUES"

@@ -1,4 +1,4 @@
-"""Provides the servers that the tests of a worker share.
+"""Provides the servers that all tests in one process share.
 
 Each server starts when the first test requests it.
 """
