@@ -20,7 +20,7 @@ from multiclouddb_spi import Deadline, ProviderFault
 from .servers.emulator import STILL, shared
 from .table import Table
 
-SECONDS = 120
+SECONDS = 300
 REFUSED = "[INVALID_REQUEST] process: it was forked while other code in its parent had open gRPC calls"
 
 # The program is a process of its own, because the tests' own process uses gRPC.
