@@ -623,7 +623,7 @@ class TestLogicalPartition:
     @pytest.mark.parametrize("start", [Beginning(), Now(), Snapshot()])
     @pytest.mark.parametrize(
         ("key", "words"),
-        [({"idx": "o-1"}, "begins with 'idx', a str"), ({"id": 1}, "begins with 'id', a int")],
+        [({"idx": "o-1"}, "'idx' with a value of type str"), ({"id": 1}, "'id' with a value of type int")],
     )
     def test_a_key_like_none_that_is_there_is_refused(self, world, key, words, start):
         """A scope with a key is refused if no document's key has that name or type.
@@ -642,7 +642,7 @@ class TestLogicalPartition:
 
             with pytest.raises(MulticloudDbError, match=words) as caught:
                 read(key)
-            assert "begins with 'id', a str" in caught.value.message.partition("; ")[2]
+            assert "'id' with a value of type str" in caught.value.message.partition("; ")[2]
             # A value that no document has yet is not a mistake.
             assert read({"id": "o-2"}).events == ()
             assert read({"number": 7.5}).events == ()
