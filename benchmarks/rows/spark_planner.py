@@ -109,7 +109,6 @@ def spark_idle(bench: Bench) -> Iterator[Sides]:
     goal=12,
     at_most=True,
     same_work=False,
-    pairs=3,
     about=(
         "The figure is the time of `latestOffset` after one row has changed. The batch of this row reads one "
         "range."

@@ -104,7 +104,6 @@ class Readers:
     title="Spark, a batch of a million rows",
     unit="rows/s",
     goal=0.5,
-    pairs=3,
     about=(
         "One micro-batch reads 1,000,000 events of the embedded store with small documents. Two tasks "
         "pass the events as Arrow to Spark's sink `noop`, which discards them. The session is warm, and the "
@@ -136,7 +135,6 @@ def spark_million(bench: Bench) -> Iterator[Sides]:
     title="Spark, batches of 100,000 rows",
     unit="rows/s",
     goal=0.375,
-    pairs=3,
     about=(
         "Micro-batches of 100,000 rows read the same million events. The figure counts the time of every "
         "`addBatch`."
@@ -201,7 +199,6 @@ class Arrivals:
     goal=3,
     at_most=True,
     same_work=False,
-    pairs=3,
     about=(
         "The figure is the median time from a commit to the call of `foreachBatch`. The stream over the "
         "embedded store is idle before the commit, and looks for changes once a second (`pollInterval`)."

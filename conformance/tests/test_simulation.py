@@ -171,7 +171,7 @@ class TestLog:
     def test_refuses_to_reshape_what_is_not_open(self, parents):
         sim = Simulation(partitions=2)
         sim.split("p1")
-        with pytest.raises(ValueError, match=r"open|once"):
+        with pytest.raises(ValueError, match=r"open|twice"):
             sim.reshape(parents, 1)
 
     def test_the_clock_never_goes_back(self, sim):
