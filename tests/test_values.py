@@ -353,7 +353,7 @@ class TestKey:
             (None, 1, "components: must be a mapping, not NoneType"),
             ({5: 1}, 1, "components: has the name 5 of type int; names are text"),
             ({"": 1}, 1, "components: has the name ''; names are text"),
-            ({"a": 1}, 2, "partition_components: is 2 for 1 components; give the number of leading components"),
+            ({"a": 1}, 2, "partition_components: is 2 for 1 components; give the number"),
             ({"a": 1}, 0, "partition_components: is 0 for 1 components"),
             ({"a": 1}, -1, "partition_components: is -1 for 1 components"),
             ({"a": 1}, True, "partition_components: must be int, not bool"),
