@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -74,6 +74,17 @@ class Plans:
         self.store.close()
 
 
+@contextmanager
+def _plans(bench: Bench) -> Iterator[tuple[Plans, Plans, int]]:
+    """Provide a planner for 10,000 partitions, one for a tenth of them, and the smaller number."""
+    some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
+    with ExitStack() as stack:
+        plans = {size: Plans(bench.folder, size) for size in {some, many}}
+        for each in plans.values():
+            stack.callback(each.close)
+        yield plans[many], plans[some], some
+
+
 @row(
     "spark-idle",
     title="Spark, idle `latestOffset`, 10,000 partitions",
@@ -89,15 +100,11 @@ class Plans:
 )
 def spark_idle(bench: Bench) -> Iterator[Sides]:
     """This benchmark checks that an idle stream costs almost nothing."""
-    some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
-    with ExitStack() as stack:
-        plans = {size: Plans(bench.folder, size) for size in {some, many}}
-        for each in plans.values():
-            stack.callback(each.close)
+    with _plans(bench) as (many, some, count):
 
         def ours() -> Done:
-            value = plans[many].poll(_POLLS)
-            return Done(_POLLS, value=value, notes={f"{some:,} partitions": plans[some].poll(_POLLS)})
+            value = many.poll(_POLLS)
+            return Done(_POLLS, value=value, notes={f"{count:,} partitions": some.poll(_POLLS)})
 
         yield Sides(ours)
 
@@ -117,13 +124,9 @@ def spark_idle(bench: Bench) -> Iterator[Sides]:
 )
 def spark_plan(bench: Bench) -> Iterator[Sides]:
     """This row checks that the time of planning grows at most linearly with the number of partitions."""
-    some, many = bench.size(_MANY // 10, 4), bench.size(_MANY, 4)
-    with ExitStack() as stack:
-        plans = {size: Plans(bench.folder, size) for size in {some, many}}
-        for each in plans.values():
-            stack.callback(each.close)
+    with _plans(bench) as (many, some, _):
 
-        def side(size: int) -> Done:
-            return Done(_COMMITS, value=plans[size].change(_COMMITS))
+        def side(plans: Plans) -> Done:
+            return Done(_COMMITS, value=plans.change(_COMMITS))
 
         yield Sides(partial(side, many), partial(side, some))

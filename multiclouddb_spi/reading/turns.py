@@ -141,7 +141,7 @@ class Turns:
     # -- Transitions
 
     def ask(self, partition_ids: Iterable[str]) -> None:
-        """Put these partitions behind all other due partitions.
+        """Put these partitions after all other due partitions.
 
         A partition that is due or being read keeps its place.
         """
@@ -194,7 +194,7 @@ class Turns:
         self.served[turn.partition_id] = None
 
     def move(self, turn: Turn, stage: Stage) -> None:
-        """Move a partition to another stage, behind the partitions that are already there."""
+        """Move a partition to another stage, after the partitions that are already there."""
         if turn.stage in self._at:
             self._at[turn.stage].pop(turn.partition_id)
         turn.stage = stage

@@ -214,7 +214,7 @@ def _count_in_child(collection: Collection) -> str:
         warnings.simplefilter("ignore")  # this tests the client's threads
         child = os.fork()
     if not child:
-        _tell(writing, collection)
+        _report(writing, collection)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         try:
@@ -224,11 +224,11 @@ def _count_in_child(collection: Collection) -> str:
             os.waitpid(child, 0)
 
 
-def _tell(pipe: int, collection: Collection) -> None:
+def _report(pipe: int, collection: Collection) -> None:
     """In the child process, write the number of events and exit without pytest's cleanup."""
     try:
         text = str(len(collection.drain(collection.begin)))
-    except BaseException as error:  # noqa: BLE001 - told to the parent
+    except BaseException as error:  # noqa: BLE001 - reported to the parent
         text = repr(error)
     os.write(pipe, text.encode())
     os._exit(0)

@@ -78,7 +78,7 @@ class Taken:
             self.place = place_of_change(self.changes[-1])
 
     def end(self, place: Place, reason: str) -> None:
-        """Record that the watched resource is gone, and set the position behind the end of the stream."""
+        """Record that the watched resource is gone, and set the position after the end of the stream."""
         self.gone = reason
         self.place = After("i", place.data) if isinstance(place, After) else place
 

@@ -63,12 +63,12 @@ class Answer:
         call: The gRPC call.
         session: The session in which the query runs.
         expires: The value of `time.monotonic()` at which gRPC ends the call.
-        forks: The number of forks when the call started.
+        before: The number of forks when the call started.
     """
 
-    def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float, forks: int) -> None:
+    def __init__(self, client: DatabaseClient, call: Any, session: str, expires: float, before: int) -> None:
         self._client, self._call, self._session, self.expires = client, call, session, expires
-        self._forks = forks
+        self._before = before
 
     def __iter__(self) -> Iterator[PartialResultSet]:
         messages = iter(self._call)
@@ -82,7 +82,7 @@ class Answer:
         except grpc.RpcError as error:
             if is_lost_session(error):
                 self._client.forget(self._session)
-            if status_of(error) is grpc.StatusCode.CANCELLED and forks.count() != self._forks:
+            if status_of(error) is grpc.StatusCode.CANCELLED and forks.count() != self._before:
                 raise forks.Interrupted from None
             raise
         finally:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.errors import PROVIDER_ID, is_past
-from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, ordered, place_of
 from multiclouddb_spanner.reader import SpannerReader
-from multiclouddb_spanner.records import DataRecord
+from multiclouddb_spanner.records import DataRecord, Item
 from multiclouddb_spanner.segment_reader import SegmentReader
 from multiclouddb_spanner.snapshots import Scans, cut, is_segment, plan_scan, span_of
 from multiclouddb_spanner.source import Source
@@ -271,23 +269,20 @@ class SpannerFeed(Feed):
         """
         start, length = place.cut.at, max(0, now - place.cut.at)
         for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):
-            ask = partial(self._has_change_until, name, place, start, end, deadline)
-            if again(ask):
+            if self._has_change_until(name, place, start, end, deadline):
                 return True
             start = end + 1
         return False
 
     def _has_change_until(self, name: str, place: Place, start: int, end: int, deadline: Deadline) -> bool:
-        window = self._source.window(name, start, end, deadline, CancelScope())
+        def look(item: Item) -> bool | None:
+            return (isinstance(item, DataRecord) and _is_after(item, place)) or None
+
         try:
-            while (items := window.next()) is not None:
-                if any(isinstance(item, DataRecord) and _is_after(item, place) for item in items):
-                    return True
+            found = self._source.find_first(name, start, end, look, deadline, CancelScope())
         except Exception as error:
             raise self._refused(error, start, deadline) or error from error
-        finally:
-            window.cancel()
-        return False
+        return found is not None
 
 
 def _is_after(record: DataRecord, place: Place) -> bool:

@@ -10,9 +10,8 @@ from typing import Final
 
 from multiclouddb_spanner.cancel_scope import CancelScope
 from multiclouddb_spanner.errors import is_past
-from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import Place, cursor_of
-from multiclouddb_spanner.records import Children
+from multiclouddb_spanner.records import Children, Item
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import Deadline, Seed
 
@@ -70,18 +69,12 @@ def _parents(
         if candidate in after:
             continue
 
-        def ask(candidate: str = candidate) -> tuple[str, ...] | None:
-            window = source.window(candidate, begin - 1, begin, deadline, scope)
-            try:
-                while (items := window.next()) is not None:
-                    for item in items:
-                        if isinstance(item, Children) and name in item.parents:
-                            return item.parents[name] or (candidate,)
-            finally:
-                window.cancel()
+        def parents_in(item: Item, candidate: str = candidate) -> tuple[str, ...] | None:
+            if isinstance(item, Children) and name in item.parents:
+                return item.parents[name] or (candidate,)
             return None
 
-        parents = again(ask)
+        parents = source.find_first(candidate, begin - 1, begin, parents_in, deadline, scope)
         if parents is not None:
             return parents
     return ()

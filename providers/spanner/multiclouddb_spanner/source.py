@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 from weakref import WeakSet
 
 import attrs
@@ -23,13 +25,14 @@ from multiclouddb_spanner.errors import (
 from multiclouddb_spanner.forks import again
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.query import Window, begin_query, list_partitions
-from multiclouddb_spanner.records import DataRecord, Shapes
+from multiclouddb_spanner.records import DataRecord, Item, Shapes
 from multiclouddb_spanner.statements import how_to_create, how_to_watch
 from multiclouddb_spanner.watched import WatchedColumns
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
 __all__ = ["Slots", "Source"]
 
+_T = TypeVar("_T")
 _SECOND = 1_000_000
 # The permitted difference between the oldest readable time and the current time minus the retention period.
 _SLACK = 60 * _SECOND
@@ -108,6 +111,39 @@ class Source:
         """
         answer = begin_query(self.client, self.info, token, start, end, deadline, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)
+
+    def find_first(
+        self,
+        token: str,
+        start: int,
+        end: int,
+        look: Callable[[Item], _T | None],
+        deadline: Deadline,
+        scope: CancelScope,
+    ) -> _T | None:
+        """Read a partition until a function finds what it looks for. Return that, or None at the end.
+
+        Args:
+            token: The partition.
+            start: The time from which to read.
+            end: The time up to which to read.
+            look: A function that returns a result for the wanted item, and None for all other items.
+            deadline: The time limit.
+            scope: An object through which another thread can cancel the call.
+        """
+
+        def read() -> _T | None:
+            window = self.window(token, start, end, deadline, scope)
+            try:
+                while (items := window.next()) is not None:
+                    for item in items:
+                        if (found := look(item)) is not None:
+                            return found
+            finally:
+                window.cancel()
+            return None
+
+        return again(read)
 
     def earliest(self, now: int, deadline: Deadline, scope: CancelScope) -> int:
         """Return the oldest time that can be read.
@@ -217,21 +253,13 @@ class Source:
 
         Return None if the partition can be read.
         """
-
-        def ask() -> Exception | None:
-            window = self.window(token, at, at, deadline, scope)
-            try:
-                while window.next() is not None:
-                    pass
-            except Exception as error:
-                if not (is_outside_partition(error) or is_foreign_partition(error) or is_past(error)):
-                    raise
-                return error
-            finally:
-                window.cancel()
-            return None
-
-        return again(ask)
+        try:
+            self.find_first(token, at, at, lambda item: None, deadline, scope)
+        except Exception as error:
+            if not (is_outside_partition(error) or is_foreign_partition(error) or is_past(error)):
+                raise
+            return error
+        return None
 
     def watched_whole(self, record: DataRecord, deadline: Deadline, scope: CancelScope) -> bool:
         """Return True if the stream watched all columns when a record was written."""
