@@ -258,7 +258,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Return the number of workers: some that compute, one per core, and some whose tests mostly wait."""
+    """Return the number of workers: one per core that computes, and as many that wait, up to a limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     computing = min(cores or 1, MOST_COMPUTING)
     return computing + min(computing, MOST_WAITING)

@@ -52,8 +52,8 @@ class CheckpointStore(Protocol):
 
         Raises:
             MulticloudDbError: Raised if the checkpoint exists but cannot be used. In that case an
-                implementation must not return None, because the reader would then silently start from the
-                beginning.
+                implementation must not return None, because the reader would then silently start again at
+                the request's start position.
         """
         ...
 

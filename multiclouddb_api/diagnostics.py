@@ -30,7 +30,7 @@ class OperationDiagnostics:
     """The cost that the service reported, in the service's own unit (for example request units or read
     units)."""
     retries: int = 0
-    """The number of requests that were repeated after a failure."""
+    """The number of times that a request was repeated after a failure."""
     open_watches: int = 0
     """The number of ended partitions that are still watched for more children. `idle` may be true while ended
     partitions are watched. The events of a child partition that is found in this way may be older than the

@@ -5,7 +5,7 @@ to do:
 
     INVALID_REQUEST          the call is wrong: change it, a retry fails again
     UNSUPPORTED_CAPABILITY   this database cannot do that: the message names an alternative
-    AUTHENTICATION_FAILED    the service does not accept your credentials
+    AUTHENTICATION_FAILED    your credentials are missing, or the service does not accept them
     AUTHORIZATION_FAILED     you are not allowed to do that
     NOT_FOUND                no such database, table, container or collection
     CONFLICT                 another writer was first

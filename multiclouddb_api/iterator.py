@@ -220,7 +220,7 @@ class ChangeFeedIterator:
     ) -> None:
         if error is None:
             self.close()
-        else:  # If this save fails, the next run only reads pages without events again.
+        else:  # Nothing is saved here, so the next run may read pages without events again.
             self.stop()
             self._closed = True
 

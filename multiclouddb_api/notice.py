@@ -60,7 +60,8 @@ class FeedEnded:
 class Gap:
     """Changes were lost because they were older than the retention.
 
-    If the request contains `SkipToOldest`, the read continues after the lost changes.
+    The read continues with the oldest remaining change (`SkipToOldest`) or with a new snapshot
+    (`Resnapshot`).
 
     Portability:
         A gap can occur on every database; the service decides how soon changes expire. See warnings 3 and
@@ -130,8 +131,8 @@ class SnapshotStarted:
 class BackfillDone:
     """The backfill is complete; all later events are real changes.
 
-    Nothing on the page comes after this notice. With `SnapshotOrder.INTERLEAVED` or
-    `AUTO`, keep deleted keys until you have stored the token of this page or of a later one.
+    Nothing on the page comes after this notice. With `SnapshotOrder.INTERLEAVED` or `AUTO`, keep deleted keys
+    until you have stored the token of this page or of a later one.
 
     Portability:
         This notice occurs with `Snapshot()` on databases with `Capability.CHANGE_FEED_SNAPSHOT`. Without

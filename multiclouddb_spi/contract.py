@@ -139,9 +139,9 @@ class Seed:
             same answer is treated as read to its end.
         cursor: The durable position at which reading starts. The position must stay valid and keep its
             meaning in other processes and after years of idle polling, as long as the service retains it.
-        children: Empty unless the partition ended before the start position. If it has ended, `cursor` is its
-            end, and the field contains those children of the partition that are seeds in the same answer. The
-            engine reads nothing from such a partition, and searches for more of its children.
+        children: If the partition ended before the start position, those of its children that are seeds in
+            the same answer; `cursor` is then its end. The engine reads nothing from a partition with
+            `children`, and searches for more of its children. Empty for all other partitions.
     """
 
     partition_id: str
@@ -303,7 +303,7 @@ class Feed(ABC):
 
     @abstractmethod
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Convert a start position into positions of partitions, which can be stored immediately.
+        """Convert a start position into durable positions of partitions, which can be stored immediately.
 
         `Beginning` returns every partition that still has records. A closed partition is returned together
         with its children; the seeds of the children contain the closed partition in `parents`. `Now` and

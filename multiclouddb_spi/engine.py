@@ -261,7 +261,7 @@ class Engine:
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Pass a cursor command to the service, as `MulticloudDbClient.run_cursor_command` does."""
+        """Pass a cursor command to the service once, as `MulticloudDbClient.run_cursor_command` does."""
         with user_errors(self._provider, "run_cursor_command"):
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 

@@ -50,7 +50,7 @@ class Row:
             said: The error text of the service or its client, on one line and without a secret.
             code: The vendor's own error code.
             retry_after: The number of seconds that the service asked to wait.
-            vendor_retried: True if the vendor's client has already retried the call.
+            vendor_retried: True if the vendor's client itself retries failed calls.
         """
         return Fault(
             self.category,

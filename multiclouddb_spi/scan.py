@@ -40,7 +40,7 @@ rate, the notices, and the end of the scan. A provider supports snapshots if its
   `charge` is the cost of the scan; `Snapshot.max_scan_rate` limits the charge, or the rows if `charge` is
   None.
 - *Rate.* The engine limits the rate: it requests at most the rows for about one second from a segment at a
-  time, and waits between the fetches. A provider does not have to limit the rate or to count rows.
+  time, and waits between the fetches. A provider neither limits the rate nor counts rows.
 - *Errors.* As with all other methods, the engine retries. If a plan can no longer be continued (because the
   service refuses its positions), the call raises `CHECKPOINT_EXPIRED`.
 """

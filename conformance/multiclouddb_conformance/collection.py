@@ -148,7 +148,7 @@ class Collection:
             if page.partition_retired or idle == self.harness.idle_pages:
                 return
             start = page.continuation_token
-        pytest.fail(f"the partition is neither idle nor retired after {_MOST_PAGES} pages")
+        pytest.fail(f"the feed is neither idle nor retired after {_MOST_PAGES} pages")
 
     def drain(self, start: StartPosition | str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
         """Return every event up to the current end of the feed."""

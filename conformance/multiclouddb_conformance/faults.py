@@ -76,7 +76,7 @@ class Throttle:
 
 @attrs.frozen
 class ServerFailure:
-    """Every second read fails with a 5xx.
+    """Every second read fails with a 5xx; without a limit on the failures, every read fails.
 
     Attributes:
         times: The number of failures, or None for no limit.

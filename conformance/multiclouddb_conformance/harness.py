@@ -93,7 +93,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "audit": "no audit of coverage",
     "late_children": "the reader cannot be made to name children late",
     "one_partition_fails": "reads of a single partition cannot be made to fail",
-    "silence": "the reader cannot be made to return nothing",
+    "silence": "reads cannot be made to hang",
     "key_order": "changes of one key are not ordered across partitions",
     "still": "partitions split by themselves",
     "high_floor": "the floor of a snapshot is below older changes",

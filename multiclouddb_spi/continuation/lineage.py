@@ -108,7 +108,7 @@ class Lineage(ScanEntries):
         return Lineage(self._entries.values(), self.join, self.audited)
 
     def start(self, partition_id: str) -> bool:
-        """Start a child before all its parents have ended; return False if the child waits for a scan.
+        """Start a child without waiting for its parents any longer; return False if it waits for a scan.
 
         Args:
             partition_id: The child.
@@ -241,8 +241,8 @@ class Lineage(ScanEntries):
             partition_id: The partition.
             children: The children of the partition, as far as they are known. Children that the partition has
                 named before are ignored.
-            lost: Undiscovered parents of these children. These parents ended before the oldest change that
-                the service keeps, so no child waits for them.
+            lost: Undiscovered parents of these children for which no child waits, because they are older
+                than the retention or no entry leads to them.
             complete: False to keep the partition in the lineage, because it may have more children.
             now: The service's time, in µs since 1970; it is kept with children that wait for undiscovered
                 parents.

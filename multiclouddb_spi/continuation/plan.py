@@ -51,7 +51,7 @@ class Plan:
         segments: The expected number of segments, or None.
         rows: The number of rows that were delivered.
         records: The approximate number of rows at the start, or None.
-        credit: The fraction of a row that the scan could not use on earlier pages, in quarters: 0 to 3.
+        credit: The fraction of a place that the scan did not get on earlier pages, in quarters: 0 to 3.
     """
 
     partition_id: str

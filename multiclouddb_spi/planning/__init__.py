@@ -1,1 +1,1 @@
-"""Plans bounded reads without an engine, and reads the planned ranges; every read of a range is the same."""
+"""Plans bounded reads without an engine, and reads the planned ranges; each read returns the same events."""

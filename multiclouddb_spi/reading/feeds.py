@@ -113,15 +113,14 @@ class FeedCache:
         """Return the service's current time, or None if the service does not answer quickly.
 
         A time that this process has computed may be later than the service's own time, because the service's
-        clock may have been set back, or another machine may answer. A later call never returns an earlier
-        time.
+        clock may have been set back, or another machine may answer.
         """
         return self.soon(feed, deadline, fresh=True)
 
     def soon(self, feed: Feed, deadline: Deadline, *, fresh: bool = False) -> datetime | None:
         """Return the service's time if the service answers quickly.
 
-        Otherwise, do not ask the service again for one minute.
+        Otherwise, return None, and do not ask the service again for one minute.
 
         Args:
             feed: The feed.

@@ -36,7 +36,7 @@ class Fetches:
         feed: The opened feed.
         turns: The call's partitions.
         active: The number of partitions that share the limit on buffered bytes.
-        limit: The page's limit. The first read requests at most this many bytes; each later read requests
+        limit: The page's limit. The first read requests at most this many records; later reads may request
             more.
         deadline: The time limit of the call.
 

@@ -117,7 +117,7 @@ class Scanning:
         """Return how many of the page's places a partition or segment may take.
 
         Args:
-            turn: The id of the partition or segment.
+            turn: The turn of the partition or segment.
             places: The number of places that are left on the page.
         """
         if self._lineage.plan is None:
@@ -199,7 +199,7 @@ class Scanning:
         """Count the cost of a batch toward the rate limit of the scan.
 
         Args:
-            turn: The id of the partition or segment.
+            turn: The turn of the partition or segment.
             batch: The batch that was read.
         """
         plan = self._lineage.plan
@@ -222,7 +222,7 @@ class Scanning:
         """Record that the page returns records of a partition or segment.
 
         Args:
-            turn: The id of the partition or segment.
+            turn: The turn of the partition or segment.
             count: The number of returned records.
         """
         plan = self._lineage.plan

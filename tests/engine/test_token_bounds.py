@@ -316,8 +316,8 @@ class TestWaits:
         assert state_from_json(Lineage([Active("p", 1)], max).to_json(), max).active()
 
     def test_it_is_not_handed_out_either(self, make_bench):
-        """If a service has returned no partition for a token, the application must repeat the read. A token
-        without partitions would never return a change.
+        """If a start returns no partition, the application must repeat the call. A token without partitions
+        would never return a change.
         """
 
         class Vague(WrappedProvider):

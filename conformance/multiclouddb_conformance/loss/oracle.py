@@ -33,7 +33,7 @@ class LossOracle(Scenario[W]):
       stored), after which a new client resumes at once while the script continues;
     - killed after each page, in one run: each client resumes where the previous one stopped;
     - resumed from every stored token after all other steps; in this plan, the script omits actions that
-    remove changes, such as a trim.
+      remove changes, such as a trim.
 
     Scripts must be deterministic: every run gets a new world and performs the same steps.
 

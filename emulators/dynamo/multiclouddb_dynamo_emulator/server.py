@@ -234,7 +234,7 @@ class ScriptedStreams:
             home.next_generation()
 
     def hide(self, shard_id: str, calls: int = 0, seconds: float = 0.0) -> None:
-        """Hide a shard from the next `calls` listings, and for `seconds` of the server's time."""
+        """Hide a shard in the next `calls` of `DescribeStream`, and for `seconds` of the server's time."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
             stream.hide(shard, calls, seconds)

@@ -1,4 +1,4 @@
-"""Represents one stream: its shards, their lineage, and the order in which they are listed."""
+"""Represents one stream: its shards, their lineage, and how they are listed."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Stream:
         return self._listing[1:]
 
     def hide(self, shard: Shard, calls: int, seconds: float = 0.0) -> None:
-        """Hide a shard from a number of listings, and for a number of seconds of the server's time."""
+        """Hide a shard in this many calls of `DescribeStream`, and for `seconds` of the server's time."""
         self._hidden.pop(shard.shard_id, None)
         self._hidden_until.pop(shard.shard_id, None)
         if calls:

@@ -13,7 +13,7 @@ class Habits:
 
     Attributes:
         initial_partitions: The number of partitions in a new change stream.
-        moves_keys: True if each split, merge or move may give any key to any new partition, as in Google's
+        moves_keys: True if each split, merge or move may give any key to any open partition, as in Google's
             emulator. In that case, the next change of a key may be in a partition that is not a descendant of
             the key's previous partition.
         first_partition_only: True if all changes go to the oldest open partition.

@@ -82,7 +82,7 @@ class Execution:
         return list(self._projected(self._rows([document])))
 
     def allows(self, document: Any) -> bool:
-        """Return True if a document meets the filter."""
+        """Return True if the filter accepts a document."""
         return any(True for _ in self._rows([document]))
 
     # -- Rows

@@ -1,4 +1,4 @@
-"""Finds the properties that must have one certain value to meet a filter.
+"""Finds the properties for which a filter allows only one value.
 
 If the partition key is one of these properties, it is enough to read one partition.
 """
@@ -14,7 +14,7 @@ __all__ = ["equalities"]
 
 
 def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -> dict[tuple[str, ...], Any]:
-    """Map each path whose property must have a certain value because of the filter to this value.
+    """Map paths to values: the filter matches only documents that have these values at these paths.
 
     Args:
         node: The filter.
