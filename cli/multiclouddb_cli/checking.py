@@ -152,8 +152,8 @@ def check(
 
     Raises:
         MulticloudDbError: The error that a read from the token raised; `INVALID_REQUEST` for a token of
-            another feed. typer.BadParameter: Raised if the token belongs to a partition key and `key` is a
-            different key.
+            another feed.
+        typer.BadParameter: Raised if the token belongs to a partition key and `key` is a different key.
     """
     envelope = decode_token(token)
     _check_provider(config, envelope, options)

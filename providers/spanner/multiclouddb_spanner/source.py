@@ -36,9 +36,9 @@ _T = TypeVar("_T")
 _SECOND = 1_000_000
 # The permitted difference between the oldest readable time and the current time minus the retention period.
 _SLACK = 60 * _SECOND
-# The minimum distance between a start at the oldest change and the edge of retention. The edge advances until
-# all partitions have been read for the first time. Therefore the distance is also at least twice the time
-# that the call may take.
+# The minimum distance between a start at the oldest change and the edge of retention. The edge advances while
+# the partitions are read for the first time. Therefore the distance is also at least twice the time that the
+# call may take. In any case, the distance is at most a tenth of the retention.
 _MARGIN = 60 * _SECOND
 # How often the provider asks the service whether the stream still watches the table.
 _CHECK_SECONDS = 60.0
