@@ -186,7 +186,7 @@ def check(
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     """Return the partitions that the token does not cover.
 
-    The result is None if the token's scope is not a whole collection.
+    The result is None if this cannot be determined, as for a scope that is not a whole collection.
     """
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:

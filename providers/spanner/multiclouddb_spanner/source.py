@@ -107,7 +107,7 @@ class Source:
             deadline: The time at which gRPC ends the call.
             scope: An object through which another thread can cancel the call.
             waits: The number of seconds by which `end` is ahead of the clock, `Window.waits`.
-            current: True if `end` is the current time of the service's clock, `Window.current`.
+            current: True if the window reaches the current time of the service's clock, `Window.current`.
         """
         answer = begin_query(self.client, self.info, token, start, end, deadline, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)
