@@ -23,7 +23,7 @@ _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _MOST_RECORDS: Final = 60_000
 _SEGMENTS: Final = 20
 _BATCHES: Final = 10
-"""The maximum fraction of the work in one micro-batch; it is small, so that the kill comes in the middle."""
+"""The least number of micro-batches for the whole work, so that the kill comes in the middle."""
 _DOCUMENT: Final = """
     origin STRING, date STRING, carrier STRING, flight BIGINT, sched_dep_time BIGINT, sched_arr_time BIGINT,
     tailnum STRING, dest STRING, distance BIGINT, status STRING, dep_time BIGINT, dep_delay BIGINT,

@@ -152,8 +152,8 @@ def check(
 
     Raises:
         MulticloudDbError: The error that a read from the token raised; `INVALID_REQUEST` for a token of
-            another feed. typer.BadParameter: Raised if the token belongs to a partition key and `key` is a
-            different key.
+            another feed.
+        typer.BadParameter: Raised if the token belongs to a partition key and `key` is a different key.
     """
     envelope = decode_token(token)
     _check_provider(config, envelope, options)
@@ -186,7 +186,7 @@ def check(
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     """Return the partitions that the token does not cover.
 
-    The result is None if the token's scope is not a whole collection.
+    The result is None if this cannot be determined, as for a scope that is not a whole collection.
     """
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:

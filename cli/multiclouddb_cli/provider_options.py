@@ -23,8 +23,9 @@ def to_options(config: ClientConfig, texts: Sequence[str]) -> ProviderOptions | 
     """Return the provider's options, or None if there are none.
 
     Raises:
-        MulticloudDbError: Raised if the configuration or a value is wrong. typer.BadParameter: Raised if the
-            provider has no such option, or if the option cannot have this value.
+        MulticloudDbError: Raised if the configuration or a value is wrong.
+        typer.BadParameter: Raised if the provider has no such option, or if the option cannot have this
+            value.
     """
     if not texts:
         return None

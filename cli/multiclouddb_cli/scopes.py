@@ -25,8 +25,8 @@ def public_scope(config: ClientConfig, address: ResourceAddress, scope: FeedScop
     If the user gave the service's own id, the service is asked for its partitions.
 
     Raises:
-        MulticloudDbError: Raised if the partitions cannot be listed. typer.BadParameter: Raised if no
-            partition has this id.
+        MulticloudDbError: Raised if the partitions cannot be listed.
+        typer.BadParameter: Raised if no partition has this id.
     """
     if not isinstance(scope, PhysicalPartition) or scope.partition_id.startswith(f"{config.provider}:"):
         return scope

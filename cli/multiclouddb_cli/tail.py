@@ -90,7 +90,8 @@ def tail(config: ClientConfig, wish: Wish) -> None:
 
     Raises:
         MulticloudDbError: Raised if a read or the checkpoint failed.
-        BrokenPipeError: Raised if the output has no reader. typer.Exit: Raised if a signal ended the command.
+        BrokenPipeError: Raised if the output has no reader.
+        typer.Exit: Raised if a signal ended the command.
     """
     status = StatusLine()
     report = OutageReport(status, muted=wish.until_idle and not wish.wait)

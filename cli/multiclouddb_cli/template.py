@@ -1,4 +1,4 @@
-"""`--format` prints a line for each event, with the same placeholders as kcat.
+"""`--format` prints a line for each event, with placeholders like those of kcat.
 
     %k  key as JSON               %y  type                %t  DATABASE/COLLECTION
     %s  document as JSON          %S  its bytes, or -1    %o  order key
@@ -49,7 +49,7 @@ _PATHS: Final = (
 
 
 class Template:
-    r"""A parsed template; its output ends with a line end unless the text ends with `\n`, `\r` or `\0`.
+    r"""A parsed template; a line end is added unless the text ends with `\n`, `\r` or `\0`.
 
     Args:
         text: The text that the user entered.

@@ -201,7 +201,7 @@ def top(
     Args:
         config: The configuration for reaching the database.
         request: The feed to show and the start position.
-        interval: How often the printed table is updated, in seconds.
+        interval: The number of seconds between two updates of the table.
         once: True to print only one table.
         wait: True to keep trying while the feed cannot be read.
 

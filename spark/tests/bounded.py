@@ -1,6 +1,6 @@
 """A program for `test_bounded.py`: one micro-batch of any size, and a driver that accepts little data.
 
-python bounded.py FOLDER RESULT_SIZE
+    python bounded.py FOLDER RESULT_SIZE
 
 `RESULT_SIZE` is Spark's limit on the results that a driver collects at a time: `spark.driver.maxResultSize`.
 """

@@ -1,8 +1,8 @@
 """Fetches other versions of PySpark, once per user, and unpacks them outside the clone for all processes.
 
-An environment is a folder that precedes the packages of `.venv` in `PYTHONPATH`. Everything else that a test
-needs is in `.venv`. PySpark is a source package of about 430 MB. The package is unpacked instead of built,
-because a build takes half a minute longer and gives the same files.
+An environment is a folder in `PYTHONPATH`, so its packages precede those of `.venv`. Everything else that a
+test needs is in `.venv`. PySpark is a source package of about 430 MB. The package is unpacked instead of
+built, because a build takes half a minute longer and gives the same files.
 
     python spark/tests/environments.py          builds all of them, and prints the time of each
     python spark/tests/environments.py 4.0.5    prints the folder of this version

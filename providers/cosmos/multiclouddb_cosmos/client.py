@@ -1,6 +1,6 @@
 """Makes the calls to one account.
 
-Each call requests one item: a container, the ranges of a container, or one page of one range.
+Each call is one request for a container, for its ranges, or for one page of one range.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def pieces_after(
 
     Raises:
         Exception: The given `error`, if the read failed for another reason than a split, or if the service
-            still lists the same partitions.
+            still lists the same partitions. In the second case, a `MovedError` becomes a `ProviderFault`.
     """
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:

@@ -285,7 +285,7 @@ def compare(a: Place, b: Place) -> int | None:
 def join(places: Iterable[Place]) -> Place:
     """Return the start position of a child.
 
-    The child has several positions: one from its seed, and one from each parent. The position that limits the
+    The child may have two positions: one from its seed, and one from its parent. The position that limits the
     child's age most closely is used.
     """
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))

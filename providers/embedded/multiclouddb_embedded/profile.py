@@ -151,7 +151,7 @@ _COSMOS: Final = _profile(
         Capability.CHANGE_FEED_BEGINNING: (
             _EMULATED,
             f"{_BACKFILL}{_OPT_IN}; the backfill returns the changes, while that of Cosmos DB returns the "
-            "items",
+            "current items",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _EMULATED,

@@ -176,7 +176,7 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """Return True if the answer had fewer changes than requested, and so contains all available changes.
+        """Record that the answer had fewer changes than requested, and so contains all available changes.
 
         A `mongos` may send only a part of the available changes.
         """

@@ -193,9 +193,9 @@ class Commands:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` if the command cannot be sent.
             ProviderFault: Raised if the command cannot be sent, with the category `INVALID_REQUEST`.
-            Exception: The error that pymongo raised, for `classify`. A command is sent only once, with one
-            exception: if the server is overloaded and did not run the command (labels `SystemOverloadedError`
-                and `RetryableError`), pymongo sends the command again. `maxAdaptiveRetries=0` in the
+            Exception: The error that pymongo raised, for `classify`. A command is sent only once, except if
+                the server is overloaded and did not run the command (labels `SystemOverloadedError` and
+                `RetryableError`): then pymongo sends the command again. `maxAdaptiveRetries=0` in the
                 connection string prevents this.
 
         """

@@ -102,7 +102,7 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
     except (*_DAMAGED, MulticloudDbError):
-        pass  # a failure, or a time without a zone in a value that rarely has one: check each change
+        pass  # a failure, or a time without a zone in a value that rarely has times: check each change
     try:
         return _arrow(_decoded(changes[start:stop]), view)
     except _DAMAGED:

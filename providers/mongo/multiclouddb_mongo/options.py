@@ -83,8 +83,8 @@ class MongoOptions(ProviderOptions):
     have to wait until this time is over.
     """
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
-    """The maximum number of changes in one answer of the server. With None, an answer contains as many
-    changes as a page, but at least 100 and at most 500."""
+    """The maximum number of changes in one answer of the server. With None, the maximum is the size of a
+    page, but at least 100 and at most 500."""
     collation: Mapping[str, Any] | None = attrs.field(
         default=None,
         converter=_mapping,

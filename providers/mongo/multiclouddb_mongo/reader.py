@@ -42,7 +42,7 @@ from multiclouddb_spi import (
 
 __all__ = ["MongoReader"]
 
-# Larger answers are slower, because they no longer fit in the processor's cache until they are decoded.
+# Larger answers are slower, because they are no longer in the processor's cache when they are decoded.
 _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 500
 _SHORT_AWAIT_MS: Final = 10

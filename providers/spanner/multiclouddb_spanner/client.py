@@ -1,5 +1,8 @@
 """Makes the calls to one database. Each call is one gRPC call, without the vendor's restarts and retries.
 
+Only a call that a fork of the process has interrupted is made again (`forks`). While an `Answer` is read, the
+caller makes the call again.
+
 The vendor library's own `execute_sql` restarts a broken stream endlessly and without a pause. Therefore
 queries use the transport of the vendor's client directly, with the same channel, credentials and
 interceptors.

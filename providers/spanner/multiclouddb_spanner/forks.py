@@ -22,6 +22,7 @@ from multiclouddb_spi import Fault, ProviderFault
 __all__ = ["Caller", "Interrupted", "again", "calling", "check", "count", "receiving", "watch"]
 
 _T = TypeVar("_T")
+# The maximum time for which a fork waits until no thread is in gRPC.
 _QUIET_SECONDS: Final = 2.0
 # The same, if no object with calls is left.
 _LEFT_SECONDS: Final = 0.5
@@ -52,8 +53,8 @@ class _Process:
     """The calls, threads and forks of this process.
 
     Attributes:
-        changed: Notified when `starting`, `receiving`, `forking` or `forks` changes. Its lock protects all
-            attributes.
+        changed: Notified when an entry of `starting`, `receiving` or `forking` is removed. A thread that
+            changes one of the other attributes, except `cancelled`, holds its lock.
         starting: The threads of the calls that are being started.
         receiving: The threads that wait for a message.
         forking: The threads that are in `os.fork`.
@@ -90,7 +91,7 @@ class _Fork(threading.local):
 
 _process = _Process()
 _fork = _Fork()
-# Calls of the parent are kept for ever, because the child may not free them.
+# Calls of the parent are kept forever, because the child must not free them.
 _inherited: list[Any] = []
 
 
@@ -164,8 +165,8 @@ def check() -> None:
     """Raise an error if gRPC may not work in this process.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if this process was forked while other code, outside this
-            library, was using gRPC.
+        MulticloudDbError: `INVALID_REQUEST` if gRPC was in use when this process was forked. In most cases,
+            code outside this library was using it, because a fork ends the calls of this library.
     """
     if _process.broken:
         raise invalid_request(

@@ -61,9 +61,9 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "point in time: all rows are as they were at one moment T, which is the floor. If the "
             "scan takes longer than the database keeps the data of T (version_retention_period, one "
-            "hour by default), it continues with the data of a later moment. The result is still "
-            "correct, because the stream contains every change since T. Each row is read once, which "
-            "needs the permission spanner.databases.read. With the permission "
+            "hour by default), it continues with the data of a later moment. The snapshot is then "
+            "convergent, because the stream contains every change since T. Each row is read once, which "
+            "needs the permission spanner.databases.read. With the additional permission "
             "spanner.databases.partitionRead, the parts of a large table are read in parallel",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(

@@ -97,7 +97,7 @@ class Window:
         shapes: The columns of the feed's records, with their converters.
         end: All changes up to this time are returned.
         waits: The number of seconds by which `end` was ahead of the clock; 0.0 if `end` had passed.
-        current: True if `end` is the time that the service's clock returned for this read.
+        current: True if the window reaches the current time of the service's clock.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class Window:
         The method waits until a message arrives.
 
         Raises:
+            Interrupted: Raised if a fork has cancelled the query. The query can be started again.
             Exception: The error that gRPC raised for the query.
         """
         return next(self._messages, None)

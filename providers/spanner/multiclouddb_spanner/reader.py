@@ -199,7 +199,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take the available changes. Return their size in bytes, and True if no more are available."""
+        """Take the available changes. Return their size, and True if none is left (None: unknown)."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)

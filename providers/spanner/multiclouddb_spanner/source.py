@@ -36,9 +36,9 @@ _T = TypeVar("_T")
 _SECOND = 1_000_000
 # The permitted difference between the oldest readable time and the current time minus the retention period.
 _SLACK = 60 * _SECOND
-# The minimum distance between a start at the oldest change and the edge of retention. The edge advances until
-# all partitions have been read for the first time. Therefore the distance is also at least twice the time
-# that the call may take.
+# The minimum distance between a start at the oldest change and the edge of retention. The edge advances while
+# the partitions are read for the first time. Therefore the distance is also at least twice the time that the
+# call may take. In any case, the distance is at most a tenth of the retention.
 _MARGIN = 60 * _SECOND
 # How often the provider asks the service whether the stream still watches the table.
 _CHECK_SECONDS = 60.0
@@ -107,7 +107,7 @@ class Source:
             deadline: The time at which gRPC ends the call.
             scope: An object through which another thread can cancel the call.
             waits: The number of seconds by which `end` is ahead of the clock, `Window.waits`.
-            current: True if `end` is the current time of the service's clock, `Window.current`.
+            current: True if the window reaches the current time of the service's clock, `Window.current`.
         """
         answer = begin_query(self.client, self.info, token, start, end, deadline, scope)
         return Window(answer, self.info.table, self.shapes, end, waits=waits, current=current)

@@ -14,8 +14,8 @@ _UNQUOTED: Final = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 def quoted(name: str, *, postgres: bool) -> str:
     """Return a name in the form for a statement.
 
-    The PostgreSQL dialect converts unquoted names to lower case, so this function puts quotes around other
-    names.
+    The PostgreSQL dialect converts unquoted names to lower case. Therefore this function puts quotes around
+    each part of a name that is not a plain name in lower case.
 
     Args:
         name: The name of a change stream or table, with its schema if it has one.

@@ -41,7 +41,7 @@ class Table:
 
     @property
     def where(self):
-        """Return the table's address as command-line arguments."""
+        """Return the table's address as a command-line argument."""
         return f"{self.database.database_id}/{self.name}"
 
     def ddl(self, *statements):

@@ -1,4 +1,4 @@
-"""Tests calls of an opened feed in a fixed order, which differs from the order when pages are read."""
+"""Tests calls of an opened feed that reading pages does not make in a predictable order."""
 
 from contextlib import contextmanager
 

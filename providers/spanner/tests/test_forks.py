@@ -72,7 +72,7 @@ def in_child(function):
 
 
 def forking(reader=client, start=None):
-    "Read pages of one change, and fork before each page. The answer stays open between two pages."
+    "Read pages of one change, and fork after each page. The answer stays open between two pages."
     found, in_children = [], []
     for page in pages(reader, start, 1):
         found += page

@@ -1,5 +1,7 @@
-"""Runs the suite's reading tests on Google's emulator with its fastest settings: partitions live for 3 to 6
-s."""
+"""Runs the suite's reading tests on Google's emulator with its fastest settings.
+
+Partitions live for 3 to 6 seconds.
+"""
 
 import pytest
 

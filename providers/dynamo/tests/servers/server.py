@@ -52,9 +52,7 @@ class Server:
         return new_session()
 
     def client(self) -> Any:
-        """Return the client for tables and items. Each server has one client for tables and items, which does
-        not retry.
-        """
+        """Return the client for tables and items. Each server has one such client, which does not retry."""
         return self._client("dynamodb")
 
     def streams(self) -> Any:

@@ -63,7 +63,7 @@ class Scan(Holder):
             self._drop()
 
     def let_go(self) -> None:
-        """Read the remaining rows, unless there are too many, and close the connection."""
+        """Read the remaining rows and close the connection, unless there are too many rows."""
         if self._connection is None or not self._lock.acquire(blocking=False):
             return
         try:
