@@ -114,6 +114,18 @@ def field_docstrings(path, name):
     return texts
 
 
+def documented(node, section):
+    """Return the names that a section of a docstring describes."""
+    found = re.search(rf"^{section}:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
+    return re.findall(r"^    \**(\w+)(?: \([^)]*\))?:", found[1], re.MULTILINE) if found else []
+
+
+def parameters(function):
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {argument.arg for argument in [*named, arguments.vararg, arguments.kwarg] if argument}
+
+
 def is_text(node):
     """Return whether a statement is only a text, and therefore the docstring of the field above it."""
     return (
@@ -156,6 +168,31 @@ class TestDocumentation:
     def test_everything_public_is_described(self, path):
         bare = [name for name, node in public_definitions(path) if not ast.get_docstring(node)]
         assert bare == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+class TestArguments:
+    def test_what_a_docstring_calls_an_argument_is_one(self, path):
+        wrong = []
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef):
+                wrong += [
+                    f"{node.name}: {name}"
+                    for name in documented(node, "Args")
+                    if name not in parameters(node)
+                ]
+            elif isinstance(node, ast.ClassDef):
+                made = [
+                    part
+                    for part in node.body
+                    if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+                ]
+                if made:
+                    there = parameters(made[0])
+                    wrong += [
+                        f"{node.name}: {name}" for name in documented(node, "Args") if name not in there
+                    ]
+        assert wrong == []
 
 
 class TestPortability:

@@ -23,7 +23,7 @@ class ReadContext:
         fetcher: Runs reads.
         cache: Keeps readers and their fetched records between calls.
         budget: The limit on the number of buffered bytes.
-        watch: The object that reports events to the observer and to the logs.
+        observing: The object that reports events to the observer and to the logs.
         closed: An event that is set when the client is closed.
         width: The number of partitions that one call reads at the same time.
         page_records: The provider's own page size.

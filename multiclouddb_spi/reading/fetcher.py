@@ -73,7 +73,7 @@ class Fetcher:
     Args:
         provider: The provider, which classifies failures.
         executor: The executor for the blocking calls.
-        watch: Receives notifications of retries.
+        observing: Receives notifications of retries.
         closed: An event that is set when the client is closed; it ends every pause.
         attempts: The number of attempts of one call; 1 if the application's own vendor client is used.
         pause: A function that waits between attempts; by default, closing the client ends the wait.

@@ -72,8 +72,8 @@ class Pages:
         provider_id: The provider that is named in errors.
         fetcher: The fetcher, which classifies failures.
         feeds: The object that forgets a feed whose resource no longer exists.
-        watch: Called when a position will soon be older than the retention.
-        headroom_warning: The headroom in seconds below which `watch` is notified.
+        observing: Called when a position will soon be older than the retention.
+        headroom_warning: The headroom in seconds below which the observer is called.
         written: Keeps the lineages that belong to the tokens of returned pages.
     """
 
