@@ -33,7 +33,7 @@ class Row:
     Attributes:
         id: `"CS-7"`.
         asks: The requirement, in this project's words.
-        by: The software that fulfils the requirement, one of `FULFILLERS`.
+        by: What fulfils the requirement: one or more of `FULFILLERS`.
         gap: How PyMongo deviates from the requirement, and how the project works around the deviation; empty
             if PyMongo fulfils the requirement.
         no_test: The reason why the available server cannot show the behaviour; empty if a test shows it.
