@@ -63,8 +63,8 @@ OPTIONS: Final = (
     Option("maxTasksPerBatch", "the largest number of tasks in a batch", "`32`"),
     Option(
         "minPartitions",
-        "the desired number of tasks, as in Spark's Kafka source; a number above 32 also raises "
-        "`maxTasksPerBatch`; a partition is never read by two tasks",
+        "the desired number of tasks; a number above 32 raises `maxTasksPerBatch` to this number; a batch "
+        "has at most one task for each partition with records, because tasks do not share a partition",
         "one task for each partition with records",
     ),
     Option(
