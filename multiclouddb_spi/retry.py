@@ -23,7 +23,8 @@ T = TypeVar("T")
 ATTEMPTS: Final = 6
 """The number of attempts for one call, including the first.
 
-The waits between the attempts add up to about 3 s, unless the service requests longer waits.
+The waits between the attempts are random. They add up to 1.6 s on average and to 3.1 s at most, unless the
+service requests longer waits.
 """
 
 

@@ -284,10 +284,15 @@ class TestWait:
 
 
 DEAD = """
+import random
+
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ErrorCategory, Support
 from multiclouddb_spi import Fault, Provider, ProviderFault, ProviderPlugin
 
 KNOWN = CapabilitySet({each: CapabilityNote(Support.NATIVE) for each in Capability})
+
+# Each wait between two attempts is random. The longest ones leave time for the report of the outage.
+random.uniform = max
 
 
 class Dead(Provider):
