@@ -67,7 +67,8 @@ def latest_by_key(events: _Events) -> _Events:
 
     Returns:
         The row with the highest `order_key` of each `key`. An event that was delivered twice gives only one
-        row. A table is sorted by `key`. A DataFrame has no order, and Spark evaluates it when you use it.
+        row. A missing `order_key` counts as the highest. A table keeps the order of its rows. A DataFrame
+        has no order, and Spark evaluates it when you use it.
     """
     check_rows("events", events)
     if not isinstance(events, pa.Table):
@@ -236,13 +237,25 @@ def _plan_in(events: pa.Table) -> str | None:
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:
-    """Return the row with the highest `order_key` for each `key`, sorted by key."""
-    order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
-    keys = events["key"].take(order).combine_chunks()
-    is_first = pa.array([True])
-    if len(keys) > 1:
-        is_first = pa.concat_arrays([is_first, pc.not_equal(keys[1:], keys[:-1])])
-    return order.filter(is_first)
+    """Return the row numbers of the last change of each key, in ascending order.
+
+    Most keys change once in a batch. Therefore keys are numbered by their hash, and only the changes of keys
+    that occur several times are sorted.
+    """
+    number = events["key"].combine_chunks().dictionary_encode().indices
+    counts = pa.table({"number": number}).group_by("number").aggregate([("number", "count")])
+    repeated = counts.filter(pc.field("number_count") > 1)["number"]
+    is_repeated = pc.is_in(number, value_set=repeated)
+    once, several = (pc.indices_nonzero(mask) for mask in (pc.invert(is_repeated), is_repeated))
+    if not len(several):
+        return once
+    order_keys = pc.fill_null(events["order_key"].take(several), "\U0010ffff")
+    changes = pa.table({"number": number.take(several), "order_key": order_keys})
+    order = pc.sort_indices(changes, sort_keys=[("number", "ascending"), ("order_key", "descending")])
+    sorted_numbers = changes["number"].take(order).combine_chunks()
+    is_last = pa.concat_arrays([pa.array([True]), pc.not_equal(sorted_numbers[1:], sorted_numbers[:-1])])
+    rows = pa.concat_arrays([once, several.take(order.filter(is_last))])
+    return rows.take(pc.sort_indices(rows))
 
 
 def _in_utc(events: pa.Table) -> pa.Table:

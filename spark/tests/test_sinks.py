@@ -56,20 +56,34 @@ def apply(model, changes):
 class TestLatestByKey:
     def test_highest_order_key_wins_in_any_order_of_rows(self):
         table = latest_by_key(rows(("b", 3, {}), ("a", 9, None), ("a", 10, {"n": 1}), ("b", 2, {"n": 2})))
-        assert table["event_id"].to_pylist() == ["a@10", "b@3"]
+        assert table["event_id"].to_pylist() == ["b@3", "a@10"]
         assert table.schema.equals(ROW_SCHEMA)
 
     def test_event_that_came_twice_is_one_row(self):
         assert latest_by_key(rows(("a", 1, {}), ("a", 1, {}))).num_rows == 1
+
+    def test_rows_keep_their_order(self):
+        table = latest_by_key(rows(("d", 1, {}), ("b", 4, {}), ("c", 2, {}), ("b", 3, {}), ("a", 5, {})))
+        assert table["event_id"].to_pylist() == ["d@1", "b@4", "c@2", "a@5"]
+
+    def test_missing_order_key_counts_as_the_highest(self):
+        table = rows(("a", 1, {}), ("a", 2, {}), ("a", 3, {}))
+        position = table.schema.get_field_index("order_key")
+        order_keys = pa.array(
+            [*table["order_key"].to_pylist()[:1], None, "9"], table.schema.field(position).type
+        )
+        table = table.set_column(position, "order_key", order_keys)
+        assert latest_by_key(table)["event_id"].to_pylist() == ["a@2"]
 
     @pytest.mark.parametrize("count", [0, 1])
     def test_few_rows(self, count):
         table = rows(*[("a", 1, {})][:count])
         assert latest_by_key(table).equals(table)
 
-    def test_against_a_model(self):
+    @pytest.mark.parametrize("keys", [300, 100_000])
+    def test_against_a_model(self, keys):
         dice = random.Random(1)
-        changes = random_changes(dice, 0, 5000, keys=300)
+        changes = random_changes(dice, 0, 5000, keys=keys)
         dice.shuffle(changes)
         chunks = [rows(*changes[start : start + 700]) for start in range(0, 5000, 700)]
         got = latest_by_key(pa.concat_tables(chunks))
