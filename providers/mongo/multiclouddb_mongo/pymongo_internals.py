@@ -114,7 +114,7 @@ class Closer:
             self._changed.wait_for(lambda: not self._at_work, patience)
 
     def close(self, stream: Stream | Rows, *, reachable: bool) -> None:
-        """Close a stream; raises no error.
+        """Close a stream without raising an error.
 
         Args:
             stream: The stream, or the cursor of a scan.

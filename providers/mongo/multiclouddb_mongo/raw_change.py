@@ -122,7 +122,7 @@ def is_item_change(change: Raw) -> bool:
 
 
 def is_before(change: Raw, text: bytes) -> bool:
-    """Return True if the change's token is known to sort before a text.
+    """Return True if the change's token certainly sorts before the given text.
 
     If the result is False, the order is unknown, and the caller must compare the decoded tokens.
     """

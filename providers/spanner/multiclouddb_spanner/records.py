@@ -38,7 +38,7 @@ _MOD_BYTES: Final = 400
 
 
 class Mod(NamedTuple):
-    """One change of one row, as JSON texts, or as values if the service sent the change parsed.
+    """One change of one row: JSON texts, or parsed values if the service sends values instead of texts.
 
     Attributes:
         keys: The primary key.

@@ -50,7 +50,7 @@ class Token:
 
 
 def syntax_error(near: str, start: int, end: int) -> ServiceError:
-    """Return the error that the service sends for a text that is not a query."""
+    """Return the error that the service sends if a text is not a valid query."""
     return query_error("SC1001", f"Syntax error, incorrect syntax near '{near}'.", start, end)
 
 
