@@ -71,8 +71,8 @@ class SkipToOldest:
     """If the position is older than the retention, report a `Gap` and continue at the oldest change.
 
     Portability:
-        Works on every database; the service decides how soon a position becomes too old. See warnings 3 and 10
-        in docs/configuration.md.
+        Works on every database; the service decides how soon a position becomes too old. See warnings 3 and
+        10 in docs/configuration.md.
     """
 
 

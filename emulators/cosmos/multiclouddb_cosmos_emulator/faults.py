@@ -31,7 +31,7 @@ class Fail:
     Attributes:
         status: The HTTP status.
         substatus: The number of the substatus; 0 means none.
-        retry_after: The delay, in seconds, that the header `x-ms-retry-after-ms` requests; None for no header.
+        retry_after: The delay, in seconds, that the header `x-ms-retry-after-ms` requests; None: no header.
         message: The message; None means the usual message.
     """
 
