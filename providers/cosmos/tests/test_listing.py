@@ -6,18 +6,20 @@ All clients of azure-cosmos in a process share the list and the lock that protec
 import os
 import signal
 import threading
+import time
 
 import pytest
-from azure.cosmos import CosmosClient
+from azure.core.exceptions import AzureError
+from azure.cosmos import CosmosClient, PartitionKey
 from azure.cosmos._routing.routing_map_provider import PartitionKeyRangeCache
 from azure.cosmos.exceptions import CosmosClientTimeoutError
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, connect
+from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, connect
 from multiclouddb_cosmos_emulator import service
-from multiclouddb_cosmos_emulator.faults import Act, Fail
+from multiclouddb_cosmos_emulator.faults import Act, Fail, Slow
 
 from .harness import close_client
-from .world import seconds, soon
+from .world import DATABASE, seconds, soon
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -76,6 +78,22 @@ class TestAnswers:
         monkeypatch.setitem(service._CALLS, LIST, changed)
         with pytest.raises(CosmosClientTimeoutError):
             feed.partitions(soon())
+
+    def test_a_listing_without_an_answer_is_given_up(self, world, monkeypatch):
+        """azure-cosmos passes no time limit to the requests of a listing."""
+        monkeypatch.setattr("multiclouddb_cosmos.client._LISTING_SECONDS", 0.2)
+        _, feed = world.feed()
+        world.server.faults.add(Slow(8), LIST)
+        begun = time.monotonic()
+        with pytest.raises(AzureError):
+            feed.partitions(soon())
+        assert time.monotonic() - begun < 6
+
+    def test_a_container_may_be_called_like_a_page(self, world):
+        """The path of a page ends with `docs`, and so does the path of this container."""
+        world.database.create_container("docs", PartitionKey("/pk"))
+        with world.client() as client:
+            assert client.list_physical_partitions(ResourceAddress(DATABASE, "docs"))
 
 
 class TestForks:
