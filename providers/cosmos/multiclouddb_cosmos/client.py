@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -27,6 +28,7 @@ from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
     MovedError,
     Transport,
+    Watch,
     close_client,
     continuation_of,
     ranges_in,
@@ -38,6 +40,10 @@ __all__ = ["Answer", "Calls", "Definition"]
 _LARGEST_PAGE: Final = 1000
 _READ_SECONDS: Final = 10.0
 _LEAST_SECONDS: Final = 0.05
+_LISTING_SECONDS: Final = 30.0
+_RACES: Final = ("mutated during iteration", "overlapping ranges")
+"""What azure-cosmos says if two of its threads have disturbed each other."""
+_NAME: Final = re.compile(r'/(?:"([^"]*)"|([^/]*))')
 _NOW: Final[dict[str, Any]] = {"Type": "Now"}
 
 
@@ -141,6 +147,25 @@ class Calls:
             with contextlib.suppress(ValueError, TypeError):
                 self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
 
+    @contextlib.contextmanager
+    def _guarded(self, deadline: Deadline) -> Iterator[Watch | None]:
+        """Run a call of azure-cosmos, and raise the service's answer if azure-cosmos cannot handle it."""
+        transport = self._transport
+        try:
+            with contextlib.nullcontext() if transport is None else transport.watching(deadline) as watch:
+                yield watch
+        except (TypeError, AttributeError) as error:
+            # For example, azure-cosmos expects that only a query is answered with 500.
+            if isinstance(error.__context__, CosmosHttpResponseError):
+                raise error.__context__ from None
+            raise
+        except (RuntimeError, AssertionError) as error:
+            if any(text in str(error) for text in _RACES):
+                raise ProviderFault.of(
+                    ErrorCategory.TRANSIENT_FAILURE, "two calls have disturbed each other", retryable=True
+                ) from error
+            raise
+
     # -- Containers
 
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
@@ -148,9 +173,9 @@ class Calls:
 
         The request also makes azure-cosmos forget an earlier container with the same name.
         """
-        found = self.container(address).read(
-            response_hook=lambda headers, _: self._hear(headers), **_limits(deadline)
-        )
+        container = self.container(address)
+        with self._guarded(deadline):
+            found = container.read(response_hook=lambda headers, _: self._hear(headers), **_limits(deadline))
         key = found.get("partitionKey") or {}
         return Definition(
             str(found["_rid"]),
@@ -162,17 +187,20 @@ class Calls:
         """Return the containers of a database, or those of all databases in the account."""
         client = self._connected()
         names = [database]
-        if database is None:
-            names = [each["id"] for each in client.list_databases(**_limits(deadline))]
-        return [
-            ResourceAddress(name, each["id"])
-            for name in names
-            for each in client.get_database_client(str(name)).list_containers(**_limits(deadline))
-        ]
+        with self._guarded(deadline):
+            if database is None:
+                names = [each["id"] for each in client.list_databases(**_limits(deadline))]
+            return [
+                ResourceAddress(name, each["id"])
+                for name in names
+                for each in client.get_database_client(str(name)).list_containers(**_limits(deadline))
+            ]
 
     def ranges(self, address: ResourceAddress) -> list[KeyRange]:
         """Request the current ranges of all partitions from the service, and return them."""
-        listed = self.container(address).read_feed_ranges(force_refresh=True)
+        container = self.container(address)
+        with self._guarded(Deadline.after(_LISTING_SECONDS)):
+            listed = list(container.read_feed_ranges(force_refresh=True))
         return [KeyRange(each["Range"]["min"], each["Range"]["max"]) for each in listed]
 
     def range_of_key(
@@ -229,7 +257,7 @@ class Calls:
             )
             .by_page()
         )
-        items, body, requests = self._checked(address, pages, seen)
+        items, body, requests = self._checked(address, pages, seen, deadline)
         headers = seen["headers"]
         self._hear(headers)
         told = body.get("_rid") if body else headers.get("x-ms-content-path")
@@ -243,7 +271,7 @@ class Calls:
         return Answer(items, _lsn(seen["etag"]), newest, nbytes, _charge(headers), requests)
 
     def _checked(
-        self, address: ResourceAddress, pages: Any, seen: dict[str, Any]
+        self, address: ResourceAddress, pages: Any, seen: dict[str, Any], deadline: Deadline
     ) -> tuple[list[Any], Mapping[str, Any], int]:
         """Return the result of `_page`, and check that the container was not replaced.
 
@@ -251,26 +279,26 @@ class Calls:
             ProviderFault: Raised if the container was deleted and created again.
         """
         try:
-            return self._page(pages, seen)
+            return self._page(pages, seen, deadline)
         except CosmosHttpResponseError as error:
             self._hear(error.headers or {})
             if code_of(error) == (BAD_REQUEST, RECREATED):
                 raise recreated(address) from error
             raise
-        except (ValueError, AttributeError) as error:
-            # azure-cosmos compares the resource ids itself, and fails if the service refuses the id twice.
-            if "rid" in str(error) or isinstance(error, AttributeError):
+        except ValueError as error:
+            # azure-cosmos compares the resource ids itself.
+            if "collection rid" in str(error):
                 raise recreated(address) from error
             raise
 
-    def _page(self, pages: Any, seen: dict[str, Any]) -> tuple[list[Any], Mapping[str, Any], int]:
+    def _page(
+        self, pages: Any, seen: dict[str, Any], deadline: Deadline
+    ) -> tuple[list[Any], Mapping[str, Any], int]:
         """Return the items of one page, the body of the answer, and the number of requests."""
-        if self._transport is None:
+        with self._guarded(deadline) as watch:
             page = next(pages, None)
-            return ([] if page is None else list(page)), seen["body"] or {}, 1
-        with self._transport.watching() as watch:
-            page = next(pages, None)
-        if not watch.requests:  # azure-cosmos has sent the request from another thread
+        # Without requests, azure-cosmos has sent the request from another thread.
+        if watch is None or not watch.requests:
             return ([] if page is None else list(page)), seen["body"] or {}, 1
         if watch.body is None:
             return [], {}, watch.requests
@@ -300,8 +328,8 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def names_in(path: str) -> tuple[str, ...]:
-    """Return the property names in a path such as `/a/b` or `/"a b"`."""
-    return tuple(part.strip('"') for part in path.strip("/").split("/"))
+    """Return the property names in a path such as `/a/b` or `/"a b"`. A quoted name may contain a slash."""
+    return tuple(quoted or plain for quoted, plain in _NAME.findall(path))
 
 
 def _limits(deadline: Deadline) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class CosmosFeed(Feed):
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """Plan a scan with one segment for each range. The parameter `segments` has no effect."""
-        return plan_scan(self._source, self.start(Now(), None, deadline), None)
+        return plan_scan(self.start(Now(), None, deadline), None)
 
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
@@ -141,7 +141,7 @@ class CosmosFeed(Feed):
         """Plan the scan for `Beginning()` or `AtTime(…)`, or return None if the range does not exist."""
         since = position.utc if isinstance(position, AtTime) else None
         seeds = self.start(Now(), partition_id, deadline)
-        return plan_scan(self._source, seeds, since) if seeds else None
+        return plan_scan(seeds, since) if seeds else None
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Return the next ranges from the plan of a scan, without sending a request."""

@@ -162,8 +162,10 @@ class CosmosReader(Reader):
         if self._until is not None:
             records, cut = _before(records, self._until)
             strand.done = cut or end.order >= self._until.order
+        # A page without items whose position has moved may be only a part of what the service searches.
+        still = not answer.items and answer.etag <= strand.place.etag
+        strand.quiet = still or (answer.newest is not None and answer.etag >= answer.newest)
         strand.records, strand.place = records, end
-        strand.quiet = not answer.items or (answer.newest is not None and answer.etag >= answer.newest)
         return False
 
     def _note(self, nbytes: int, count: int, charge: float | None, requests: int) -> None:

@@ -117,20 +117,22 @@ def _is_second(value: object) -> bool:
 # -- Plans
 
 
-def plan_scan(source: Source, seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
+def plan_scan(seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
     """Plan a scan.
 
     Args:
-        source: The feed.
         seeds: The start positions of the stream.
         since: If given, only items that were changed at or after this time are read.
     """
-    moment = source.calls.now() or datetime.now(UTC)
+    places = [place_of(seed.cursor) for seed in seeds]
+    # No change of the stream is older than the first of these times.
+    told = [place.seconds for place in places if place.seconds is not None]
+    moment = min(told, default=int(datetime.now(UTC).timestamp()))
     plan_id = secrets.token_hex(6)
     whole = None if since is None else int(since.timestamp())
-    ranges: list[Cursor] = [[seed.partition_id, place_of(seed.cursor).lsn] for seed in seeds]
-    cursor: Cursor = [plan_id, int(moment.timestamp()), whole, ranges]
-    started = datetime.fromtimestamp(int(moment.timestamp()), UTC)
+    ranges: list[Cursor] = [[seed.partition_id, place.lsn] for seed, place in zip(seeds, places, strict=True)]
+    cursor: Cursor = [plan_id, moment, whole, ranges]
+    started = datetime.fromtimestamp(moment, UTC)
     return ScanPlan(plan_id, cursor, tuple(seeds), _FLOOR, started, len(ranges))
 
 
@@ -285,8 +287,10 @@ class ScanReader(Reader):
         self._rest = found.chosen(kept)
         reached = max(answer.etag, scan.place.etag)
         # Another replica may lag behind, so a page without rows is no proof. Only the LSN of the page proves
-        # that no rows are left up to the bound.
-        self._over = reached >= scan.bound or (not answer.items and (answer.newest or 0) >= scan.bound)
+        # that no rows are left up to the bound. If the position has moved, the page may be only a part of
+        # what the service searches.
+        still = not answer.items and answer.etag <= scan.place.etag
+        self._over = reached >= scan.bound or (still and (answer.newest or 0) >= scan.bound)
         self._next = Place(reached) if reached >= scan.place.lsn or scan.place.inner is None else scan.place
         if answer.items:
             self._source.item_bytes = max(1, _SWELLING * answer.nbytes // len(answer.items))

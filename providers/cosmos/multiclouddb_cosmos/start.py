@@ -43,8 +43,10 @@ class Resolution:
 
         def end(piece: KeyRange) -> Place:
             if piece not in self.found:
-                lsn = self.source.end(piece, deadline)
+                # Changes after the position can be as old as the request. While its answer is on the way,
+                # other threads may learn a later time.
                 now = self.source.calls.now()
+                lsn = self.source.end(piece, deadline)
                 self.found[piece] = Place(lsn, None if now is None else int(now.timestamp()))
             return self.found[piece]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Executor, Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -20,19 +20,18 @@ from urllib.parse import urlsplit
 
 import attrs
 import orjson
-import requests
 from azure.core.pipeline.transport import RequestsTransport
 from azure.cosmos import CosmosClient
 from azure.cosmos.documents import ConnectionPolicy
-from azure.cosmos.exceptions import CosmosHttpResponseError
-from requests.adapters import HTTPAdapter
-from requests.structures import CaseInsensitiveDict
-from requests.utils import default_headers, get_encoding_from_headers
+from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponseError
 from urllib3.util.retry import Retry
 
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY
+from multiclouddb_cosmos.forks import renew_locks
 from multiclouddb_cosmos.ranges import KeyRange
+from multiclouddb_cosmos.session import Adapter, SameThread, Session
+from multiclouddb_spi import Deadline
 
 __all__ = [
     "ALL_VERSIONS",
@@ -50,19 +49,17 @@ __all__ = [
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
 LATEST: Final = "LatestVersion"
 _OK: Final = 200
-_MULTIPLE_CHOICES: Final = 300
 _NOT_MODIFIED: Final = 304
+_PAGE_PARTS: Final = 5
 _SPARE_CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
+_LEAST_SECONDS: Final = 0.05
 _EARLY_SECONDS: Final = 10
 _NO_ITEMS: Final = b'{"Documents":[]}'
-_PLAIN: Final = frozenset(
-    {"headers", "data", "files", "verify", "timeout", "cert", "allow_redirects", "proxies"}
-)
-"""The arguments of the requests that azure-cosmos makes."""
-_USUAL: Final = {name: default_headers()[name] for name in ("Accept-Encoding", "Connection")}
 _THREAD: Final = "cosmos-endpoint-refresh"
+
+os.register_at_fork(after_in_child=renew_locks)
 
 
 class MovedError(Exception):
@@ -78,12 +75,12 @@ class _EndedError(Exception):
     The retry code of azure-cosmos does not catch this class.
 
     Args:
-        answer: The answer that the service sent.
+        reason: The error that the caller gets: the answer that the service sent, or a timeout.
     """
 
-    def __init__(self, answer: CosmosHttpResponseError) -> None:
-        super().__init__(answer)
-        self.answer = answer
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @attrs.define
@@ -91,107 +88,16 @@ class Watch:
     """The observations of the transport during one call.
 
     Attributes:
+        deadline: The time limit of the call.
         body: The page as the service sent it; None until a page is received.
         answered: True after the service has sent a page or the answer "nothing new".
         requests: The number of requests that were made.
     """
 
+    deadline: Deadline
     body: bytes | None = None
     answered: bool = False
     requests: int = 0
-
-
-class _Session(requests.Session):
-    """A requests session that reads the environment only once per host, and never reads a `.netrc` file.
-
-    By default, the library requests searches all environment variables for a proxy before each request. The
-    library requests also reads `.netrc`. An authorization from `.netrc` would replace the authorization that
-    azure-cosmos has made.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.auth = _unchanged
-        self._settings: dict[tuple[Any, ...], Any] = {}
-        self._urls: dict[str, str] = {}
-
-    def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-        """Merge the settings in the same way as the `requests` library, and remember the result."""
-        asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
-        if asked not in self._settings:
-            self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
-        return dict(self._settings[asked])
-
-    def request(self, method: Any, url: Any, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request like the `requests` library, but with fewer steps for a plain read.
-
-        For each request, the `requests` library merges and checks settings, headers and cookies. These steps
-        take a quarter of the CPU time of a call. A read of azure-cosmos needs none of these steps: the
-        headers are complete, and the service sets no cookies. All other requests are sent in the usual way.
-        """
-        if method != "GET" or args or kwargs.keys() != _PLAIN or kwargs["data"] or kwargs["files"]:
-            return super().request(method, url, *args, **kwargs)
-        settings = self.merge_environment_settings(
-            url, kwargs["proxies"] or {}, False, kwargs["verify"], kwargs["cert"]
-        )
-        asked = requests.PreparedRequest()
-        asked.method, asked.url = method, self._prepared(url)
-        asked.headers = {**_USUAL, **kwargs["headers"]}  # type: ignore[assignment]
-        answer = self.get_adapter(asked.url).send(asked, timeout=kwargs["timeout"], **settings)
-        # The whole body is read at once. The `requests` library would read the body in steps of 10 KB, which
-        # takes as long as parsing the page.
-        answer._content = b"".join(answer.iter_content(None))
-        return answer
-
-    def _prepared(self, url: str) -> str:
-        """Return the URL in the form that the `requests` library uses.
-
-        The result is remembered, because each container has only one URL.
-        """
-        found = self._urls.get(url)
-        if found is None:
-            asked = requests.PreparedRequest()
-            asked.prepare_url(url, None)
-            found = self._urls[url] = str(asked.url)
-        return found
-
-
-class _Adapter(HTTPAdapter):
-    """An adapter that reads no cookies from answers."""
-
-    def build_response(self, req: Any, resp: Any) -> requests.Response:
-        """Return the answer before its body is read."""
-        answer = requests.Response()
-        answer.status_code, answer.reason = resp.status, resp.reason
-        answer.headers = CaseInsensitiveDict(resp.headers)
-        answer.encoding = get_encoding_from_headers(answer.headers)
-        answer.raw, answer.url, answer.request = resp, req.url, req
-        return answer
-
-
-def _unchanged(request: Any) -> Any:
-    return request
-
-
-class _SameThread(Executor):
-    """Runs the requests of an account with per-partition automatic failover in the calling thread.
-
-    For an account with per-partition automatic failover, azure-cosmos sends each read in a separate thread,
-    and sends a second read to another region if the first read is slow. A `Watch` does not observe other
-    threads. Therefore this class runs the first request in the calling thread, and does not send the other
-    requests.
-    """
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the request to the first region, and cancel the requests to other regions."""
-        future: Future[Any] = Future()
-        try:
-            if kwargs.get("location_index"):
-                raise CancelledError
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - the caller of the future gets it
-            future.set_exception(error)
-        return future
 
 
 class Transport(RequestsTransport):  # type: ignore[misc]
@@ -204,8 +110,8 @@ class Transport(RequestsTransport):  # type: ignore[misc]
     """
 
     def __init__(self, connections: int) -> None:
-        session = _Session()
-        adapter = _Adapter(
+        session = Session()
+        adapter = Adapter(
             pool_connections=connections,
             pool_maxsize=connections,
             max_retries=Retry(total=False, redirect=False, raise_on_status=False),
@@ -216,28 +122,41 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         self._local = threading.local()
 
     @contextmanager
-    def watching(self) -> Iterator[Watch]:
+    def watching(self, deadline: Deadline) -> Iterator[Watch]:
         """Observe the calls of this thread.
 
+        Args:
+            deadline: The time after which no further request is sent.
+
         Raises:
+            CosmosClientTimeoutError: Raised if the time limit has passed.
             CosmosHttpResponseError: Raised if the service sends an answer that azure-cosmos must not retry.
             MovedError: Raised if a second page was requested.
         """
-        self._local.watch = watch = Watch()
+        self._local.watch = watch = Watch(deadline)
         try:
             yield watch
         except _EndedError as ended:
-            raise ended.answer from None
+            raise ended.reason from None
         finally:
             self._local.watch = None
 
     def send(self, request: Any, **kwargs: Any) -> Any:
         """Send a request. If the request asks for a page, examine the answer."""
         watch = getattr(self._local, "watch", None)
+        if watch is not None:
+            left = watch.deadline.remaining()
+            if left <= 0:
+                raise _EndedError(CosmosClientTimeoutError())  # type: ignore[no-untyped-call]
+            kwargs["read_timeout"] = min(kwargs.get("read_timeout", _READ_SECONDS), max(_LEAST_SECONDS, left))
         if watch is None or not _is_page(request):
             answer = super().send(request, **kwargs)
             if _is_foreign(answer.status_code):
                 raise _refusal(answer)
+            if answer.status_code == GONE and watch is not None:
+                # To handle the answer, azure-cosmos would list the partitions. If it lists them already, it
+                # would wait forever for a lock that the same thread holds.
+                raise _EndedError(_refusal(answer))
             return answer
         if watch.answered:
             raise MovedError
@@ -245,11 +164,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
         answer = super().send(request, **kwargs)
         status = answer.status_code
         recreated = status == BAD_REQUEST and _substatus(answer) == RECREATED
-        if (
-            recreated
-            or status in (GONE, TOO_MANY)
-            or (_OK < status < BAD_REQUEST and status != _NOT_MODIFIED)
-        ):
+        if recreated or status in (GONE, TOO_MANY) or _is_foreign(status):
             raise _EndedError(_refusal(answer))
         if status < BAD_REQUEST:
             watch.answered = True
@@ -261,12 +176,14 @@ class Transport(RequestsTransport):  # type: ignore[misc]
 
 
 def _is_page(request: Any) -> bool:
-    return bool(request.method == "GET") and urlsplit(str(request.url)).path.rstrip("/").endswith("/docs")
+    """Return True if the path is `/dbs/DATABASE/colls/CONTAINER/docs/`; a container may be called `docs`."""
+    parts = urlsplit(str(request.url)).path.strip("/").split("/")
+    return request.method == "GET" and len(parts) == _PAGE_PARTS and parts[-1] == "docs"
 
 
 def _is_foreign(status: int) -> bool:
-    """Return True if only a proxy can have sent this status, because Cosmos DB never does."""
-    return status < _OK or (_MULTIPLE_CHOICES <= status < BAD_REQUEST and status != _NOT_MODIFIED)
+    """Return True if only a proxy can have sent this status, because Cosmos DB never sends it to a read."""
+    return status < BAD_REQUEST and status not in (_OK, _NOT_MODIFIED)
 
 
 def _refusal(answer: Any) -> CosmosHttpResponseError:
@@ -291,7 +208,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
     transport = Transport(concurrency + _SPARE_CONNECTIONS)
     policy = ConnectionPolicy()
     retries = _no_retries()
-    settings: dict[str, Any] = {"availability_strategy_executor": _SameThread()}
+    settings: dict[str, Any] = {"availability_strategy_executor": SameThread()}
     if retries is not None:
         policy.RetryOptions = retries
     else:

@@ -18,8 +18,8 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_cosmos import CosmosOptions
-from multiclouddb_cosmos import transport as transport_module
 from multiclouddb_cosmos.config import CosmosConfig
+from multiclouddb_cosmos.session import SameThread
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.message import Reply
 
@@ -71,9 +71,7 @@ def test_every_change_comes(account, monkeypatch, apart):
     server, container = account
     if apart:  # simulates a version of azure-cosmos that does not accept an executor
         pool = ThreadPoolExecutor(2)
-        monkeypatch.setattr(
-            transport_module._SameThread, "submit", lambda self, fn, /, *a, **k: pool.submit(fn, *a, **k)
-        )
+        monkeypatch.setattr(SameThread, "submit", lambda self, fn, /, *a, **k: pool.submit(fn, *a, **k))
     with client_of(server) as client:
         page = client.read_changes(ChangeFeedRequest(ADDRESS, Now()))
         for number in range(5):

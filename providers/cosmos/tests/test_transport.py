@@ -16,7 +16,8 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import Now
 from multiclouddb_cosmos.errors import classify
-from multiclouddb_cosmos.transport import Transport, _Adapter
+from multiclouddb_cosmos.session import Adapter
+from multiclouddb_cosmos.transport import Transport
 
 from .world import World, soon
 
@@ -113,14 +114,14 @@ def test_a_cookie_is_not_sent_back(server: Any) -> None:
 
 def test_an_answer_without_a_length_counts_its_bytes(world: World, monkeypatch: pytest.MonkeyPatch):
     """The limit in bytes also applies if a proxy divides answers into chunks."""
-    build = _Adapter.build_response
+    build = Adapter.build_response
 
-    def without_length(self: _Adapter, req: Any, resp: Any) -> Any:
+    def without_length(self: Adapter, req: Any, resp: Any) -> Any:
         answer = build(self, req, resp)
         answer.headers.pop("Content-Length", None)
         return answer
 
-    monkeypatch.setattr(_Adapter, "build_response", without_length)
+    monkeypatch.setattr(Adapter, "build_response", without_length)
     _, feed = world.feed()
     seeds = feed.start(Now(), None, soon())
     for number in range(20):

@@ -1,0 +1,155 @@
+"""Tests what happens while azure-cosmos lists the partitions of a container.
+
+All clients of azure-cosmos in a process share the list and the lock that protects it.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from azure.core.exceptions import AzureError
+from azure.cosmos import CosmosClient, PartitionKey
+from azure.cosmos._routing.routing_map_provider import PartitionKeyRangeCache
+from azure.cosmos.exceptions import CosmosClientTimeoutError
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress, connect
+from multiclouddb_cosmos_emulator import service
+from multiclouddb_cosmos_emulator.faults import Act, Fail, Slow
+
+from .harness import close_client
+from .world import DATABASE, seconds, soon
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+LIST = "ListPartitions"
+
+
+class TestAnswers:
+    """A failed listing is tried again, and never blocks the container in this process."""
+
+    @pytest.mark.parametrize(
+        ("status", "substatus"),
+        [(500, 0), (503, 0), (449, 0), (204, 0), (206, 0), (410, 0), (410, 1000), (410, 1002), (410, 1007)],
+    )
+    def test_a_failure_that_passes_loses_nothing(self, world, status, substatus):
+        consumer = world.consumer()
+        written = world.fill(10)
+        world.split("0")
+        world.server.faults.add(Fail(status, substatus), LIST, times=2)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+
+    @pytest.mark.parametrize(("status", "substatus"), [(500, 0), (410, 1002)])
+    def test_a_failure_that_stays_is_transient(self, make_world, status, substatus):
+        world = make_world(1)
+        consumer = world.consumer()
+        world.split("0")
+        world.server.faults.add(Fail(status, substatus), LIST, times=None)
+        with pytest.raises(MulticloudDbError, match=f"answered {status}") as caught:
+            consumer.read(seconds(1))
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+        assert caught.value.retryable
+
+    def test_a_failure_is_transient_with_the_application_s_own_client(self, make_world):
+        world = make_world(1)
+        native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+        with connect(world.config(), native_client=native) as client:
+            consumer = world.consumer(client=client)
+            world.split("0")
+            world.server.faults.add(Fail(500), LIST, times=None)
+            with pytest.raises(MulticloudDbError, match="answered 500") as caught:
+                consumer.read(seconds(5))
+            assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+            world.server.faults.clear()
+        close_client(native)
+
+    def test_a_listing_that_never_ends_is_given_up(self, world, monkeypatch):
+        """azure-cosmos asks until the service answers that nothing has changed."""
+        monkeypatch.setattr("multiclouddb_cosmos.client._LISTING_SECONDS", 0.2)
+        listed = service._CALLS[LIST]
+
+        def changed(call):
+            call.container().version += 1
+            return listed(call)
+
+        _, feed = world.feed()
+        monkeypatch.setitem(service._CALLS, LIST, changed)
+        with pytest.raises(CosmosClientTimeoutError):
+            feed.partitions(soon())
+
+    def test_a_listing_without_an_answer_is_given_up(self, world, monkeypatch):
+        """azure-cosmos passes no time limit to the requests of a listing."""
+        monkeypatch.setattr("multiclouddb_cosmos.client._LISTING_SECONDS", 0.2)
+        _, feed = world.feed()
+        world.server.faults.add(Slow(8), LIST)
+        begun = time.monotonic()
+        with pytest.raises(AzureError):
+            feed.partitions(soon())
+        assert time.monotonic() - begun < 6
+
+    def test_a_container_may_be_called_like_a_page(self, world):
+        """The path of a page ends with `docs`, and so does the path of this container."""
+        world.database.create_container("docs", PartitionKey("/pk"))
+        with world.client() as client:
+            assert client.list_physical_partitions(ResourceAddress(DATABASE, "docs"))
+
+
+class TestForks:
+    """A fork does not copy a lock that nobody can release."""
+
+    def test_a_child_reads_although_a_thread_of_the_parent_was_listing(self, world):
+        consumer = world.consumer()
+        written = world.fill(10)
+        world.split("0")
+        listing, forked = threading.Event(), threading.Event()
+        world.server.faults.add(Act(lambda: (listing.set(), forked.wait(30))), LIST)
+        reading = threading.Thread(target=consumer.read)
+        reading.start()
+        assert listing.wait(10)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                signal.alarm(20)  # ends a child that waits for the lock
+                consumer.until_idle()
+                code = 0 if sorted(consumer.markers) == written else 2
+            finally:
+                os._exit(code)
+        forked.set()
+        reading.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class TestThreads:
+    """Two calls of one client do not disturb each other."""
+
+    def test_headers_can_be_extended_while_they_are_copied(self, world):
+        """azure-cosmos adds entries to the headers that the client's last call has received.
+
+        Meanwhile, the thread of that call may still copy the headers.
+        """
+        provider, feed = world.feed()
+        feed.partitions(soon())
+        headers = provider._calls._connected().client_connection.last_response_headers
+        copied = {}
+        for name in headers:
+            copied[name] = headers[name]
+            headers[f"x-ms-throttle-retry-count-{len(copied)}"] = 0
+        assert copied["etag"] == headers["etag"]
+
+    def test_a_list_that_another_thread_has_deleted_is_fetched_again(self, world, monkeypatch):
+        """A thread that lists partitions deletes the lists of all containers. At that time, another thread
+        may look up a partition."""
+        consumer = world.consumer()
+        written = world.fill(10)
+        found, deleted = PartitionKeyRangeCache.get_routing_map, [None]
+
+        def looked_up(self, *arguments, **settings):
+            return deleted.pop() if deleted else found(self, *arguments, **settings)
+
+        monkeypatch.setattr(PartitionKeyRangeCache, "get_routing_map", looked_up)
+        consumer.until_idle()
+        assert not deleted
+        assert sorted(consumer.markers) == written

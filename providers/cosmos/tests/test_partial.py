@@ -1,0 +1,103 @@
+"""Tests pages that are only a part of what the service has to search, and starts whose answers are late."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from multiclouddb_api import Beginning, LogicalPartition, MulticloudDbKey, Now
+from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos.client import Calls
+from multiclouddb_cosmos_emulator import documents
+from multiclouddb_cosmos_emulator.feed import read_feed
+
+from .world import soon
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+MINE = LogicalPartition(MulticloudDbKey({"pk": "mine"}))
+BACKFILL = CosmosOptions(backfill=True)
+
+
+@pytest.fixture
+def searching(monkeypatch):
+    """Make the service search only one transaction for each request.
+
+    If the transaction contains nothing that was asked for, the answer has no items, but a later position.
+    """
+
+    def searched(container, request):
+        partition = request.partition
+        changes, lsn = partition.changes, partition.lsn
+        later = [] if request.after is None else [change.lsn for change in partition.after(request.after)]
+        if later:
+            partition.changes = [change for change in changes if change.lsn <= later[0]]
+            partition.lsn = later[0]
+        try:
+            return read_feed(container, request)
+        finally:
+            partition.changes, partition.lsn = changes, lsn
+
+    monkeypatch.setattr(documents, "read_feed", searched)
+
+
+@pytest.mark.usefixtures("searching")
+class TestPartialPages:
+    """An answer without items says that nothing is left only if the position has not moved."""
+
+    def test_a_page_is_not_idle_while_the_position_moves(self, world):
+        consumer = world.consumer(scope=MINE)
+        world.fill(30)
+        written = world.put("mine")
+        assert consumer.until_idle() == written
+
+    def test_a_scan_does_not_end_while_the_position_moves(self, world):
+        world.fill(30)
+        written = world.put("mine")
+        consumer = world.consumer(Beginning(), scope=MINE, provider_options=BACKFILL)
+        assert consumer.until_idle() == written
+
+    def test_a_whole_container_is_scanned(self, world):
+        written = world.fill(30)
+        consumer = world.consumer(Beginning(), provider_options=BACKFILL)
+        assert sorted(consumer.until_idle()) == written
+
+
+class TestLateAnswers:
+    """The answer to a start may arrive long after the service has sent it."""
+
+    @pytest.fixture
+    def moments(self, monkeypatch):
+        """Provide the times of the service's clock: each read takes a minute."""
+        times = [1_700_000_000]
+        read = Calls.read
+
+        def late(self, *arguments):
+            answer = read(self, *arguments)
+            times.append(times[-1] + 60)
+            return answer
+
+        monkeypatch.setattr(Calls, "now", lambda self: datetime.fromtimestamp(times[-1], UTC))
+        monkeypatch.setattr(Calls, "read", late)
+        return times
+
+    def test_no_later_change_is_older_than_a_start(self, make_world, moments):
+        _, feed = make_world(1).feed()
+        (seed,) = feed.start(Now(), None, soon())
+        assert len(moments) == 2
+        assert feed.describe(seed.cursor).time == datetime.fromtimestamp(moments[0], UTC)
+
+    def test_no_later_change_is_older_than_a_scan(self, make_world, moments):
+        _, feed = make_world(1).feed()
+        assert feed.snapshot(None, soon()).moment == datetime.fromtimestamp(moments[0], UTC)
+
+
+class TestPaths:
+    """The name of a property in the path of a partition key can be quoted, and then contain a slash."""
+
+    def test_a_name_with_a_slash(self, make_world):
+        world = make_world(2, key='/"a/b"')
+        consumer = world.consumer(scope=LogicalPartition(MulticloudDbKey({"a/b": "v"})))
+        world.container.upsert_item({"id": "x", "a/b": "v", "n": 1})
+        world.container.delete_item("x", "v")
+        consumer.until_idle()
+        assert [event.key for event in consumer.events] == [MulticloudDbKey({"a/b": "v", "id": "x"}, 1)] * 2
