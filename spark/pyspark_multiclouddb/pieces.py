@@ -7,12 +7,13 @@ If an executor is lost, only the part of the source that it held is read again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from multiclouddb_api import invalid_request
+from pyspark_multiclouddb.columns import in_backticks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,8 +29,8 @@ _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
 _TASKS: Final = 32
 """The number of tasks. Spark's default of 200 tasks is too high for a small batch."""
-_BUCKET: Final = "_bucket"
-_SIZE: Final = "_size"
+_BUCKET: Final = "_multiclouddb_bucket"
+_SIZE: Final = "_multiclouddb_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
@@ -60,7 +61,7 @@ def latest_rows(frame: DataFrame) -> DataFrame:
     return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
 
 
-def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
+def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[Piece, None, None]:
     """Collect the last change of each key.
 
     Args:
@@ -99,7 +100,7 @@ def _column(name: str) -> Column:
     """Return the column with exactly this name; dots in the name do not select nested fields."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(in_backticks(name))
 
 
 @attrs.frozen

@@ -6,14 +6,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.table import TableMerger
 
 from multiclouddb_api import MulticloudDbError
-from pyspark_multiclouddb import latest_by_key, merge_into_delta
+from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
 from pyspark_multiclouddb.pieces import collected_in_pieces
 
 from .following import Follower
 from .test_kill import marks, table_of
 from .test_sinks import apply, documents, random_changes, rows
+from .test_snapshot_table import scanned
 
 PROGRAM = Path(__file__).with_name("bounded.py")
 KEYS = 6_000
@@ -62,6 +64,11 @@ def read_counted(frame, file):
     return frame.mapInArrow(counted, frame.schema)
 
 
+def is_nothing_kept(spark):
+    """Return True if Spark keeps no rows in memory or on disk."""
+    return spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+
 class TestPieces:
     def changes(self, count=900):
         dice = random.Random(7)
@@ -84,6 +91,61 @@ class TestPieces:
         # The part that was already merged is merged again, which changes nothing.
         assert merge_into_delta(frame, 1, tmp_path / "table", "app", max_bytes=9000)
         assert DeltaTable(tmp_path / "table").version() == table.version()
+
+    def test_number_of_a_batch_is_stored_with_its_last_piece(self, spark, tmp_path, monkeypatch):
+        """A batch that fails at its last piece is merged again; a batch that fails keeps nothing in Spark."""
+        changes, model = self.changes()
+        frame, table = spark.createDataFrame(rows(*changes)), tmp_path / "table"
+        merges, fails_at, execute = [], None, TableMerger.execute
+
+        def failing(merger):
+            merges.append(merger)
+            if len(merges) == fails_at:
+                raise RuntimeError("the last piece fails")
+            return execute(merger)
+
+        monkeypatch.setattr(TableMerger, "execute", failing)
+        merge_into_delta(frame, 3, tmp_path / "other", "app", max_bytes=4000)
+        assert len(merges) > 2
+        fails_at = len(merges)
+        merges.clear()
+        with pytest.raises(RuntimeError, match="the last piece fails") as caught:
+            merge_into_delta(frame, 3, table, "app", max_bytes=4000)
+        assert DeltaTable(table).transaction_version("app") is None
+        assert is_nothing_kept(spark), caught
+        assert merge_into_delta(frame, 3, table, "app", max_bytes=9000)
+        assert documents(table) == model
+        assert DeltaTable(table).transaction_version("app") == 3
+        assert is_nothing_kept(spark)
+
+    def test_pieces_are_full_and_share_no_key(self, spark, monkeypatch):
+        """With few parts, each part contains keys, so a piece that reads one part too many would show."""
+        monkeypatch.setattr(pieces, "_BUCKETS", 64)
+        changes, _ = self.changes()
+        frame = spark.createDataFrame(rows(*changes)).select("key", "order_key", "type", "new_item_state")
+        found = [piece.rows for piece in collected_in_pieces(frame, 3000)]
+        keys = [key for piece in found for key in piece["key"].to_pylist()]
+        assert len(keys) == len(set(keys)) == len({key for key, _, _ in changes})
+        # Two pieces in sequence are together larger than the bound.
+        assert 3 < len(found) <= 2 * sum(piece.nbytes for piece in found) / 3000 + 2
+        assert max(piece.num_rows for piece in found[1:]) > 10
+
+    def test_snapshot_without_the_checkpoint_is_refused_where_rows_are(self, spark, tmp_path):
+        table = tmp_path / "table"
+        merge_into_delta(rows(("old", 1, {"n": 1})), 0, table, "older")
+        frame = spark.createDataFrame(scanned("a", "b"))
+        with pytest.raises(MulticloudDbError, match=r"rows of a snapshot, .* contains older rows"):
+            merge_into_delta(frame, 0, table, "app")
+        assert documents(table) == {"old": {"n": 1}}
+
+    def test_column_may_have_any_name(self, spark, tmp_path):
+        names = ["_size", "_bucket", "row", "a`b", "a.b", "Total"]
+        batch = rows(("a", 1, {}), ("a", 2, {}), ("b", 1, {}))
+        for name in names:
+            batch = batch.append_column(name, pa.array([1, 2, 3]))
+        merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app", max_bytes=1)
+        found = DeltaTable(tmp_path / "table").to_pyarrow_table().sort_by("key").to_pylist()
+        assert [[row[name] for name in names] for row in found] == [[2] * len(names), [3] * len(names)]
 
     def test_bound_holds_for_what_arrow_really_takes(self, spark):
         changes, _ = self.changes()
