@@ -161,8 +161,10 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
     if isinstance(kind, StringType | BinaryType):
         length = F.octet_length(value)
     elif isinstance(kind, ArrayType | MapType) or kind.typeName() == "variant":
-        # In JSON, a number and the comma after it take at least two characters; in Arrow, eight bytes.
-        length = F.octet_length(F.to_json(F.struct(value.alias("v")))) * 4
+        # In JSON, a number and the comma after it take at least two characters; in Arrow, eight bytes. A
+        # field without a value also takes eight bytes in Arrow.
+        json = F.to_json(F.struct(value.alias("v")), {"ignoreNullFields": "false"})
+        length = F.octet_length(json) * 4
     else:
         return F.lit(16)
     return F.coalesce(length.cast("long"), F.lit(0)) + F.lit(8)

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,8 @@ from .test_snapshot_table import scanned
 PROGRAM = Path(__file__).with_name("bounded.py")
 KEYS = 6_000
 RESULT_SIZE = "1m"
+SPARSE = [f"'f{number}', CAST(NULL AS BIGINT)" for number in range(25)]
+"""The fields of a struct without values. Arrow needs eight bytes for each of them."""
 
 
 def fill(source):
@@ -67,6 +70,24 @@ def read_counted(frame, file):
 def is_nothing_kept(spark):
     """Return True if Spark keeps no rows in memory or on disk."""
     return spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+
+@pytest.mark.parametrize(
+    ("limit", "max_bytes", "expected"),
+    [
+        ("1g", 64 << 20, 64 << 20),
+        ("1g", 1 << 30, 512 << 20),
+        ("1m", 64 << 20, 512 << 10),
+        ("10KB", 64 << 20, 5 << 10),
+        ("3000", 64 << 20, 1500),
+        ("0", 64 << 20, 64 << 20),
+        ("1m", 7, 7),
+    ],
+)
+def test_piece_takes_at_most_half_of_what_the_driver_accepts(limit, max_bytes, expected):
+    conf = {"spark.driver.maxResultSize": limit}
+    frame = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+    assert pieces._bound(frame, max_bytes) == expected
 
 
 class TestPieces:
@@ -169,6 +190,29 @@ class TestPieces:
         # A table needs a fixed amount for each column, and the sizes of its buffers are rounded up.
         assert max(piece.nbytes for piece in pieces) <= 20_000 + 1_000
         assert pieces[0].column_names == frame.columns
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            ["repeat('é', 150)"],
+            ["named_struct('a', named_struct('b', repeat('x', 300)))"],
+            ["sequence(1, 40)"],
+            [f"transform(sequence(1, 2), n -> named_struct({', '.join(SPARSE)}))"],
+            [f"{number} AS f{number}" for number in range(25)],
+        ],
+        ids=["text", "struct", "array", "array of sparse structs", "numbers"],
+    )
+    def test_bound_holds_for_a_frame_of_mostly(self, spark, values):
+        columns = ["CAST(id AS STRING) AS key", "'1' AS order_key", "'CREATE' AS type", *values]
+        frame = spark.range(300).selectExpr(*columns)
+        pieces = [piece.rows for piece in collected_in_pieces(frame, 30_000)]
+        assert max(piece.nbytes for piece in pieces) <= 30_000 + 1_000
+        assert sum(piece.num_rows for piece in pieces) == 300
+
+    def test_frame_without_rows_makes_no_table(self, spark, tmp_path):
+        frame = spark.createDataFrame(rows(("a", 1, {}))).where("false")
+        assert not merge_into_delta(frame, 0, tmp_path / "table", "app")
+        assert not (tmp_path / "table").exists()
 
     def test_single_row_above_the_bound_is_a_piece(self, spark):
         frame = spark.createDataFrame(rows(("a", 1, {"text": "x" * 9000}), ("b", 1, {})))

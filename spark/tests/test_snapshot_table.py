@@ -1,13 +1,14 @@
 """Tests what the begin and the end of a snapshot do to the rows that a Delta table already has."""
 
 import json
+from datetime import timedelta
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from multiclouddb_api import MulticloudDbError
-from pyspark_multiclouddb import merge_into_delta
+from pyspark_multiclouddb import drop_tombstones, merge_into_delta
 
 from .test_sinks import documents, rows
 from .test_tombstones import tombstones
@@ -77,12 +78,29 @@ class TestBegin:
         before = DeltaTable(query.table).file_uris()
         query.batch(rows())
         assert DeltaTable(query.table).file_uris() == before
+        query.batch(scanned("a", "b", "c"), over=True)
+        before = DeltaTable(query.table).file_uris()
+        query.batch(rows(), plan="later", floor="000020~")
+        assert DeltaTable(query.table).file_uris() == before
 
     def test_rows_of_another_snapshot_than_that_of_the_checkpoint(self, query):
         query.batch(scanned("a"))
         with pytest.raises(MulticloudDbError, match=r"belongs to the snapshot p, but the batch .* of other"):
             query.batch(scanned("b", plan="other"))
         assert documents(query.table) == {"a": {"scan": "a"}}
+
+    @pytest.mark.parametrize("separate", [True, False], ids=["own line", "same line"])
+    def test_query_that_also_reads_another_source(self, query, separate):
+        """The rows of the other source are not in the snapshot, so the sink would delete them."""
+        query.batch(rows())
+        offsets = query.checkpoint / "offsets" / "0"
+        *lines, offset = offsets.read_text().splitlines()
+        lines += [offset, offset] if separate else [json.dumps({"one": offset, "other": json.loads(offset)})]
+        offsets.write_text("\n".join(lines))
+        query.number = 0
+        with pytest.raises(MulticloudDbError, match="a query that reads a snapshot and another source"):
+            merge_into_delta(rows(("a", 1, {})), 0, query.table, "query", checkpoint=query.checkpoint)
+        assert not query.table.exists()
 
     def test_checkpoint_that_comes_when_a_scan_without_rows_is_over(self, query):
         """The sink does not know what the table contained before the scan, so it leaves these rows alone."""
@@ -102,6 +120,14 @@ class TestEnd:
         query.batch(scanned("c"), over=True)
         assert times(query.table)['{"id": "b"}'] == before
         assert set(tombstones(query.table)) == {'{"id": "a"}', '{"id": "b"}'}
+
+    def test_table_without_tombstones_gets_them(self, query):
+        """An earlier version of the sink created the table, and the snapshot contains no rows."""
+        schema = pa.schema([("key", pa.string()), ("order_key", pa.string()), ("n", pa.int64())])
+        table = pa.Table.from_pylist([{"key": '{"id": "a"}', "order_key": "000001", "n": 1}], schema=schema)
+        write_deltalake(query.table, table)
+        query.batch(rows(), over=True)
+        assert tombstones(query.table) == {'{"id": "a"}': "000010~"}
 
     def test_happens_once(self, query):
         query.batch(scanned("a"), over=True)
@@ -127,3 +153,19 @@ class TestEnd:
         found = DeltaTable(query.table).to_pyarrow_dataset().scanner(use_threads=False).to_table()
         found = {row["key"]: (row["day"], row["new_item_state"]) for row in found.to_pylist()}
         assert found == {'{"id": "a"}': ("we", '{"scan": "a"}'), '{"id": "gone"}': ("tu", None)}
+
+
+class TestCleaning:
+    def test_waits_for_the_first_completed_batch_and_for_the_end_of_the_scan(self, query):
+        def drop():
+            return drop_tombstones(query.table, timedelta(0), checkpoint=query.checkpoint)
+
+        query.batch(rows(("a", 11, None)))
+        assert drop() == 0
+        commits = query.checkpoint / "commits"
+        (commits / "0").touch()
+        assert drop() == 0
+        query.batch(scanned("b"), over=True)
+        assert drop() == 0
+        (commits / "1").touch()
+        assert drop() == 1
