@@ -132,7 +132,8 @@ class TestThreads:
             for number in range(12):
                 together.wait(60)
                 changes = [(f"k{key}", number * 10 + name, {"n": number * 10 + name}) for key in range(5)]
-                merge_into_delta(rows(*changes, (f"old{number}", number, None)), number, path, str(name))
+                own = (f"{name} {number}", number, None)
+                merge_into_delta(rows(*changes, own), number, path, str(name))
 
         def clean():
             for _ in range(12):
