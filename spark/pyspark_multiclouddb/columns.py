@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from multiclouddb_api import invalid_request
+from multiclouddb_api import ChangeType, MulticloudDbError, invalid_request
 
 if TYPE_CHECKING:
     from deltalake import Field
 
-__all__ = ["check_cases", "check_kinds", "in_backticks", "stored_fields"]
+__all__ = ["TYPES", "check_cases", "check_kinds", "in_backticks", "incomplete_rows", "stored_fields"]
 
-_CAST = "cast it, or leave it out"
+TYPES: Final = tuple(kind.value for kind in ChangeType)
+"""The values of the column `type`."""
+_CAST: Final = "cast it, or leave it out"
 
 
 def stored_fields(schema: pa.Schema) -> dict[str, Field]:
@@ -38,16 +40,15 @@ def stored_fields(schema: pa.Schema) -> dict[str, Field]:
     return fields
 
 
-def check_cases(wanted: Iterable[str], known: Iterable[str], where: str) -> None:
+def check_cases(wanted: Iterable[str], known: Iterable[str] = ()) -> None:
     """Refuse a column whose name differs from another one only in upper and lower case.
 
     Args:
         wanted: The names of the columns of the batch.
         known: The names of the columns of the table.
-        where: The folder or URL of the table, for the message.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`; Delta does not distinguish the two names.
+        MulticloudDbError: `INVALID_REQUEST`; Delta and Spark do not distinguish the two names.
     """
     spelled = {name.lower(): name for name in known}
     for name in wanted:
@@ -55,7 +56,7 @@ def check_cases(wanted: Iterable[str], known: Iterable[str], where: str) -> None
         if other != name:
             raise invalid_request(
                 f"column {name}",
-                f"differs from the column {other} of the batch or of {where} only in upper and lower case",
+                f"differs from the column {other} only in upper and lower case",
                 "rename one of the two",
             )
 
@@ -85,7 +86,16 @@ def in_backticks(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _cannot_be_stored(field: pa.Field) -> Exception:
+def incomplete_rows() -> MulticloudDbError:
+    """Make the error for a batch in which a value is missing, or in which `type` is not that of a change."""
+    return invalid_request(
+        "batch",
+        "has rows without key, order_key or type, or whose type is not CREATE, UPDATE or DELETE",
+        "pass the rows of the data source, and give other names to columns that you add",
+    )
+
+
+def _cannot_be_stored(field: pa.Field) -> MulticloudDbError:
     return invalid_request(
         f"column {field.name}", f"is {field.type}, which a Delta table cannot store", _CAST
     )

@@ -72,7 +72,7 @@ class Target:
             if not (pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)):
                 raise invalid_request(f"column {name}", f"is {kind}", "pass the column of the data source")
         wanted = stored_fields(_stored(schema))
-        check_cases(wanted, (), self._where)
+        check_cases(wanted)
         if self._table is None:
             self._table = _created(self._where, schema)
         known = {field.name: field for field in self._table.schema().fields}
@@ -80,7 +80,7 @@ class Target:
         for name in _TEXT:
             if name not in known:
                 raise _foreign(self._where, name)
-        check_cases(wanted, known, self._where)
+        check_cases(wanted, known)
         new = [field for name, field in wanted.items() if name not in known]
         refused = [field.name for field in new if field.name != DELETED_AT]
         if refused and self._new_columns == "refuse":

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from multiclouddb_api import invalid_request
-from pyspark_multiclouddb.columns import in_backticks
+from pyspark_multiclouddb.columns import TYPES, in_backticks, incomplete_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +74,7 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[Piece, No
         contains no rows, no table is returned.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.
+        MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type, or an unknown type.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.storagelevel import StorageLevel
@@ -114,7 +113,8 @@ class _Total:
 def _total(kept: DataFrame) -> _Total:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    incomplete = F.col("key").isNull() | F.col("order_key").isNull() | F.col("type").isNull()
+    known = F.coalesce(F.col("type").isin(*TYPES), F.lit(False))
+    incomplete = F.col("key").isNull() | F.col("order_key").isNull() | ~known
     found = kept.agg(
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.sum(_SIZE), F.lit(0)).alias("size"),
@@ -130,9 +130,7 @@ def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     if total.incomplete:
-        raise invalid_request(
-            "batch", "has rows without key, order_key or type", "pass the rows of the data source"
-        )
+        raise incomplete_rows()
     if not total.rows:
         return []
     if total.size <= bound:

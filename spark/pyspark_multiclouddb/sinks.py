@@ -35,7 +35,7 @@ from multiclouddb_spi.arrow import events_to_arrow
 from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.arguments import check_merge, check_rows
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
-from pyspark_multiclouddb.columns import in_backticks
+from pyspark_multiclouddb.columns import TYPES, check_cases, in_backticks, incomplete_rows
 from pyspark_multiclouddb.delta import Target
 from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
 from pyspark_multiclouddb.tombstones import drop_tombstones, live_rows
@@ -138,10 +138,11 @@ def merge_into_delta(
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
-            has a type that a Delta table cannot store, or is new and refused; if a snapshot needs
-            `checkpoint`, or the checkpoint belongs to another query; `NOT_FOUND` if the table does not exist
-            and `create` is False. In these cases no row was written. `CONFLICT` if another process changes
-            the table again and again; merge the batch again.
+            has a type that a Delta table cannot store, or is new and refused; if a row has no key, no
+            `order_key`, or a `type` that is not the type of a change; if a snapshot needs `checkpoint`, or
+            the checkpoint belongs to another query; `NOT_FOUND` if the table does not exist and `create` is
+            False. In these cases no row was written. `CONFLICT` if another process changes the table again
+            and again; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
@@ -217,16 +218,16 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Gen
     kept = [*(name for name in names if name not in _OF_THE_EVENT), "type"]
     tells_plan = {"backfilled", "event_id"} <= set(names)
     if not is_table:
+        check_cases(names)
         plan = "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] END"
         columns = [*map(in_backticks, kept), *([f"{plan} AS {PLAN}"] if tells_plan else [])]
         with closing(collected_in_pieces(batch.selectExpr(*columns), max_bytes)) as pieces:
             for piece in pieces:
                 yield attrs.evolve(piece, rows=_in_utc(piece.rows))
         return
-    if any(batch[name].null_count for name in _NEEDED):
-        raise invalid_request(
-            "batch", "has rows without key, order_key or type", "pass the rows of the data source"
-        )
+    known = pc.is_in(batch["type"].cast(pa.string()), pa.array(TYPES))
+    if any(batch[name].null_count for name in _NEEDED) or pc.any(pc.invert(known)).as_py():
+        raise incomplete_rows()
     if batch.num_rows:
         found = _plan_in(batch) if tells_plan else None
         yield Piece(_in_utc(latest_by_key(batch.select(kept))), is_last=True, plan=found)

@@ -227,6 +227,18 @@ class TestPieces:
             "timestamp"
         )
 
+    def test_columns_that_cannot_be_distinguished_are_an_error(self, spark, tmp_path):
+        batch = rows(("a", 1, {})).append_column("Total", pa.array([1])).append_column("total", pa.array([2]))
+        with pytest.raises(MulticloudDbError, match="column total: differs from the column Total only in"):
+            merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app")
+
+    def test_type_that_was_replaced_with_one_of_the_documents_is_an_error(self, spark, tmp_path):
+        batch = rows(("a", 1, {}), ("b", 1, None))
+        batch = batch.set_column(batch.column_names.index("type"), "type", pa.array(["UPDATE", "van"]))
+        with pytest.raises(MulticloudDbError, match="whose type is not CREATE, UPDATE or DELETE"):
+            merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app")
+        assert not (tmp_path / "table").exists()
+
     @pytest.mark.parametrize("name", ["key", "order_key", "type"])
     def test_row_without_a_value_that_is_needed_is_an_error(self, spark, tmp_path, name):
         batch = rows(("a", 1, {}), ("a", 2, {}))

@@ -62,6 +62,13 @@ class TestRefused:
         batch = batch.set_column(batch.column_names.index(name), name, column)
         refused(path, batch, "has rows without key, order_key or type")
 
+    @pytest.mark.parametrize("values", [["car", "van"], [7, 8]])
+    def test_type_that_was_replaced_with_one_of_the_documents(self, path, values):
+        """Otherwise a delete would look like a document."""
+        batch = rows(GOOD, ("b", 1, None))
+        batch = batch.set_column(batch.column_names.index("type"), "type", pa.array(values))
+        refused(path, batch, "whose type is not CREATE, UPDATE or DELETE", "give other names to columns")
+
     def test_clash_of_types(self, path):
         merge_into_delta(with_column(rows(GOOD), "n", [1]), 0, path, "app")
         refused(
