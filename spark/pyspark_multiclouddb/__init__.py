@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark_multiclouddb.delta import drop_tombstones, live_rows
     from pyspark_multiclouddb.errors import error_from_query
     from pyspark_multiclouddb.frame import pages_to_dataframe
     from pyspark_multiclouddb.java import ensure_java
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.session import local_session
     from pyspark_multiclouddb.sinks import latest_by_key, merge_into_delta
     from pyspark_multiclouddb.source import DefaultSource
+    from pyspark_multiclouddb.tombstones import drop_tombstones, live_rows
 
 __all__ = [
     "DefaultSource",
@@ -42,11 +42,11 @@ _MODULES = {
     "DefaultSource": "source",
     "ProgressTable": "listener",
     "caught_up": "progress",
-    "drop_tombstones": "delta",
+    "drop_tombstones": "tombstones",
     "ensure_java": "java",
     "error_from_query": "errors",
     "latest_by_key": "sinks",
-    "live_rows": "delta",
+    "live_rows": "tombstones",
     "local_session": "session",
     "merge_into_delta": "sinks",
     "pages_to_dataframe": "frame",

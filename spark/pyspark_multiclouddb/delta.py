@@ -1,28 +1,25 @@
-"""Defines the sink's Delta table: its columns, checks, merges and tombstones."""
+"""Defines the sink's Delta table: its columns, checks, merges and snapshots."""
 
 from __future__ import annotations
 
-import os
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_api.validators import check_type, local_path
-from pyspark_multiclouddb.checkpoint import Checkpoint
+from multiclouddb_api import MulticloudDbError, invalid_request
+from pyspark_multiclouddb.columns import check_cases, check_kinds, in_backticks, stored_fields
+from pyspark_multiclouddb.commits import committed
+from pyspark_multiclouddb.tombstones import DELETED_AT, missing, opened
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties
+    from deltalake import CommitProperties, DeltaTable, Field, Transaction, WriterProperties
 
     from pyspark_multiclouddb.checkpoint import Scan
 
-__all__ = ["DELETED_AT", "Target", "drop_tombstones", "live_rows"]
+__all__ = ["Target"]
 
-DELETED_AT: Final = "_deleted_at"
-"""The column that contains the time at which the sink merged a delete; null in the row of a document."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _TEXT: Final = ("key", "order_key")
 _DOCUMENT: Final = "new_item_state"
@@ -49,9 +46,9 @@ class Target:
         if new_columns not in ("add", "refuse"):
             raise invalid_request("new_columns", f"is {new_columns!r}", "give 'add' or 'refuse'")
         self._where, self._create, self._new_columns = where, create, new_columns
-        self._table = _opened(where)
+        self._table = opened(where)
         if self._table is None and not create:
-            raise _missing(where)
+            raise missing(where)
 
     def has(self, app_id: str, batch_id: int) -> bool:
         """Return True if the table already contains all changes of this batch or of a later batch."""
@@ -64,11 +61,9 @@ class Target:
         The schema is checked first; then the table is created, or the new columns are added to it.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` if a column has a different type, or if a new column is
-                refused.
+            MulticloudDbError: `INVALID_REQUEST` if a column has a different type or a type that a Delta table
+                cannot store, or if a new column is refused.
         """
-        from deltalake import DeltaTable, Schema
-
         if DELETED_AT in schema.names:
             raise invalid_request(
                 "batch", f"has a column {DELETED_AT}", "the sink writes this column; rename yours"
@@ -76,19 +71,16 @@ class Target:
         for name in _TEXT:
             if not (pa.types.is_string(kind := schema.field(name).type) or pa.types.is_large_string(kind)):
                 raise invalid_request(f"column {name}", f"is {kind}", "pass the column of the data source")
-        wanted = {field.name: field for field in Schema.from_arrow(_stored(schema)).fields}
+        wanted = stored_fields(_stored(schema))
+        check_cases(wanted)
         if self._table is None:
-            self._table = DeltaTable.create(self._where, schema=_stored(schema), mode="ignore")
-        known = {field.name: field.type for field in self._table.schema().fields}
-        for name in (*_TEXT, *wanted):
-            if name in known and _kind(known[name]) != _kind(wanted[name].type):
-                raise invalid_request(
-                    f"column {name}",
-                    f"is {_name(wanted[name].type)} in the batch and {_name(known[name])} in {self._where}",
-                    "cast it, or give it another name",
-                )
-            if name in _TEXT and name not in known:
+            self._table = _created(self._where, schema)
+        known = {field.name: field for field in self._table.schema().fields}
+        check_kinds(wanted, known, self._where)
+        for name in _TEXT:
+            if name not in known:
                 raise _foreign(self._where, name)
+        check_cases(wanted, known)
         new = [field for name, field in wanted.items() if name not in known]
         refused = [field.name for field in new if field.name != DELETED_AT]
         if refused and self._new_columns == "refuse":
@@ -98,7 +90,7 @@ class Target:
                 "leave them out, or set new_columns='add'",
             )
         if new:
-            self._table.alter.add_columns(new)
+            committed(self._table, lambda: self._add(new))
 
     @property
     def exists(self) -> bool:
@@ -123,10 +115,13 @@ class Target:
         if self._stage(scan.plan) is not None:
             return
         if scan.is_first:
-            self._known().update(
-                updates={"order_key": "''"},
-                predicate=f"order_key >= {_quoted(scan.floor)}",
-                commit_properties=self._note(scan.plan, _BEGUN),
+            committed(
+                table := self._known(),
+                lambda: table.update(
+                    updates={"order_key": "''"},
+                    predicate=f"order_key >= {_quoted(scan.floor)}",
+                    commit_properties=self._note(scan.plan, _BEGUN),
+                ),
             )
         elif not self._is_empty() and not scan.was_over:
             raise invalid_request(
@@ -153,16 +148,18 @@ class Target:
         if DELETED_AT not in {field.name for field in fields}:
             self.prepare(pa.schema([(name, pa.string()) for name in _TEXT]))
         micros = int(datetime.now(UTC).timestamp() * 1_000_000)
-        table.update(
-            updates={
-                f"`{field.name}`": "NULL" for field in fields if field.nullable and field.name not in kept
-            }
-            | {
-                "order_key": _quoted(scan.floor),
-                DELETED_AT: f"coalesce({DELETED_AT}, to_timestamp_micros({micros}))",
-            },
-            predicate=f"order_key < {_quoted(scan.floor)}",
-            commit_properties=self._note(scan.plan, _ENDED),
+        gone = [field.name for field in fields if field.nullable and field.name not in kept]
+        updates = {in_backticks(name): "NULL" for name in gone} | {
+            "order_key": _quoted(scan.floor),
+            DELETED_AT: f"coalesce({DELETED_AT}, to_timestamp_micros({micros}))",
+        }
+        committed(
+            table,
+            lambda: table.update(
+                updates=updates,
+                predicate=f"order_key < {_quoted(scan.floor)}",
+                commit_properties=self._note(scan.plan, _ENDED),
+            ),
         )
         self._ensure(scan.plan, _ENDED)
 
@@ -234,10 +231,16 @@ class Target:
         from deltalake import write_deltalake
 
         if self._stage(plan) != stage:
-            nothing = self._known().to_pyarrow_dataset().schema.empty_table()
-            properties = self._note(plan, stage)
-            write_deltalake(self._known(), nothing, mode="append", commit_properties=properties)
-            self._known().update_incremental()
+            nothing = (table := self._known()).to_pyarrow_dataset().schema.empty_table()
+            note = self._note(plan, stage)
+            committed(table, lambda: write_deltalake(table, nothing, mode="append", commit_properties=note))
+            table.update_incremental()
+
+    def _add(self, fields: list[Field]) -> None:
+        """Add the columns that the table does not have yet; another thread may have added some of them."""
+        names = {field.name for field in self._known().schema().fields}
+        if missing := [field for field in fields if field.name not in names]:
+            self._known().alter.add_columns(missing)
 
     def merge(self, rows: pa.Table, done: Transaction | None) -> None:
         """Merge the last changes of some keys in one commit. If nothing changes, there is no commit.
@@ -248,106 +251,37 @@ class Target:
         """
         from deltalake import CommitProperties
 
-        assert self._table is not None, "prepare comes first"
-        source = _with_tombstones(rows)
-        columns = {f"`{name}`": f"s.`{name}`" for name in source.column_names}
-        self._table.merge(
-            source,
-            "s.key = t.key",
-            source_alias="s",
-            target_alias="t",
-            commit_properties=CommitProperties(app_transactions=None if done is None else [done]),
-            writer_properties=_written(source.column_names),
-            # deltalake finds the lowest and the highest key of the rows, and skips files that cannot match.
-            streamed_exec=False,
-        ).when_matched_update(columns, "s.order_key > t.order_key").when_not_matched_insert(columns).execute()
+        table, source = self._known(), _with_tombstones(rows)
+        columns = {name: f"s.{name}" for name in map(in_backticks, source.column_names)}
+        properties = CommitProperties(app_transactions=None if done is None else [done])
+
+        def commit() -> None:
+            merger = table.merge(
+                source,
+                "s.key = t.key",
+                source_alias="s",
+                target_alias="t",
+                commit_properties=properties,
+                writer_properties=_written(source.column_names),
+                # deltalake finds the lowest and the highest key of the rows, and skips files that cannot
+                # match.
+                streamed_exec=False,
+            )
+            merger = merger.when_matched_update(columns, "s.order_key > t.order_key")
+            merger.when_not_matched_insert(columns).execute()
+
+        committed(table, commit)
 
 
-def live_rows(table_path: str | os.PathLike[str], columns: list[str] | None = None) -> pa.RecordBatchReader:
-    """Read the documents of a table that `merge_into_delta` writes, without the tombstones.
-
-    A SQL query with `WHERE _deleted_at IS NULL` returns the same rows as this function.
-
-    Args:
-        table_path: The path of the table, as in `merge_into_delta`.
-        columns: The columns to read; by default all except `_deleted_at`.
-
-    Returns:
-        The rows, in batches; `.read_all()` returns them as one table.
-
-    Raises:
-        MulticloudDbError: `NOT_FOUND` if the table does not exist.
-    """
-    path = local_path("table_path", table_path)
-    check_type("columns", columns, list, type(None))
-    for name in columns or ():
-        check_type("columns", name, str)
-    table = _opened(path)
-    if table is None:
-        raise _missing(path)
-    dataset = table.to_pyarrow_dataset()
-    if columns is None:
-        columns = [name for name in dataset.schema.names if name != DELETED_AT]
-    live = pc.field(DELETED_AT).is_null() if DELETED_AT in dataset.schema.names else None
-    # If deltalake's reader uses its own threads, it can abort the process when it ends.
-    return dataset.scanner(columns=columns, filter=live, use_threads=False).to_reader()
-
-
-def drop_tombstones(
-    table_path: str | os.PathLike[str],
-    older_than: timedelta = timedelta(days=30),
-    *,
-    checkpoint: str | os.PathLike[str] | None = None,
-) -> int:
-    """Remove the tombstones of keys that were deleted long ago.
-
-    A tombstone prevents an older change from restoring its row, so a tombstone may be removed only when no
-    older change can arrive. The lifetime of a tombstone must be longer than the time for which the service
-    keeps changes. The lifetime must also be longer than the longest time for which a query that writes this
-    table is stopped. While a snapshot is read, an older version of a row can arrive at any time. So if a
-    query begins with a snapshot, pass its `checkpoint`: then nothing is removed until the query has completed
-    a batch after the end of the scan.
-
-    Args:
-        table_path: The path of the table, as in `merge_into_delta`. Call this function in the process that
-            merges, or while no process is merging.
-        older_than: The lifetime of a tombstone, counted from the time when its delete was merged.
-        checkpoint: The `checkpointLocation` of the query, as in `merge_into_delta`.
-
-    Returns:
-        The number of tombstones that were removed.
-
-    Raises:
-        MulticloudDbError: `NOT_FOUND` if the table does not exist.
-    """
-    path = local_path("table_path", table_path)
-    check_type("older_than", older_than, timedelta)
-    if checkpoint is not None:
-        local_path("checkpoint", checkpoint)
-    if older_than < timedelta(0):
-        raise invalid_request("older_than", "is negative", "give the lifetime of a tombstone")
-    table = _opened(path)
-    if table is None:
-        raise _missing(path)
-    if DELETED_AT not in {field.name for field in table.schema().fields}:
-        return 0
-    if checkpoint is not None and not Checkpoint(os.fspath(checkpoint)).is_scanned():
-        return 0
-    before = datetime.now(UTC) - older_than
-    return int(table.delete(f"{DELETED_AT} < '{before.isoformat()}'")["num_deleted_rows"])
-
-
-def _opened(where: str) -> DeltaTable | None:
+def _created(where: str, schema: pa.Schema) -> DeltaTable:
+    """Return a new table, or the table that another thread has just created there."""
     from deltalake import DeltaTable
+    from deltalake.exceptions import CommitFailedError
 
-    return DeltaTable(where) if DeltaTable.is_deltatable(where) else None
-
-
-def _missing(where: str) -> MulticloudDbError:
-    return MulticloudDbError(
-        f"table_path: there is no Delta table at {where}; correct the path, or let a merge create it",
-        ErrorDetail(category=ErrorCategory.NOT_FOUND),
-    )
+    try:
+        return DeltaTable.create(where, schema=_stored(schema), mode="ignore")
+    except CommitFailedError:
+        return DeltaTable(where)
 
 
 def _foreign(where: str, name: str) -> MulticloudDbError:
@@ -382,16 +316,3 @@ def _with_tombstones(rows: pa.Table) -> pa.Table:
     now = pa.scalar(datetime.now(UTC), _TIME)
     deleted = pc.if_else(pc.equal(rows["type"], "DELETE"), now, pa.scalar(None, _TIME))
     return rows.drop_columns("type").append_column(pa.field(DELETED_AT, _TIME), deleted)
-
-
-def _kind(of: object) -> str:
-    """Return the name of a Delta type. The name does not say whether the type is nullable."""
-    return re.sub(r'"(nullable|containsNull|valueContainsNull)":(true|false)', "", _json(of))
-
-
-def _name(of: object) -> str:
-    return _json(of).strip('"')
-
-
-def _json(of: object) -> str:
-    return str(of.to_json())  # type: ignore[attr-defined]

@@ -7,12 +7,12 @@ If an executor is lost, only the part of the source that it held is read again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from multiclouddb_api import invalid_request
+from pyspark_multiclouddb.columns import TYPES, in_backticks, incomplete_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,8 +28,8 @@ _BUCKETS: Final = 4096
 """The number of parts into which keys are distributed; a piece consists of one or more parts."""
 _TASKS: Final = 32
 """The number of tasks. Spark's default of 200 tasks is too high for a small batch."""
-_BUCKET: Final = "_bucket"
-_SIZE: Final = "_size"
+_BUCKET: Final = "_multiclouddb_bucket"
+_SIZE: Final = "_multiclouddb_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 
 
@@ -60,7 +60,7 @@ def latest_rows(frame: DataFrame) -> DataFrame:
     return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
 
 
-def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
+def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Generator[Piece, None, None]:
     """Collect the last change of each key.
 
     Args:
@@ -74,7 +74,7 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[Piece]:
         contains no rows, no table is returned.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type.
+        MulticloudDbError: `INVALID_REQUEST` if a row has no key, `order_key` or type, or an unknown type.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
     from pyspark.storagelevel import StorageLevel
@@ -99,7 +99,7 @@ def _column(name: str) -> Column:
     """Return the column with exactly this name; dots in the name do not select nested fields."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(in_backticks(name))
 
 
 @attrs.frozen
@@ -113,7 +113,8 @@ class _Total:
 def _total(kept: DataFrame) -> _Total:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    incomplete = F.col("key").isNull() | F.col("order_key").isNull() | F.col("type").isNull()
+    known = F.coalesce(F.col("type").isin(*TYPES), F.lit(False))
+    incomplete = F.col("key").isNull() | F.col("order_key").isNull() | ~known
     found = kept.agg(
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.sum(_SIZE), F.lit(0)).alias("size"),
@@ -129,9 +130,7 @@ def _cuts(kept: DataFrame, total: _Total, bound: int) -> list[tuple[int, int]]:
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
     if total.incomplete:
-        raise invalid_request(
-            "batch", "has rows without key, order_key or type", "pass the rows of the data source"
-        )
+        raise incomplete_rows()
     if not total.rows:
         return []
     if total.size <= bound:
@@ -160,8 +159,10 @@ def _bytes_of(value: Column, kind: DataType) -> Column:
     if isinstance(kind, StringType | BinaryType):
         length = F.octet_length(value)
     elif isinstance(kind, ArrayType | MapType) or kind.typeName() == "variant":
-        # In JSON, a number and the comma after it take at least two characters; in Arrow, eight bytes.
-        length = F.octet_length(F.to_json(F.struct(value.alias("v")))) * 4
+        # In JSON, a number and the comma after it take at least two characters; in Arrow, eight bytes. A
+        # field without a value also takes eight bytes in Arrow.
+        json = F.to_json(F.struct(value.alias("v")), {"ignoreNullFields": "false"})
+        length = F.octet_length(json) * 4
     else:
         return F.lit(16)
     return F.coalesce(length.cast("long"), F.lit(0)) + F.lit(8)

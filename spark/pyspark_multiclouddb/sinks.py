@@ -22,7 +22,8 @@ merge in `_deleted_at`. Read the table with `live_rows`, or with `WHERE _deleted
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import attrs
@@ -34,8 +35,10 @@ from multiclouddb_spi.arrow import events_to_arrow
 from multiclouddb_spi.scan import plan_id_of
 from pyspark_multiclouddb.arguments import check_merge, check_rows
 from pyspark_multiclouddb.checkpoint import Checkpoint, Scan, query_of
-from pyspark_multiclouddb.delta import Target, drop_tombstones, live_rows
+from pyspark_multiclouddb.columns import TYPES, check_cases, in_backticks, incomplete_rows
+from pyspark_multiclouddb.delta import Target
 from pyspark_multiclouddb.pieces import PLAN, Piece, collected_in_pieces, latest_rows
+from pyspark_multiclouddb.tombstones import drop_tombstones, live_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -120,7 +123,7 @@ def merge_into_delta(
         batch_id: The batch number that Spark passes, or None for changes without a batch number. Such changes
             are always merged; merging them twice changes nothing.
         table_path: The path of a folder, or a URL that `deltalake` supports. Only one process may write at a
-            time.
+            time. Several threads of this process may write, for example two queries of one driver.
         app_id: A name that identifies the query and its checkpoint. With a new checkpoint directory the
             numbering starts again, so use another `app_id`. Otherwise the first batches are treated as
             replays and left out. Must be None if `batch_id` is None, and only then.
@@ -136,9 +139,11 @@ def merge_into_delta(
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` if a column is missing, has a different type than in the table,
-            or is new and refused; if a snapshot needs `checkpoint`, or the checkpoint belongs to another
-            query; `NOT_FOUND` if the table does not exist and `create` is False. In these cases no row was
-            written.
+            has a type that a Delta table cannot store, or is new and refused; if a row has no key, no
+            `order_key`, or a `type` that is not the type of a change; if a snapshot needs `checkpoint`, or
+            the checkpoint belongs to another query; `NOT_FOUND` if the table does not exist and `create` is
+            False. In these cases no row was written. `CONFLICT` if another process changes the table again
+            and again; merge the batch again.
         ImportError: Raised if `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
@@ -156,12 +161,13 @@ def merge_into_delta(
             target.check_unused(scan, app_id)
     else:
         is_frame = not isinstance(batch, pa.Table | ChangeFeedPage)
-        for piece in _pieces(batch, max_bytes):
-            if not merged:
-                target.prepare(piece.rows.drop_columns("type").schema)
-                _begin(target, scan, piece.plan, is_told=checkpoint is not None, strict=is_frame)
-            target.merge(piece.rows, done if piece.is_last else None)
-            merged = True
+        with closing(_pieces(batch, max_bytes)) as pieces:
+            for piece in pieces:
+                if not merged:
+                    target.prepare(piece.rows.drop_columns("type").schema)
+                    _begin(target, scan, piece.plan, is_told=checkpoint is not None, strict=is_frame)
+                target.merge(piece.rows, done if piece.is_last else None)
+                merged = True
     _end(target, scan)
     return merged
 
@@ -201,7 +207,7 @@ def _begin(target: Target, scan: Scan | None, plan: str | None, *, is_told: bool
         target.accept(plan, strict=strict)
 
 
-def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[Piece]:
+def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Generator[Piece, None, None]:
     """Return the last change of each key in the batch, with the target's columns and the column `type`."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
@@ -213,15 +219,16 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
     kept = [*(name for name in names if name not in _OF_THE_EVENT), "type"]
     tells_plan = {"backfilled", "event_id"} <= set(names)
     if not is_table:
+        check_cases(names)
         plan = "CASE WHEN backfilled AND event_id LIKE 'snapshot:%' THEN split(event_id, ':')[1] END"
-        columns = [*(f"`{name}`" for name in kept), *([f"{plan} AS {PLAN}"] if tells_plan else [])]
-        for piece in collected_in_pieces(batch.selectExpr(*columns), max_bytes):
-            yield attrs.evolve(piece, rows=_in_utc(piece.rows))
+        columns = [*map(in_backticks, kept), *([f"{plan} AS {PLAN}"] if tells_plan else [])]
+        with closing(collected_in_pieces(batch.selectExpr(*columns), max_bytes)) as pieces:
+            for piece in pieces:
+                yield attrs.evolve(piece, rows=_in_utc(piece.rows))
         return
-    if any(batch[name].null_count for name in _NEEDED):
-        raise invalid_request(
-            "batch", "has rows without key, order_key or type", "pass the rows of the data source"
-        )
+    known = pc.is_in(batch["type"].cast(pa.string()), pa.array(TYPES))
+    if any(batch[name].null_count for name in _NEEDED) or pc.any(pc.invert(known)).as_py():
+        raise incomplete_rows()
     if batch.num_rows:
         found = _plan_in(batch) if tells_plan else None
         yield Piece(_in_utc(latest_by_key(batch.select(kept))), is_last=True, plan=found)

@@ -2,22 +2,27 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.table import TableMerger
 
 from multiclouddb_api import MulticloudDbError
-from pyspark_multiclouddb import latest_by_key, merge_into_delta
+from pyspark_multiclouddb import latest_by_key, merge_into_delta, pieces
 from pyspark_multiclouddb.pieces import collected_in_pieces
 
 from .following import Follower
 from .test_kill import marks, table_of
 from .test_sinks import apply, documents, random_changes, rows
+from .test_snapshot_table import scanned
 
 PROGRAM = Path(__file__).with_name("bounded.py")
 KEYS = 6_000
 RESULT_SIZE = "1m"
+SPARSE = [f"'f{number}', CAST(NULL AS BIGINT)" for number in range(25)]
+"""The fields of a struct without values. Arrow needs eight bytes for each of them."""
 
 
 def fill(source):
@@ -62,6 +67,29 @@ def read_counted(frame, file):
     return frame.mapInArrow(counted, frame.schema)
 
 
+def is_nothing_kept(spark):
+    """Return True if Spark keeps no rows in memory or on disk."""
+    return spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+
+@pytest.mark.parametrize(
+    ("limit", "max_bytes", "expected"),
+    [
+        ("1g", 64 << 20, 64 << 20),
+        ("1g", 1 << 30, 512 << 20),
+        ("1m", 64 << 20, 512 << 10),
+        ("10KB", 64 << 20, 5 << 10),
+        ("3000", 64 << 20, 1500),
+        ("0", 64 << 20, 64 << 20),
+        ("1m", 7, 7),
+    ],
+)
+def test_piece_takes_at_most_half_of_what_the_driver_accepts(limit, max_bytes, expected):
+    conf = {"spark.driver.maxResultSize": limit}
+    frame = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+    assert pieces._bound(frame, max_bytes) == expected
+
+
 class TestPieces:
     def changes(self, count=900):
         dice = random.Random(7)
@@ -84,6 +112,61 @@ class TestPieces:
         # The part that was already merged is merged again, which changes nothing.
         assert merge_into_delta(frame, 1, tmp_path / "table", "app", max_bytes=9000)
         assert DeltaTable(tmp_path / "table").version() == table.version()
+
+    def test_number_of_a_batch_is_stored_with_its_last_piece(self, spark, tmp_path, monkeypatch):
+        """A batch that fails at its last piece is merged again; a batch that fails keeps nothing in Spark."""
+        changes, model = self.changes()
+        frame, table = spark.createDataFrame(rows(*changes)), tmp_path / "table"
+        merges, fails_at, execute = [], None, TableMerger.execute
+
+        def failing(merger):
+            merges.append(merger)
+            if len(merges) == fails_at:
+                raise RuntimeError("the last piece fails")
+            return execute(merger)
+
+        monkeypatch.setattr(TableMerger, "execute", failing)
+        merge_into_delta(frame, 3, tmp_path / "other", "app", max_bytes=4000)
+        assert len(merges) > 2
+        fails_at = len(merges)
+        merges.clear()
+        with pytest.raises(RuntimeError, match="the last piece fails") as caught:
+            merge_into_delta(frame, 3, table, "app", max_bytes=4000)
+        assert DeltaTable(table).transaction_version("app") is None
+        assert is_nothing_kept(spark), caught
+        assert merge_into_delta(frame, 3, table, "app", max_bytes=9000)
+        assert documents(table) == model
+        assert DeltaTable(table).transaction_version("app") == 3
+        assert is_nothing_kept(spark)
+
+    def test_pieces_are_full_and_share_no_key(self, spark, monkeypatch):
+        """With few parts, each part contains keys, so a piece that reads one part too many would show."""
+        monkeypatch.setattr(pieces, "_BUCKETS", 64)
+        changes, _ = self.changes()
+        frame = spark.createDataFrame(rows(*changes)).select("key", "order_key", "type", "new_item_state")
+        found = [piece.rows for piece in collected_in_pieces(frame, 3000)]
+        keys = [key for piece in found for key in piece["key"].to_pylist()]
+        assert len(keys) == len(set(keys)) == len({key for key, _, _ in changes})
+        # Two pieces in sequence are together larger than the bound.
+        assert 3 < len(found) <= 2 * sum(piece.nbytes for piece in found) / 3000 + 2
+        assert max(piece.num_rows for piece in found[1:]) > 10
+
+    def test_snapshot_without_the_checkpoint_is_refused_where_rows_are(self, spark, tmp_path):
+        table = tmp_path / "table"
+        merge_into_delta(rows(("old", 1, {"n": 1})), 0, table, "older")
+        frame = spark.createDataFrame(scanned("a", "b"))
+        with pytest.raises(MulticloudDbError, match=r"rows of a snapshot, .* contains older rows"):
+            merge_into_delta(frame, 0, table, "app")
+        assert documents(table) == {"old": {"n": 1}}
+
+    def test_column_may_have_any_name(self, spark, tmp_path):
+        names = ["_size", "_bucket", "row", "a`b", "a.b", "Total"]
+        batch = rows(("a", 1, {}), ("a", 2, {}), ("b", 1, {}))
+        for name in names:
+            batch = batch.append_column(name, pa.array([1, 2, 3]))
+        merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app", max_bytes=1)
+        found = DeltaTable(tmp_path / "table").to_pyarrow_table().sort_by("key").to_pylist()
+        assert [[row[name] for name in names] for row in found] == [[2] * len(names), [3] * len(names)]
 
     def test_bound_holds_for_what_arrow_really_takes(self, spark):
         changes, _ = self.changes()
@@ -108,6 +191,29 @@ class TestPieces:
         assert max(piece.nbytes for piece in pieces) <= 20_000 + 1_000
         assert pieces[0].column_names == frame.columns
 
+    @pytest.mark.parametrize(
+        "values",
+        [
+            ["repeat('é', 150)"],
+            ["named_struct('a', named_struct('b', repeat('x', 300)))"],
+            ["sequence(1, 40)"],
+            [f"transform(sequence(1, 2), n -> named_struct({', '.join(SPARSE)}))"],
+            [f"{number} AS f{number}" for number in range(25)],
+        ],
+        ids=["text", "struct", "array", "array of sparse structs", "numbers"],
+    )
+    def test_bound_holds_for_a_frame_of_mostly(self, spark, values):
+        columns = ["CAST(id AS STRING) AS key", "'1' AS order_key", "'CREATE' AS type", *values]
+        frame = spark.range(300).selectExpr(*columns)
+        pieces = [piece.rows for piece in collected_in_pieces(frame, 30_000)]
+        assert max(piece.nbytes for piece in pieces) <= 30_000 + 1_000
+        assert sum(piece.num_rows for piece in pieces) == 300
+
+    def test_frame_without_rows_makes_no_table(self, spark, tmp_path):
+        frame = spark.createDataFrame(rows(("a", 1, {}))).where("false")
+        assert not merge_into_delta(frame, 0, tmp_path / "table", "app")
+        assert not (tmp_path / "table").exists()
+
     def test_single_row_above_the_bound_is_a_piece(self, spark):
         frame = spark.createDataFrame(rows(("a", 1, {"text": "x" * 9000}), ("b", 1, {})))
         assert sorted(piece.rows.num_rows for piece in collected_in_pieces(frame, 1000)) == [1, 1]
@@ -119,6 +225,18 @@ class TestPieces:
         assert frame.columns == table.column_names
         expected = latest_by_key(table).sort_by("key").drop_columns("timestamp")
         assert frame.sort("key").toArrow().drop_columns("timestamp") == expected
+
+    def test_columns_that_cannot_be_distinguished_are_an_error(self, spark, tmp_path):
+        batch = rows(("a", 1, {})).append_column("Total", pa.array([1])).append_column("total", pa.array([2]))
+        with pytest.raises(MulticloudDbError, match="column total: differs from the column Total only in"):
+            merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app")
+
+    def test_type_that_was_replaced_with_one_of_the_documents_is_an_error(self, spark, tmp_path):
+        batch = rows(("a", 1, {}), ("b", 1, None))
+        batch = batch.set_column(batch.column_names.index("type"), "type", pa.array(["UPDATE", "van"]))
+        with pytest.raises(MulticloudDbError, match="whose type is not CREATE, UPDATE or DELETE"):
+            merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app")
+        assert not (tmp_path / "table").exists()
 
     @pytest.mark.parametrize("name", ["key", "order_key", "type"])
     def test_row_without_a_value_that_is_needed_is_an_error(self, spark, tmp_path, name):

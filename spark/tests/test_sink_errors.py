@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from pyspark_multiclouddb import merge_into_delta
+from pyspark_multiclouddb import live_rows, merge_into_delta
 
 from .test_sinks import documents, rows
 
@@ -61,11 +62,56 @@ class TestRefused:
         batch = batch.set_column(batch.column_names.index(name), name, column)
         refused(path, batch, "has rows without key, order_key or type")
 
+    @pytest.mark.parametrize("values", [["car", "van"], [7, 8]])
+    def test_type_that_was_replaced_with_one_of_the_documents(self, path, values):
+        """Otherwise a delete would look like a document."""
+        batch = rows(GOOD, ("b", 1, None))
+        batch = batch.set_column(batch.column_names.index("type"), "type", pa.array(values))
+        refused(path, batch, "whose type is not CREATE, UPDATE or DELETE", "give other names to columns")
+
     def test_clash_of_types(self, path):
         merge_into_delta(with_column(rows(GOOD), "n", [1]), 0, path, "app")
         refused(
             path, with_column(rows(LATER), "n", ["1"]), "column n: is string in the batch and long", "cast"
         )
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            pa.timestamp("ns"),
+            pa.timestamp("ns", tz="UTC"),
+            pa.struct([("at", pa.timestamp("ns"))]),
+            pa.duration("us"),
+            pa.float16(),
+            pa.decimal256(60, 10),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("exists", [False, True])
+    def test_type_that_a_table_cannot_store(self, path, kind, exists):
+        """deltalake creates a table with nanoseconds, but cannot read this table again."""
+        if exists:
+            merge_into_delta(rows(GOOD), 0, path, "app")
+        batch = with_column(rows(LATER), "n", [None], kind)
+        refused(path, batch, "column n", "which a Delta table cannot store", new_columns="add")
+        assert exists == path.exists()
+
+    @pytest.mark.parametrize("name", ["KEY", "_Deleted_At"])
+    def test_name_that_differs_only_in_case_from_a_column_of_the_sink(self, path, name):
+        refused(path, with_column(rows(GOOD), name, [1]), f"column {name}", "only in upper and lower case")
+        assert not path.exists()
+
+    def test_name_that_differs_only_in_case_from_a_column_of_the_table(self, path):
+        merge_into_delta(with_column(rows(GOOD), "Total", [1]), 0, path, "app")
+        batch = with_column(rows(LATER), "total", [2])
+        refused(path, batch, "column total", "column Total", "upper and lower case", new_columns="add")
+        both = with_column(with_column(rows(LATER), "Total", [1]), "TOTAL", [2])
+        refused(path, both, "column TOTAL", "column Total")
+
+    def test_column_that_is_read_and_does_not_exist(self, path):
+        merge_into_delta(rows(GOOD), 0, path, "app")
+        with pytest.raises(MulticloudDbError, match=r"columns: .* has no column total; choose among key, "):
+            live_rows(path, ["key", "total"])
 
     def test_column_of_the_sink(self, path):
         refused(path, with_column(rows(GOOD), "_deleted_at", [None], pa.string()), "rename yours")
@@ -81,6 +127,25 @@ class TestRefused:
 
 
 class TestNewColumns:
+    @pytest.mark.parametrize("name", ["a`b", "`", "a.b", "a b", "a'b", 'a"b', "Total", "s", "select", "é\n"])
+    def test_may_have_any_name(self, path, name):
+        merge_into_delta(rows(GOOD, ("b", 1, {})), 0, path, "app")
+        for number in (1, 2):
+            batch = with_column(rows(("a", number + 1, {}), ("c", number, {})), name, [number, -number])
+            merge_into_delta(batch, number, path, "app", new_columns="add")
+        found = {row["key"]: row[name] for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
+        assert found == {'{"id": "a"}': 2, '{"id": "b"}': None, '{"id": "c"}': -2}
+
+    def test_time_of_another_time_zone_is_stored_in_utc(self, path):
+        moment = datetime(2026, 1, 2, 3, tzinfo=UTC)
+        batch = with_column(rows(GOOD), "at", [moment], pa.timestamp("us", tz="Asia/Tokyo"))
+        merge_into_delta(batch, 0, path, "app")
+        merge_into_delta(
+            with_column(rows(LATER), "at", [moment], pa.timestamp("us", tz="UTC")), 1, path, "app"
+        )
+        [row] = live_rows(path).read_all().to_pylist()
+        assert (row["at"], row["order_key"]) == (moment, "000002")
+
     def test_are_refused_by_default(self, path):
         merge_into_delta(rows(GOOD), 0, path, "app")
         refused(path, with_column(rows(LATER), "n", [1]), "columns that", ": n;", "new_columns='add'")

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from multiclouddb_api import MulticloudDbError
 from pyspark_multiclouddb import live_rows, merge_into_delta
 from pyspark_multiclouddb.connection import close_connections
 from pyspark_multiclouddb.errors import SourceError
@@ -236,7 +237,12 @@ def test_spark_reads_a_snapshot_into_delta_and_a_batch_that_failed_comes_again(
     merge_into_delta(stale, None, tmp_path / "table", None)
     table, died = tmp_path / "table", []
 
+    (tmp_path / "other" / "offsets").mkdir(parents=True)
+    (tmp_path / "other" / "metadata").write_text('{"id": "another"}')
+
     def merge(frame, batch_id):
+        with pytest.raises(MulticloudDbError, match=r"belongs to the query another, but this query is .+-.+"):
+            merge_into_delta(frame, batch_id, table, "snapshot", checkpoint=tmp_path / "other")
         merge_into_delta(frame, batch_id, table, "snapshot", checkpoint=tmp_path / "checkpoint")
         if batch_id == 2 and not died:
             died.append(batch_id)

@@ -143,6 +143,11 @@ class TestCleaning:
         drop_tombstones(path, timedelta(0))
         assert not merge_into_delta(rows(("b", 1, {})), 4, path, "app")
 
+    @pytest.mark.parametrize("lifetime", [timedelta.max, timedelta(days=365 * 2_000)])
+    def test_lifetime_of_any_length_removes_nothing(self, path, lifetime):
+        merge_into_delta(rows(("b", 2, None)), 0, path, "app")
+        assert drop_tombstones(path, lifetime) == 0
+
     def test_negative_lifetime_is_refused(self, path):
         with pytest.raises(MulticloudDbError, match="older_than: is negative"):
             drop_tombstones(path, timedelta(seconds=-1))
