@@ -110,7 +110,8 @@ def merge_into_delta(
     The offsets in the checkpoint show to which snapshot a batch belongs and whether the snapshot's scan is
     over. A snapshot then repairs the table: its rows win over older rows. After the last row of the snapshot,
     documents that it did not contain become tombstones. Therefore the table must not contain rows of other
-    collections. Without `checkpoint`, a snapshot into a table with older rows is refused.
+    collections. Without `checkpoint`, a snapshot into a table with older rows is refused. The sink recognizes
+    the rows of a snapshot by `event_id` and `backfilled`, so do not remove these columns from the batch.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are also kept, so you can parse documents first:
