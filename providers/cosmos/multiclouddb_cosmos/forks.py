@@ -1,20 +1,46 @@
-"""Renews the locks of azure-cosmos in a forked child.
+"""Keeps the locks under which azure-cosmos lists partitions free.
 
-All clients of azure-cosmos in a process share the listed partitions of an account and the locks that protect
-them. If a thread of the parent was listing partitions during the fork, the child inherits a lock that no
-thread of the child will ever release.
+All clients of azure-cosmos in a process share the lists of partitions and the locks that protect the lists.
+There are two ways in which such a lock is never released:
+
+- A client that the application made gets the answer 410/1002 to a listing. azure-cosmos 4.17.1 then waits for
+  the lock that it holds. Therefore a client that this library made has its own locks.
+- A thread lists partitions while the process forks. No thread of the child can release the copied lock.
+  Therefore the child gets new locks.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["renew_locks"]
+if TYPE_CHECKING:
+    from azure.cosmos import CosmosClient
+
+__all__ = ["renew_locks", "separate_locks"]
+
+_SEPARATED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""The caches of partition lists that have their own locks."""
+
+
+def separate_locks(client: CosmosClient) -> None:
+    """Give a client its own locks for listings; clients of other versions may have no such locks."""
+    cache = getattr(client.client_connection, "_routing_map_provider", None)
+    if hasattr(cache, "_collection_locks") and hasattr(cache, "_locks_lock"):
+        _separate(cache)
+        _SEPARATED.add(cache)
+
+
+def _separate(cache: Any) -> None:
+    # azure-cosmos makes the lock of a container when it needs it.
+    cache._collection_locks, cache._locks_lock = {}, threading.Lock()
 
 
 def renew_locks() -> None:
-    """Replace the locks that the clients of azure-cosmos share; other versions may have no such locks."""
+    """Replace the locks that a forked child has inherited."""
+    for cache in list(_SEPARATED):
+        _separate(cache)
     shared: Any
     try:
         from azure.cosmos._routing import routing_map_provider as shared
@@ -23,7 +49,7 @@ def renew_locks() -> None:
     if hasattr(shared, "_shared_cache_lock"):
         shared._shared_cache_lock = threading.RLock()
     for locks in getattr(shared, "_shared_collection_locks", {}).values():
-        locks.clear()  # azure-cosmos makes each lock when it needs it
+        locks.clear()
     makers = getattr(shared, "_shared_locks_locks", {})
     for endpoint in makers:
         makers[endpoint] = threading.Lock()

@@ -28,7 +28,7 @@ from urllib3.util.retry import Retry
 
 from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY
-from multiclouddb_cosmos.forks import renew_locks
+from multiclouddb_cosmos.forks import renew_locks, separate_locks
 from multiclouddb_cosmos.ranges import KeyRange
 from multiclouddb_cosmos.session import Adapter, SameThread, Session
 from multiclouddb_spi import Deadline
@@ -230,6 +230,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, T
         user_agent_suffix="multiclouddb",
         **settings,
     )
+    separate_locks(client)
     return client, transport
 
 

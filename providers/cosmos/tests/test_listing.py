@@ -122,6 +122,28 @@ class TestForks:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+class TestOtherClients:
+    def test_a_lock_that_the_application_s_client_never_releases_does_not_stop_a_read(self, world):
+        """After the answer 410/1002 to a listing, azure-cosmos waits for the lock that it holds."""
+        consumer = world.consumer()
+        written = world.fill(10)
+        native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+        container = native.get_database_client(DATABASE).get_container_client(world.container.id)
+        list(container.read_feed_ranges(force_refresh=True))
+        locks = list(native.client_connection._routing_map_provider._collection_locks.values())
+        assert locks
+        world.split("0")
+        for lock in locks:
+            lock.acquire()
+        try:
+            consumer.until_idle()
+        finally:
+            for lock in locks:
+                lock.release()
+            close_client(native)
+        assert sorted(consumer.markers) == written
+
+
 class TestThreads:
     """Two calls of one client do not disturb each other."""
 
