@@ -6,41 +6,30 @@ There are two ways in which such a lock is never released:
 - A client that the application made gets the answer 410/1002 to a listing. azure-cosmos 4.17.1 then waits for
   the lock that it holds. Therefore a client that this library made has its own locks.
 - A thread lists partitions while the process forks. No thread of the child can release the copied lock.
-  Therefore the child gets new locks.
+  Therefore the child gets new shared locks. The library's own clients are made again in the child.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from azure.cosmos import CosmosClient
 
 __all__ = ["renew_locks", "separate_locks"]
 
-_SEPARATED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-"""The caches of partition lists that have their own locks."""
-
 
 def separate_locks(client: CosmosClient) -> None:
     """Give a client its own locks for listings; clients of other versions may have no such locks."""
-    cache = getattr(client.client_connection, "_routing_map_provider", None)
+    cache: Any = getattr(client.client_connection, "_routing_map_provider", None)
     if hasattr(cache, "_collection_locks") and hasattr(cache, "_locks_lock"):
-        _separate(cache)
-        _SEPARATED.add(cache)
-
-
-def _separate(cache: Any) -> None:
-    # azure-cosmos makes the lock of a container when it needs it.
-    cache._collection_locks, cache._locks_lock = {}, threading.Lock()
+        # azure-cosmos makes the lock of a container when it needs it.
+        cache._collection_locks, cache._locks_lock = {}, threading.Lock()
 
 
 def renew_locks() -> None:
-    """Replace the locks that a forked child has inherited."""
-    for cache in list(_SEPARATED):
-        _separate(cache)
+    """Replace the shared locks in a forked child; the application's clients in the child use them."""
     shared: Any
     try:
         from azure.cosmos._routing import routing_map_provider as shared

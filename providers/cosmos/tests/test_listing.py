@@ -97,29 +97,46 @@ class TestAnswers:
 
 
 class TestForks:
-    """A fork does not copy a lock that nobody can release."""
+    """A child does not wait for a lock that no thread of the child can release."""
 
     def test_a_child_reads_although_a_thread_of_the_parent_was_listing(self, world):
         consumer = world.consumer()
         written = world.fill(10)
         world.split("0")
+
+        def read():
+            consumer.until_idle()
+            assert sorted(consumer.markers) == written
+
+        assert self.exit_code_of_a_child(world, consumer.read, read) == 0
+
+    def test_the_application_s_clients_list_in_a_child(self, world):
+        def listed():
+            native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+            container = native.get_database_client(DATABASE).get_container_client(world.container.id)
+            assert list(container.read_feed_ranges(force_refresh=True))
+
+        assert self.exit_code_of_a_child(world, listed, listed) == 0
+
+    def exit_code_of_a_child(self, world, in_a_thread, in_the_child):
+        """Fork while a thread waits for the answer to a listing, and return the exit code of the child."""
         listing, forked = threading.Event(), threading.Event()
         world.server.faults.add(Act(lambda: (listing.set(), forked.wait(30))), LIST)
-        reading = threading.Thread(target=consumer.read)
-        reading.start()
+        thread = threading.Thread(target=in_a_thread)
+        thread.start()
         assert listing.wait(10)
         child = os.fork()
         if not child:
             code = 1
             try:
                 signal.alarm(20)  # ends a child that waits for the lock
-                consumer.until_idle()
-                code = 0 if sorted(consumer.markers) == written else 2
+                in_the_child()
+                code = 0
             finally:
                 os._exit(code)
         forked.set()
-        reading.join()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        thread.join()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class TestOtherClients:
