@@ -25,6 +25,7 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.interrupt import Interrupt
 from multiclouddb_cli.positions import Standing, read_standings
 from multiclouddb_cli.screen import (
     Cell,
@@ -208,21 +209,30 @@ def top(
     Raises:
         MulticloudDbError: An error that a retry does not fix.
         BrokenPipeError: Raised if the output has no reader.
+        typer.Exit: Raised if a signal ended the command.
     """
     meter = Meter()
     always_warned = attrs.evolve(config, headroom_warning_seconds=float("inf"))
-    with Session(always_warned, request, meter) as session:
-        board = Board(session, request, meter, waits=wait)
-        if once or not is_terminal():
-            _print(board, interval, once=once)
-        else:
-            _live(board, interval)
+    with Interrupt() as interrupt:
+        try:
+            with Session(always_warned, request, meter) as session:
+                board = Board(session, request, meter, waits=wait)
+                if once or not is_terminal():
+                    _print(board, interval, interrupt, once=once)
+                else:
+                    _live(board, interval, interrupt)
+        except KeyboardInterrupt:
+            if interrupt.exit_code is None:
+                raise
+    if interrupt.exit_code is not None:
+        raise typer.Exit(interrupt.exit_code)
 
 
-def _print(board: Board, interval: float, *, once: bool) -> None:
+def _print(board: Board, interval: float, interrupt: Interrupt, *, once: bool) -> None:
     while True:
         check_reader()
-        board.watch(interval)
+        with interrupt.reading():
+            board.watch(interval)
         print_text(board.summary())
         if trouble := board.general_trouble():
             typer.echo(f"warning: {printable(trouble)}", err=True)
@@ -232,12 +242,13 @@ def _print(board: Board, interval: float, *, once: bool) -> None:
         typer.echo()
 
 
-def _live(board: Board, interval: float) -> None:
+def _live(board: Board, interval: float, interrupt: Interrupt) -> None:
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         live.update(Text("connecting…"), refresh=True)
         while not board.over:
-            board.watch(interval)
+            with interrupt.reading():
+                board.watch(interval)
             live.update(_screenful(board, max(1, console.height - _LINES_AROUND)), refresh=True)
 
 

@@ -30,6 +30,7 @@ from multiclouddb_api import (
 from multiclouddb_cli.partitions import Family
 from multiclouddb_cli.rendering import event_line
 from multiclouddb_cli.screen import print_table
+from multiclouddb_cli.top import Board
 from multiclouddb_spi import Partition, PartitionState
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
@@ -419,6 +420,26 @@ class TestInterrupt:
                 assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
             finally:
                 process.kill()
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_ends_top_although_python_discards_the_exception(self, run, url, store, monkeypatch, number):
+        """Python discards an exception that is raised in a finalizer."""
+
+        class Finalized:
+            def __del__(self):
+                signal.raise_signal(number)
+
+        def watch(board, seconds):
+            before.append(seconds)
+            assert len(before) < 3
+            Finalized()
+            found(board, seconds)
+
+        found, before = Board.watch, []
+        monkeypatch.setattr(Board, "watch", watch)
+        assert run("top", url, "orders", "--interval", "0.1").exit_code == 128 + number
+        assert before == [0.1]
 
 
 def drain(terminal: int) -> None:
