@@ -77,7 +77,7 @@ def test_a_new_process_every_ten_pages_of_five_loses_nothing(items, tmp_path):
     try:
         truth = write(items, time.monotonic() + SECONDS)
         (folder / "stop").touch()
-        out, err = lives.communicate(timeout=300)
+        out, err = lives.communicate(timeout=30 * SECONDS)
     finally:
         lives.kill()
     assert lives.returncode == 0, err
