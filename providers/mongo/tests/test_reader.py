@@ -121,6 +121,20 @@ class Log:
             )
         return number
 
+    def transact(self, keys):
+        """Add one transaction. All its changes have the same cluster time."""
+        number = next(self.numbers)
+        for part, key in enumerate(keys):
+            text = change_text(number, part)
+            change = {
+                "_id": {"_data": text},
+                "operationType": "insert",
+                "clusterTime": Timestamp(SECONDS, number),
+                "ns": {"db": "shop", "coll": "orders"},
+                "documentKey": {"_id": key},
+            }
+            self.entries.append(Entry(text, change))
+
     def keys(self, place=None):
         """Return the keys of all document changes after a position."""
         return [
@@ -395,6 +409,21 @@ class TestNothingLost:
         for _ in range(3):
             log.add()
         assert drained(reader_of(Server(log, splits=True, sizes=pages), until=until), pages) == expected
+
+    def test_an_empty_answer_is_no_end_after_later_changes(self, log):
+        """A member that lags first has nothing, and then a transaction directly before the bound."""
+        log.add(shown=False)
+        server = Server(log)
+
+        def arrive():
+            if server.asked > 1 and log.count() == 1:
+                log.transact(range(3))
+
+        server.before_answer = arrive
+        reader = reader_of(server, until=After("h", mark_text(3)))
+        found = [fetch(reader, 1, wait=10.0) for _ in range(3)]
+        assert [keys_of(batch) for batch in found] == [[0], [1], [2]]
+        assert isinstance(fetch(reader).outcome, Reached)
 
     @patiently
     @given(logs(), pages)
