@@ -1,9 +1,12 @@
 """Tests reads of one segment with a scripted cursor."""
 
 import contextlib
+from collections import deque
+from types import SimpleNamespace
 
 import bson
 import pytest
+from pymongo.errors import AutoReconnect
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_mongo.mapping import View
@@ -48,8 +51,10 @@ class Cursor:
 class Source:
     """Simulates the part of a scanned collection that a reader uses."""
 
+    client = SimpleNamespace(options=SimpleNamespace(retry_reads=True))
+
     def __init__(self, answers=2):
-        self.answers = answers
+        self.answers, self.opened = answers, 0
         self.at_answer = self.at_read = lambda: None
 
     def at_work(self):
@@ -61,6 +66,7 @@ class Source:
         return None
 
     def rows(self, place, session, batch_size):
+        self.opened += 1
         return Cursor(self.answers, lambda: self.at_answer(), lambda: self.at_read())
 
     def close(self, cursor):
@@ -98,3 +104,38 @@ class TestCancelled:
 
     def test_the_last_answer_ends_the_segment(self):
         assert isinstance(fetch(reader_of(Source(answers=1))).outcome, Scanned)
+
+
+class TestLost:
+    """Tests the number of tries. PyMongo has already retried a `find`, but not a `getMore`."""
+
+    def test_a_cursor_that_cannot_be_opened_is_not_opened_again(self):
+        source = Source()
+        source.at_answer = failing(AutoReconnect("away"), None)
+        with pytest.raises(AutoReconnect):
+            fetch(reader_of(source))
+        assert source.opened == 1
+
+    def test_a_cursor_that_is_lost_is_opened_again_once(self):
+        source = Source(answers=3)
+        source.at_answer = failing(
+            None, AutoReconnect("away"), None, AutoReconnect("one"), AutoReconnect("two")
+        )
+        reader = reader_of(source)
+        assert len(fetch(reader)) == len(fetch(reader)) == 1
+        assert source.opened == 2
+        with pytest.raises(AutoReconnect, match="two"):
+            fetch(reader)
+        assert source.opened == 3
+
+
+def failing(*failures):
+    """Return a function that raises the given errors, one in each call; None raises nothing."""
+    left = deque(failures)
+
+    def fail():
+        failure = left.popleft()
+        if failure is not None:
+            raise failure
+
+    return fail
