@@ -201,6 +201,7 @@ class MongoReader(Reader):
         self._overtaken = False
         while not taken.enough():
             self._look()
+            taken.at_end = False
             answer = self._answer(taken, max_records)
             if answer is None or taken.over():
                 continue

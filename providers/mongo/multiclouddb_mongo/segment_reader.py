@@ -138,13 +138,15 @@ class SegmentReader(Reader):
             if notice is not None:
                 self._end(notice)
                 return
-        # If the cursor was closed in the meantime, it is not known whether rows are left.
+        # If the cursor was closed in the meantime, it is not known whether rows are left. `cancel` may also
+        # close it during the following lines, so `alive` is read first.
+        alive = cursor.alive
         if self._cancelled.is_set():
             self._close_cursor()
             raise cancelled()
         rows = bytes_of(answer)
         self._rows = RowMapper(self._view, self._plan_id, self._place).unread(self._place, rows)
-        if not cursor.alive:
+        if not alive:
             self._exhausted = True
             self._close_cursor()
 

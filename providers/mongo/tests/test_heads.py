@@ -29,7 +29,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions, config
-from multiclouddb_mongo.position import After, cursor_of, place_of, ticks_at
+from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, ticks_at
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.source import Source
@@ -359,6 +359,13 @@ class TestEnds:
         assert (step.ends, world.changes_sent()) == ({}, 1)
         there = ["of the next"] if end is drop_and_make_again else []
         assert world.read(step.ranges()) == [*range(20), *there, *range(100, 120)]
+
+    def test_the_beginning_of_the_log_keeps_the_time_of_the_start(self, make):
+        """Otherwise, a drop of a former collection would end a feed that continues at the beginning."""
+        feed = make().feed
+        before = ticks_at(feed._source.now())
+        (seed,) = feed.oldest(["0"], soon())
+        assert start_of(seed.cursor) >= before
 
     def test_one_of_a_former_collection_is_none(self, make):
         old = make()

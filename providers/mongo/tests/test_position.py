@@ -223,6 +223,10 @@ class TestOrder:
         assert compare(mark(5, 1), change(5, 1)) == -1
         assert compare(change(5, 1), mark(5, 2)) == -1
 
+    def test_a_time_and_a_token_of_that_time_are_not_compared(self):
+        assert compare(At(5, 1), change(5, 1)) is None
+        assert compare(mark(5, 1), At(5, 1)) is None
+
     def test_of_foreign_tokens_only_equal_ones_are_known(self):
         one, other = (After("e", token_text({"token": number})) for number in (1, 2))
         assert compare(one, one) == 0

@@ -372,6 +372,19 @@ class TestRecreated:
                 break
         assert seen == expected
 
+    def test_the_next_collection_may_keep_images(self, room):
+        collection = room.collection()
+        client = room.client()
+        token = read(client, room.address(), Now(), provider_options=FOLLOW).continuation_token
+        collection.drop()
+        collection = room.collection(changeStreamPreAndPostImages={"enabled": True})
+        collection.insert_one({"_id": 0, "n": 1})
+        for number in (2, 3):
+            collection.update_one({"_id": 0}, {"$set": {"n": number}})
+        pages = list(walk(client, room.address(), token, provider_options=FOLLOW))
+        # Without the images, each update has the document as it is now.
+        assert [event.new_item_state["n"] for page in pages for event in page.events] == [1, 2, 3]
+
     def test_renamed_away_and_back_is_an_end(self, room):
         """This feed does not contain changes that were made while the collection had another name."""
         collection = room.collection()

@@ -44,7 +44,8 @@ SECONDS = 1_763_634_171
 ADDRESS = ResourceAddress("shop", "orders")
 ITEMS = ("insert", "update", "replace", "delete")
 KINDS = ["change", "parts", "other", "drop", "rename", "unknown"]
-OVERTAKEN, TOO_LARGE, NO_IMAGE, EXPIRED = 136, 10334, 47, 286
+OVERTAKEN, TOO_LARGE, NO_IMAGE, EXPIRED, BUSY = 136, 10334, 47, 286, 262
+INVALIDATED_TOKEN = 260
 
 patiently = settings(deadline=None)  # a slow machine must not fail the test
 
@@ -120,6 +121,20 @@ class Log:
                 Entry(change_text(number, part), change if shown else None, refused, closes and last)
             )
         return number
+
+    def transact(self, keys):
+        """Add one transaction. All its changes have the same cluster time."""
+        number = next(self.numbers)
+        for part, key in enumerate(keys):
+            text = change_text(number, part)
+            change = {
+                "_id": {"_data": text},
+                "operationType": "insert",
+                "clusterTime": Timestamp(SECONDS, number),
+                "ns": {"db": "shop", "coll": "orders"},
+                "documentKey": {"_id": key},
+            }
+            self.entries.append(Entry(text, change))
 
     def keys(self, place=None):
         """Return the keys of all document changes after a position."""
@@ -396,6 +411,36 @@ class TestNothingLost:
             log.add()
         assert drained(reader_of(Server(log, splits=True, sizes=pages), until=until), pages) == expected
 
+    def test_an_empty_answer_is_no_end_after_later_changes(self, log):
+        """A member that lags first has nothing, and then a transaction directly before the bound."""
+        log.add(shown=False)
+        server = Server(log)
+
+        def arrive():
+            if server.asked > 1 and log.count() == 1:
+                log.transact(range(3))
+
+        server.before_answer = arrive
+        reader = reader_of(server, until=After("h", mark_text(3)))
+        found = [fetch(reader, 1, wait=10.0) for _ in range(3)]
+        assert [keys_of(batch) for batch in found] == [[0], [1], [2]]
+        assert isinstance(fetch(reader).outcome, Reached)
+
+    def test_a_range_without_changes_asks_for_nothing(self, log):
+        log.add()
+        server = Server(log)
+        assert isinstance(fetch(reader_of(server, place_after(1), until=place_after(1))).outcome, Reached)
+        assert not server.opened
+
+    def test_a_range_ends_at_a_token_without_a_time(self, log):
+        for _ in range(3):
+            log.add()
+        for entry in log.entries:
+            entry.text = f"83{entry.text[2:]}"
+            entry.change["_id"] = {"_data": entry.text}
+        until = After("e", log.entries[1].text)
+        assert drained(reader_of(Server(log), After("e", "83"), until=until)) == [1, 2]
+
     @patiently
     @given(logs(), pages)
     def test_no_batch_has_more_than_asked_for(self, log, pages):
@@ -421,6 +466,12 @@ class TestParts:
         events = [event for batch in found for event in batch.events(0, len(batch))]
         assert events[1].new_item_state == {"_id": 2, "n": "x" * 8}
         assert events[1].event_id == change_text(2, 2)
+
+    def test_a_part_with_all_fields_of_a_whole_change_is_a_part(self, log):
+        log.add("update", parts=2)
+        first, second = log.entries
+        first.change |= {name: second.change[name] for name in ("ns",)}
+        assert drained(reader_of(Server(log, splits=True))) == [1]
 
     def test_a_page_that_ends_between_two_parts_has_the_position_in_front_of_them(self, log):
         log.add()
@@ -578,6 +629,19 @@ class TestEnd:
         server.hides = lambda change: True
         assert isinstance(fetch(reader_of(server)).outcome, Ended)
 
+    def test_a_stream_that_its_first_answer_closes_is_not_resumed(self, log):
+        """PyMongo resumes a stream without a cursor, but the server refuses the token of an invalidate."""
+
+        class Resuming(Stream):
+            def try_next(self):
+                if not self._cursor.alive:
+                    raise OperationFailure("this token is from an invalidate", INVALIDATED_TOKEN)
+                return super().try_next()
+
+        log.add("invalidate", shown=False, closes=True)
+        (batch,) = batches(reader_of(Server(log, stream=Resuming, eager=True)))
+        assert isinstance(batch.outcome, Ended)
+
     def test_a_stream_that_was_closed_under_a_fetch_is_no_end(self, log):
         server = Server(log)
         reader = reader_of(server)
@@ -598,6 +662,31 @@ class TestEnd:
         with pytest.raises(ProviderFault, match="cancelled"):
             fetch(reader)
         assert not server.living()
+
+
+class Resumed(Stream):
+    """Behaves like a stream that PyMongo resumes for every second answer."""
+
+    def try_next(self):
+        if self.answers % 2 and not self._cursor._data and not self.closed:
+            self.answers += 1
+            self._cursor = Cursor()
+            return None
+        return super().try_next()
+
+
+class TestResumed:
+    """Tests streams that PyMongo resumes. The answer to a resume does not show the end of the log."""
+
+    def test_an_empty_answer_after_a_resume_is_not_the_end(self, log):
+        log.add()
+        assert keys_of(fetch(reader_of(Server(log, stream=Resumed)))) == [1]
+
+    def test_a_stream_that_answers_in_between_may_be_resumed_often(self, log):
+        server = Server(log, stream=Resumed)
+        looks = itertools.count(1)
+        server.before_answer = lambda: log.add() if next(looks) == 6 else None
+        assert keys_of(fetch(reader_of(server), wait=0.4)) == [1]
 
 
 class TestAltered:
@@ -702,11 +791,29 @@ class TestRefused:
         with pytest.raises(OperationFailure, match="two"):
             fetch(reader_of(server))
 
-    def test_what_was_taken_before_a_failure_is_delivered(self, log):
+    def test_and_again_after_an_answer(self, log):
+        server = Server(log)
+        overtaken = OperationFailure("overtaken", OVERTAKEN)
+        server.failures.extend([None, overtaken, None, None, overtaken])
+        server.before_answer = lambda: None if server.failures else log.count() or log.add()
+        assert keys_of(fetch(reader_of(server), wait=0.4)) == [1]
+
+    def test_a_notice_still_ends_the_batch(self, log):
+        log.add()
+        log.add("drop")
+        log.add()
+        log.add(refused=TOO_LARGE)
+        reader = reader_of(Server(log))
+        first = fetch(reader)
+        assert (keys_of(first), first.notices) == ([1], (Dropped("shop/orders"),))
+        assert keys_of(fetch(reader)) == [3]
+
+    @pytest.mark.parametrize("failure", [AutoReconnect("away"), OperationFailure("busy", BUSY)])
+    def test_what_was_taken_before_a_failure_is_delivered(self, log, failure):
         for _ in range(3):
             log.add()
         server = Server(log, sizes=[2], stream=Secretive)
-        server.failures.extend([None, None, AutoReconnect("away")])
+        server.failures.extend([None, None, failure])
         reader = reader_of(server)
         batch = fetch(reader)
         assert keys_of(batch) == [1, 2]

@@ -411,6 +411,15 @@ class TestRealServer:
             assert Source(client, spec, here, sharded=sharded).reaches(At(0, 1))
         assert [each["maxTimeMS"] for each in commands.bodies("aggregate")] == [longest]
 
+    def test_the_member_that_sends_the_changes_is_asked(self, one, here, app):
+        """The logs of two members may differ in length."""
+        commands = Commands()
+        uri = one.uri(appName=app, readPreference="secondaryPreferred")
+        with MongoClient(uri, event_listeners=[commands]) as client:
+            assert Source(client, FeedSpec(here, options=MongoOptions()), here).reaches(At(0, 1))
+        (command,) = commands.bodies("aggregate")
+        assert command["$readPreference"] == {"mode": "secondaryPreferred"}
+
     def test_a_look_leaves_no_cursor(self, source, one):
         def cursors():
             return one.client().admin.command("serverStatus")["metrics"]["cursor"]["open"]["total"]
